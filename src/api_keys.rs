@@ -1,0 +1,77 @@
+//! Making API keys: the rules for what a key may be, and its text.
+
+use chrono::{DateTime, Utc};
+use secrecy::SecretString;
+
+use crate::crypto;
+use crate::domain::api_key::{ApiKey, NewApiKey, Scope, digest, key_text};
+use crate::error::{Error, FieldError, Result};
+use crate::ids::ApiKeyId;
+use crate::store::{TenantTx, api_keys};
+
+pub struct CreatedKey {
+    pub key: ApiKey,
+    /// Shown once; only its digest is kept.
+    pub text: SecretString,
+}
+
+pub async fn create(tx: &mut TenantTx, new: &NewApiKey, now: DateTime<Utc>) -> Result<CreatedKey> {
+    check(new, now)?;
+    let id = ApiKeyId::generate();
+    let text = key_text(tx.tenant_id(), id, crypto::random()?);
+    api_keys::insert(tx, id, digest(&text), new, now).await?;
+    Ok(CreatedKey {
+        key: ApiKey {
+            id,
+            name: new.name.as_str().to_owned(),
+            scopes: new.scopes.clone(),
+            platforms: new.platforms.clone(),
+            created_at: now,
+            expires_at: new.expires_at,
+            revoked_at: None,
+            last_used_at: None,
+        },
+        text,
+    })
+}
+
+fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
+    let mut errors = Vec::new();
+    if new.scopes.is_empty() {
+        errors.push(FieldError::new("/scopes", "a key needs at least one scope"));
+    }
+    if has_twice(&new.scopes) {
+        errors.push(FieldError::new("/scopes", "a scope is named twice"));
+    }
+    if has_twice(&new.platforms) {
+        errors.push(FieldError::new("/platforms", "a platform is named twice"));
+    }
+    let bridge = new.scopes.contains(&Scope::Bridge);
+    if bridge && new.platforms.is_empty() {
+        errors.push(FieldError::new(
+            "/platforms",
+            "a bridge key names the platforms it vouches for",
+        ));
+    }
+    if !bridge && !new.platforms.is_empty() {
+        errors.push(FieldError::new(
+            "/platforms",
+            "only a bridge key has platforms",
+        ));
+    }
+    if new.expires_at.is_some_and(|at| at <= now) {
+        errors.push(FieldError::new("/expires_at", "must lie in the future"));
+    }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::invalid(errors))
+    }
+}
+
+fn has_twice<T: PartialEq>(items: &[T]) -> bool {
+    items
+        .iter()
+        .enumerate()
+        .any(|(place, item)| items[..place].contains(item))
+}

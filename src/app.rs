@@ -1,0 +1,61 @@
+//! `App`: what every handler and job works with, built once from the configuration. The only wiring.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio_util::sync::CancellationToken;
+
+use crate::auth::{KeyVerifier, OperatorKeys};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::crypto::Keyring;
+use crate::redis::Redis;
+use crate::store::Db;
+
+/// Cheap to clone; all clones are the same node.
+#[derive(Clone)]
+pub struct App {
+    inner: Arc<Inner>,
+}
+
+pub struct Inner {
+    pub config: Config,
+    pub clock: Clock,
+    pub db: Db,
+    pub redis: Redis,
+    pub keyring: Keyring,
+    pub operators: OperatorKeys,
+    pub keys: KeyVerifier,
+    /// Cancelled when the node begins to shut down.
+    pub draining: CancellationToken,
+}
+
+impl App {
+    pub async fn build(config: Config, clock: Clock) -> anyhow::Result<Self> {
+        let keyring = Keyring::new(&config.secret_keys).context("THROUGHLINE_SECRET_KEY")?;
+        let operators = OperatorKeys::new(&config.operator_keys);
+        let redis = Redis::new(&config.redis_url)?;
+        let db = Db::connect(&config.database_url, config.database_pool).await?;
+        let keys = KeyVerifier::new(db.clone(), clock.clone());
+        Ok(Self {
+            inner: Arc::new(Inner {
+                config,
+                clock,
+                db,
+                redis,
+                keyring,
+                operators,
+                keys,
+                draining: CancellationToken::new(),
+            }),
+        })
+    }
+}
+
+impl std::ops::Deref for App {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}

@@ -1,0 +1,115 @@
+//! Believing API keys. A node remembers an answer for less than a second, so a revoked key stops
+//! everywhere within one second and no message has to arrive for that.
+
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use moka::future::Cache;
+
+use super::KeyCaller;
+use crate::clock::Clock;
+use crate::domain::api_key::PresentedKey;
+use crate::error::{Code, Error, Result};
+use crate::store::Db;
+use crate::store::api_keys::{self, FoundKey};
+
+/// How long an answer of the database is believed, counted from before it was asked.
+const BELIEVED: Duration = Duration::from_millis(800);
+const REMEMBERED_KEYS: u64 = 10_000;
+/// `last_used_at` is written at most this often for one key.
+const USE_NOTED_EVERY: TimeDelta = TimeDelta::minutes(1);
+
+/// Unknown keys are remembered too, so that hammering with one costs no query each.
+#[derive(Clone)]
+struct Answer {
+    asked_at: Instant,
+    key: Option<FoundKey>,
+}
+
+pub struct KeyVerifier {
+    db: Db,
+    clock: Clock,
+    answers: Cache<[u8; 32], Answer>,
+}
+
+impl KeyVerifier {
+    pub fn new(db: Db, clock: Clock) -> Self {
+        let answers = Cache::builder()
+            .max_capacity(REMEMBERED_KEYS)
+            .time_to_live(BELIEVED)
+            .build();
+        Self { db, clock, answers }
+    }
+
+    pub async fn verify(&self, text: &str) -> Result<KeyCaller> {
+        let presented = PresentedKey::parse(text)
+            .map_err(|_| Error::unauthorized("the token is not a credential of this service"))?;
+        let found = self
+            .find(&presented)
+            .await?
+            .ok_or_else(|| Error::unauthorized("the API key is not known"))?;
+        self.judge(&found)?;
+        Ok(KeyCaller {
+            tenant_id: found.tenant_id,
+            key_id: found.id,
+            scopes: found.scopes,
+            platforms: found.platforms,
+        })
+    }
+
+    async fn find(&self, presented: &PresentedKey) -> Result<Option<FoundKey>> {
+        if let Some(answer) = self.answers.get(&presented.digest).await
+            && answer.asked_at.elapsed() < BELIEVED
+        {
+            return Ok(answer.key);
+        }
+        let asked_at = Instant::now();
+        let key = api_keys::find_presented(&self.db, presented).await?;
+        if let Some(found) = &key {
+            self.note_use(found).await;
+        }
+        let answer = Answer {
+            asked_at,
+            key: key.clone(),
+        };
+        self.answers.insert(presented.digest, answer).await;
+        Ok(key)
+    }
+
+    fn judge(&self, key: &FoundKey) -> Result<()> {
+        if key.revoked_at.is_some() {
+            return Err(Error::new(Code::KeyRevoked, "the API key was revoked"));
+        }
+        if key.expires_at.is_some_and(|at| at <= self.clock.now()) {
+            return Err(Error::new(Code::KeyExpired, "the API key has expired"));
+        }
+        if !key.tenant_active {
+            let detail = "the tenant is suspended; its operator can resume it";
+            return Err(Error::new(Code::TenantSuspended, detail));
+        }
+        Ok(())
+    }
+
+    /// Rarely, and never in the way of an answer: a failure is logged and tried again by the next use.
+    async fn note_use(&self, key: &FoundKey) {
+        let now = self.clock.now();
+        let due = now - USE_NOTED_EVERY;
+        if self.judge(key).is_err() || key.last_used_at.is_some_and(|at| at > due) {
+            return;
+        }
+        if let Err(error) = self.write_use(key, now, due).await {
+            tracing::warn!(key = %key.id, error = %error, "cannot note that a key was used");
+        }
+    }
+
+    async fn write_use(
+        &self,
+        key: &FoundKey,
+        now: DateTime<Utc>,
+        due: DateTime<Utc>,
+    ) -> Result<()> {
+        let mut tx = self.db.begin_tenant(key.tenant_id).await?;
+        api_keys::update_last_used(&mut tx, key.id, now, due).await?;
+        tx.commit().await
+    }
+}

@@ -1,0 +1,155 @@
+//! Who calls, and for whom. A `Caller` is the key that opens a `TenantTx`: no other room opens one.
+//! This room judges credentials; which endpoint wants which caller is said by `http::callers`.
+
+use secrecy::{ExposeSecret, SecretString};
+
+use crate::crypto;
+use crate::domain::api_key::Scope;
+use crate::domain::platform::PlatformScope;
+use crate::error::{Error, Result};
+use crate::ids::{ApiKeyId, TenantId};
+use crate::store::jobs::DueJob;
+use crate::store::{Db, TenantTx};
+
+pub mod api_keys;
+
+pub use api_keys::KeyVerifier;
+
+/// Whoever a credential was believed to be.
+#[derive(Debug, Clone)]
+pub enum Caller {
+    Operator(OperatorCaller),
+    Key(KeyCaller),
+}
+
+/// Who runs the deployment. Reads no tenant's content.
+#[derive(Debug, Clone)]
+pub struct OperatorCaller {
+    fingerprint: String,
+}
+
+/// An API key of a tenant.
+#[derive(Debug, Clone)]
+pub struct KeyCaller {
+    tenant_id: TenantId,
+    key_id: ApiKeyId,
+    scopes: Vec<Scope>,
+    platforms: Vec<PlatformScope>,
+}
+
+/// The service itself, doing a tenant's background work.
+#[derive(Debug, Clone)]
+pub struct JobCaller {
+    tenant_id: TenantId,
+}
+
+impl Caller {
+    /// The tenant whose rows this caller can reach; operators have none.
+    pub fn tenant_id(&self) -> Option<TenantId> {
+        match self {
+            Self::Operator(_) => None,
+            Self::Key(key) => Some(key.tenant_id),
+        }
+    }
+}
+
+impl KeyCaller {
+    pub fn tenant_id(&self) -> TenantId {
+        self.tenant_id
+    }
+
+    pub fn has_scope(&self, scope: Scope) -> bool {
+        self.scopes.contains(&scope)
+    }
+
+    /// The platforms a bridge key vouches for.
+    pub fn platforms(&self) -> &[PlatformScope] {
+        &self.platforms
+    }
+
+    /// Names this credential in what is stored about it.
+    pub fn principal(&self) -> String {
+        self.key_id.to_string()
+    }
+
+    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        db.begin_tenant(self.tenant_id).await
+    }
+}
+
+impl OperatorCaller {
+    pub fn principal(&self) -> String {
+        format!("operator:{}", self.fingerprint)
+    }
+
+    /// A transaction of the operator's own plane.
+    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        db.begin_tenant(TenantId::OPERATOR).await
+    }
+}
+
+impl JobCaller {
+    pub fn new(job: &DueJob) -> Self {
+        Self {
+            tenant_id: job.tenant_id,
+        }
+    }
+
+    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        db.begin_tenant(self.tenant_id).await
+    }
+}
+
+/// The keys of `OPERATOR_KEY`, kept as hashes.
+pub struct OperatorKeys {
+    digests: Vec<[u8; 32]>,
+}
+
+impl OperatorKeys {
+    pub fn new(keys: &[SecretString]) -> Self {
+        let digest = |key: &SecretString| crypto::sha256(key.expose_secret().as_bytes());
+        Self {
+            digests: keys.iter().map(digest).collect(),
+        }
+    }
+
+    pub fn verify(&self, presented: &str) -> Option<OperatorCaller> {
+        let digest = crypto::sha256(presented.as_bytes());
+        self.digests
+            .iter()
+            .any(|known| crypto::constant_time_eq(known, &digest))
+            .then(|| OperatorCaller {
+                fingerprint: hex::encode(&digest[..6]),
+            })
+    }
+
+    /// The operator who holds the machine, for commands run on it.
+    pub fn local_operator(&self) -> OperatorCaller {
+        OperatorCaller {
+            fingerprint: "local".to_owned(),
+        }
+    }
+}
+
+/// Believes or refuses the value of an `Authorization` header.
+pub async fn authenticate(
+    operators: &OperatorKeys,
+    keys: &KeyVerifier,
+    header: Option<&[u8]>,
+) -> Result<Caller> {
+    let header = header.ok_or_else(|| {
+        Error::unauthorized("send a credential in the header Authorization: Bearer …")
+    })?;
+    let token = std::str::from_utf8(header)
+        .ok()
+        .and_then(|text| text.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, token)| token.trim())
+        .ok_or_else(|| {
+            Error::unauthorized("the Authorization header must be Bearer and a token")
+        })?;
+    if let Some(operator) = operators.verify(token) {
+        return Ok(Caller::Operator(operator));
+    }
+    keys.verify(token).await.map(Caller::Key)
+}

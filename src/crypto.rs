@@ -1,0 +1,233 @@
+//! Hashing, signing, sealing and random bytes: the only room that touches a cipher. What is sealed
+//! is bound to a context (tenant, table, row), so that a ciphertext moved elsewhere does not open.
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use aws_lc_rs::{constant_time, digest, hmac, rand};
+use secrecy::{ExposeSecret, SecretString};
+
+const VERSION: u8 = 1;
+const KEY_ID_LEN: usize = 4;
+const HEADER_LEN: usize = 1 + KEY_ID_LEN + NONCE_LEN;
+const SIGNATURE_LEN: usize = 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("sealed data does not open: another key, another context, or damage")]
+pub struct Sealed;
+
+/// The keys of `SECRET_KEY`. The first seals and signs; all open and verify, so a key is rotated by
+/// putting a new one in front.
+pub struct Keyring {
+    keys: Vec<DerivedKey>,
+}
+
+struct DerivedKey {
+    id: [u8; KEY_ID_LEN],
+    seal: LessSafeKey,
+    sign: hmac::Key,
+}
+
+impl DerivedKey {
+    fn derive(secret: &str) -> anyhow::Result<Self> {
+        let root = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+        let purpose = |name: &str| hmac::sign(&root, format!("throughline/{name}/v1").as_bytes());
+        let mut id = [0; KEY_ID_LEN];
+        id.copy_from_slice(&purpose("id").as_ref()[..KEY_ID_LEN]);
+        let seal = UnboundKey::new(&AES_256_GCM, purpose("seal").as_ref())
+            .map_err(|_| anyhow::anyhow!("a derived key has the wrong length"))?;
+        Ok(Self {
+            id,
+            seal: LessSafeKey::new(seal),
+            sign: hmac::Key::new(hmac::HMAC_SHA256, purpose("sign").as_ref()),
+        })
+    }
+
+    fn associated_data(&self, context: &str) -> Aad<Vec<u8>> {
+        let mut bytes = vec![VERSION];
+        bytes.extend_from_slice(&self.id);
+        bytes.extend_from_slice(context.as_bytes());
+        Aad::from(bytes)
+    }
+}
+
+impl Keyring {
+    /// `secrets` must not be empty: configuration has checked it.
+    pub fn new(secrets: &[SecretString]) -> anyhow::Result<Self> {
+        anyhow::ensure!(!secrets.is_empty(), "no secret key");
+        let keys = secrets
+            .iter()
+            .map(|secret| DerivedKey::derive(secret.expose_secret()))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { keys })
+    }
+
+    fn first(&self) -> &DerivedKey {
+        &self.keys[0]
+    }
+
+    /// Encrypts for `context`: version, key id, nonce, ciphertext and tag.
+    pub fn seal(&self, context: &str, plain: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let key = self.first();
+        let nonce: [u8; NONCE_LEN] = random()?;
+        let mut sealed = Vec::with_capacity(HEADER_LEN + plain.len() + AES_256_GCM.tag_len());
+        sealed.push(VERSION);
+        sealed.extend_from_slice(&key.id);
+        sealed.extend_from_slice(&nonce);
+        let mut body = plain.to_vec();
+        key.seal
+            .seal_in_place_append_tag(
+                Nonce::assume_unique_for_key(nonce),
+                key.associated_data(context),
+                &mut body,
+            )
+            .map_err(|_| anyhow::anyhow!("sealing failed"))?;
+        sealed.append(&mut body);
+        Ok(sealed)
+    }
+
+    pub fn open(&self, context: &str, sealed: &[u8]) -> Result<Vec<u8>, Sealed> {
+        let (header, body) = sealed.split_at_checked(HEADER_LEN).ok_or(Sealed)?;
+        let (version, rest) = header.split_first().ok_or(Sealed)?;
+        let (id, nonce) = rest.split_at(KEY_ID_LEN);
+        if *version != VERSION {
+            return Err(Sealed);
+        }
+        let key = self.keys.iter().find(|key| key.id == id).ok_or(Sealed)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| Sealed)?;
+        let mut body = body.to_vec();
+        let plain = key
+            .seal
+            .open_in_place(nonce, key.associated_data(context), &mut body)
+            .map_err(|_| Sealed)?;
+        Ok(plain.to_vec())
+    }
+
+    /// Signs `message` for `context` with the newest key.
+    pub fn sign(&self, context: &str, message: &[u8]) -> [u8; SIGNATURE_LEN] {
+        tag(&self.first().sign, context, message)
+    }
+
+    /// True if any of the keys signed `message` for `context`.
+    pub fn verify(&self, context: &str, message: &[u8], signature: &[u8]) -> bool {
+        self.keys
+            .iter()
+            .any(|key| constant_time_eq(&tag(&key.sign, context, message), signature))
+    }
+}
+
+fn tag(key: &hmac::Key, context: &str, message: &[u8]) -> [u8; SIGNATURE_LEN] {
+    let mut signing = hmac::Context::with_key(key);
+    // The length parts the two: no context and message can be read as another pair.
+    signing.update(&(context.len() as u64).to_be_bytes());
+    signing.update(context.as_bytes());
+    signing.update(message);
+    let mut out = [0; SIGNATURE_LEN];
+    out.copy_from_slice(&signing.sign().as_ref()[..SIGNATURE_LEN]);
+    out
+}
+
+pub fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
+    constant_time::verify_slices_are_equal(a, b).is_ok()
+}
+
+pub fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut out = [0; 32];
+    out.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
+    out
+}
+
+pub fn random<const N: usize>() -> anyhow::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    rand::fill(&mut bytes).map_err(|_| anyhow::anyhow!("no randomness"))?;
+    Ok(bytes)
+}
+
+/// A secret for people to copy: 32 random bytes as 44 base62 digits.
+pub fn random_secret() -> anyhow::Result<String> {
+    let bytes: [u8; 32] = random()?;
+    let (high, low) = bytes.split_at(16);
+    let number = |half: &[u8]| u128::from_be_bytes(half.try_into().unwrap_or_default());
+    Ok(format!(
+        "{}{}",
+        base62(number(high), 22),
+        base62(number(low), 22)
+    ))
+}
+
+const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// `number` in base 62, padded to `width` digits; 22 hold any u128.
+pub fn base62(mut number: u128, width: usize) -> String {
+    let mut digits = vec![b'0'; width];
+    for place in digits.iter_mut().rev() {
+        *place = DIGITS[(number % 62) as usize];
+        number /= 62;
+    }
+    digits.into_iter().map(char::from).collect()
+}
+
+/// The number that `text` spells in base 62; `None` on any other character or past 128 bits.
+pub fn parse_base62(text: &str) -> Option<u128> {
+    text.bytes().try_fold(0u128, |number, byte| {
+        let digit = DIGITS.iter().position(|digit| *digit == byte)?;
+        number.checked_mul(62)?.checked_add(digit as u128)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(secrets: &[&str]) -> Keyring {
+        let secrets: Vec<SecretString> = secrets.iter().map(|s| (*s).into()).collect();
+        Keyring::new(&secrets).unwrap()
+    }
+
+    const OLD: &str = "an old secret of more than thirty-two characters";
+    const NEW: &str = "a new secret of more than thirty-two characters!";
+
+    #[test]
+    fn what_is_sealed_opens_only_in_its_context() {
+        let ring = ring(&[OLD]);
+        let sealed = ring.seal("tenant a", b"text").unwrap();
+        assert_eq!(ring.open("tenant a", &sealed).unwrap(), b"text");
+        assert_eq!(ring.open("tenant b", &sealed), Err(Sealed));
+        for place in 0..sealed.len() {
+            let mut damaged = sealed.clone();
+            damaged[place] ^= 1;
+            assert_eq!(ring.open("tenant a", &damaged), Err(Sealed), "byte {place}");
+        }
+        assert_eq!(ring.open("tenant a", &sealed[..5]), Err(Sealed));
+    }
+
+    #[test]
+    fn a_key_is_rotated_by_putting_a_new_one_in_front() {
+        let old = ring(&[OLD]);
+        let both = ring(&[NEW, OLD]);
+        let new = ring(&[NEW]);
+        let sealed = old.seal("c", b"text").unwrap();
+        let signature = old.sign("c", b"text");
+        assert_eq!(both.open("c", &sealed).unwrap(), b"text");
+        assert!(both.verify("c", b"text", &signature));
+        assert_eq!(new.open("c", &sealed), Err(Sealed));
+        assert!(!new.verify("c", b"text", &signature));
+        assert!(new.open("c", &both.seal("c", b"x").unwrap()).is_ok());
+    }
+
+    #[test]
+    fn a_signature_is_bound_to_context_and_message() {
+        let ring = ring(&[OLD]);
+        let signature = ring.sign("ab", b"c");
+        assert!(ring.verify("ab", b"c", &signature));
+        assert!(!ring.verify("a", b"bc", &signature));
+        assert!(!ring.verify("ab", b"c", &signature[..8]));
+    }
+
+    #[test]
+    fn base62_holds_every_number() {
+        for number in [0, 61, 62, u128::from(u64::MAX), u128::MAX] {
+            assert_eq!(parse_base62(&base62(number, 22)), Some(number));
+        }
+        assert_eq!(parse_base62("zzzzzzzzzzzzzzzzzzzzzz"), None);
+        assert_eq!(parse_base62("a-b"), None);
+    }
+}

@@ -1,0 +1,240 @@
+//! `throughline dev`: the service with a Postgres and a Redis of its own and a demo tenant, in one
+//! directory, for one developer. It is the same node that `serve` runs.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use secrecy::ExposeSecret;
+use serde::Serialize;
+
+use crate::api_keys;
+use crate::app::App;
+use crate::clock::Clock;
+use crate::config::{CLUSTER_VARIABLES, Config, MigrateConfig, PREFIX, ProgramDirs, environment};
+use crate::domain::api_key::{NewApiKey, Scope};
+use crate::domain::display_name::DisplayName;
+use crate::domain::paging::{MAX_LIMIT, PageRequest};
+use crate::ids::TenantId;
+use crate::server::{Node, wait_for_signal};
+use crate::store;
+use crate::telemetry;
+use crate::tenants;
+
+pub mod place;
+pub mod programs;
+pub mod servers;
+mod state;
+
+use servers::{PostgresServer, RedisServer, Setup};
+use state::{DataDir, Demo, State};
+
+const DATABASE: &str = "throughline";
+const OWNER: &str = "throughline_owner";
+const SERVICE_LOGIN: &str = "throughline";
+const DEMO_NAME: &str = "Demo";
+
+pub struct Options {
+    pub port: u16,
+    pub data_dir: PathBuf,
+    pub ready_file: Option<PathBuf>,
+}
+
+/// What tools that started us read when we are ready.
+#[derive(Serialize)]
+struct Ready {
+    url: String,
+    metrics_url: String,
+    operator_key: String,
+    tenant_id: TenantId,
+    api_key: String,
+    database_url: String,
+    redis_url: String,
+    env: BTreeMap<String, String>,
+}
+
+/// Runs until it is asked to end, or one of its servers ends.
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    if let Some(file) = &options.ready_file {
+        let _ = std::fs::remove_file(file);
+    }
+    let data_dir = DataDir::open(&options.data_dir)?;
+    let mut state = data_dir.load()?;
+    let setup = setup(&data_dir)?;
+    let postgres = PostgresServer::start(&setup, &state.superuser_password).await?;
+    let redis = RedisServer::start(&setup, &state.redis_password).await?;
+    let env = cluster_environment(&state, &postgres, &redis);
+    migrate(&state, &postgres, &env).await?;
+    let metrics = telemetry::init_metrics()?;
+    let app = App::build(node_config(&env, options.port)?, Clock::system()).await?;
+    let demo = ensure_demo(&app, &data_dir, &mut state).await?;
+    let node = Node::start(app, Some(metrics)).await?;
+    let ready = Ready {
+        url: format!("http://{}", node.address),
+        metrics_url: node
+            .metrics_address
+            .map(|address| format!("http://{address}/metrics"))
+            .unwrap_or_default(),
+        operator_key: state.operator_key.clone(),
+        tenant_id: demo.tenant_id,
+        api_key: demo.api_key,
+        database_url: env[&variable("DATABASE_URL")].clone(),
+        redis_url: redis.url.clone(),
+        env,
+    };
+    announce(&ready, options.ready_file.as_deref(), data_dir.path())?;
+    let mut servers = [postgres.guarded, redis.guarded];
+    let ended = async {
+        while !servers.iter_mut().any(|server| server.has_ended()) {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    };
+    let outcome = tokio::select! {
+        signal = wait_for_signal() => signal,
+        () = ended => Err(anyhow::anyhow!(
+            "Postgres or Redis ended; see the logs in {}", setup.dir.display()
+        )),
+    };
+    node.stop().await;
+    if let Some(file) = &options.ready_file {
+        let _ = std::fs::remove_file(file);
+    }
+    for server in servers {
+        server.stop();
+    }
+    outcome
+}
+
+fn setup(data_dir: &DataDir) -> anyhow::Result<Setup> {
+    let account = place::account()?;
+    Ok(Setup {
+        programs: programs::find(&ProgramDirs::from_lookup(&environment))?,
+        guard_program: std::env::current_exe()?,
+        account,
+        dir: place::server_dir(data_dir.path(), account)?,
+        throwaway: false,
+    })
+}
+
+fn variable(name: &str) -> String {
+    format!("{PREFIX}{name}")
+}
+
+/// What a second node needs to join this one; the developer's own settings win where they may.
+fn cluster_environment(
+    state: &State,
+    postgres: &PostgresServer,
+    redis: &RedisServer,
+) -> BTreeMap<String, String> {
+    let own = CLUSTER_VARIABLES
+        .iter()
+        .filter_map(|name| Some((variable(name), environment(&variable(name))?)));
+    let mut env = BTreeMap::from([
+        // A developer's tools are the developer's own; `dev` says so when it starts.
+        (variable("MCP_ISOLATION"), "none".to_owned()),
+        (variable("OPERATOR_KEY"), state.operator_key.clone()),
+        (variable("SECRET_KEY"), state.secret_key.clone()),
+    ]);
+    env.extend(own);
+    env.insert(
+        variable("DATABASE_URL"),
+        postgres.url(SERVICE_LOGIN, &state.service_password, DATABASE),
+    );
+    env.insert(variable("REDIS_URL"), redis.url.clone());
+    env
+}
+
+async fn migrate(
+    state: &State,
+    postgres: &PostgresServer,
+    env: &BTreeMap<String, String>,
+) -> anyhow::Result<()> {
+    let superuser = postgres.superuser("postgres");
+    store::admin::ensure_database(&superuser, OWNER, &state.owner_password, DATABASE).await?;
+    let config = MigrateConfig {
+        owner_url: postgres.url(OWNER, &state.owner_password, DATABASE).into(),
+        service_url: env[&variable("DATABASE_URL")].clone().into(),
+    };
+    store::migrate::run(&config).await?;
+    Ok(())
+}
+
+fn node_config(env: &BTreeMap<String, String>, port: u16) -> anyhow::Result<Config> {
+    let mut config =
+        Config::from_lookup(&|name| env.get(name).cloned().or_else(|| environment(name)))?;
+    config.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    config.operator_listen = None;
+    config.metrics_listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    Ok(config)
+}
+
+/// Makes the demo tenant once. If we were stopped between making it and noting its key, it gets a new
+/// key instead of a twin.
+async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow::Result<Demo> {
+    if let Some(demo) = &state.demo {
+        return Ok(demo.clone());
+    }
+    let all = PageRequest {
+        limit: MAX_LIMIT,
+        after: None,
+    };
+    let tenants = store::tenants::list(&app.db, &all).await?.rows;
+    let now = app.clock.now();
+    let mut tx = app.operators.local_operator().begin(&app.db).await?;
+    let demo = match tenants.into_iter().find(|tenant| tenant.name == DEMO_NAME) {
+        Some(tenant) => {
+            tx.operator_enter(tenant.id).await?;
+            let key = NewApiKey {
+                name: DisplayName::parse("demo admin key")?,
+                scopes: vec![Scope::Admin],
+                platforms: Vec::new(),
+                expires_at: None,
+            };
+            let made = api_keys::create(&mut tx, &key, now).await?;
+            Demo {
+                tenant_id: tenant.id,
+                api_key: made.text.expose_secret().to_owned(),
+            }
+        }
+        None => {
+            let made = tenants::create(&mut tx, &DisplayName::parse(DEMO_NAME)?, now).await?;
+            Demo {
+                tenant_id: made.tenant.id,
+                api_key: made.api_key.expose_secret().to_owned(),
+            }
+        }
+    };
+    tx.commit().await?;
+    state.demo = Some(demo.clone());
+    data_dir.save(state)?;
+    Ok(demo)
+}
+
+fn announce(ready: &Ready, ready_file: Option<&Path>, data_dir: &Path) -> anyhow::Result<()> {
+    println!(
+        "Throughline is running. Its data is in {data}.\n\n  \
+         URL           {url}\n  \
+         API reference {url}/docs\n  \
+         Metrics       {metrics}\n  \
+         Tenant        {tenant}\n  \
+         Admin key     {key}\n  \
+         Operator key  {operator}\n\n\
+         Tool servers are not isolated in dev (MCP_ISOLATION={isolation}).\n\n\
+         Try it:\n\n  \
+         curl -s -H 'Authorization: Bearer {key}' {url}/v1/tenant\n",
+        data = data_dir.display(),
+        url = ready.url,
+        metrics = ready.metrics_url,
+        tenant = ready.tenant_id,
+        key = ready.api_key,
+        operator = ready.operator_key,
+        isolation = ready.env[&variable("MCP_ISOLATION")],
+    );
+    if let Some(file) = ready_file {
+        place::write_private(file, &serde_json::to_string_pretty(ready)?, None)
+            .context("the ready file")?;
+    }
+    Ok(())
+}

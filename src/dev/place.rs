@@ -1,0 +1,89 @@
+//! Where `dev` keeps its files, and as whom its servers run. Postgres refuses to run as root, so root
+//! lends it an unprivileged account, and that account must be able to reach its files.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use nix::unistd::{User, geteuid};
+
+use crate::crypto;
+use crate::guard::Account;
+
+/// For root whose data directory lies where no other account may look, such as below /root.
+const REACHABLE: &str = "/var/lib/throughline-dev";
+
+/// `None` when we are not root: the servers then run as we do.
+pub fn account() -> anyhow::Result<Option<Account>> {
+    if !geteuid().is_root() {
+        return Ok(None);
+    }
+    for name in ["postgres", "nobody"] {
+        if let Some(user) = User::from_name(name)? {
+            return Ok(Some(Account {
+                uid: user.uid.as_raw(),
+                gid: user.gid.as_raw(),
+            }));
+        }
+    }
+    anyhow::bail!("started as root, but there is no account postgres or nobody to run Postgres as")
+}
+
+/// The directory for the servers' files: in the data directory if `account` can get there.
+pub fn server_dir(data_dir: &Path, account: Option<Account>) -> anyhow::Result<PathBuf> {
+    let beside = data_dir.join("servers");
+    let Some(account) = account else {
+        return Ok(beside);
+    };
+    if data_dir.ancestors().all(|dir| can_enter(dir, account)) {
+        return Ok(beside);
+    }
+    let name = hex::encode(&crypto::sha256(data_dir.as_os_str().as_encoded_bytes())[..8]);
+    Ok(Path::new(REACHABLE).join(name))
+}
+
+fn can_enter(dir: &Path, account: Account) -> bool {
+    fs::metadata(dir).is_ok_and(|meta| {
+        let needed = if meta.uid() == account.uid {
+            0o100
+        } else if meta.gid() == account.gid {
+            0o010
+        } else {
+            0o001
+        };
+        meta.mode() & needed != 0
+    })
+}
+
+/// Makes `dir` for one owner alone.
+pub fn make_private_dir(dir: &Path, account: Option<Account>) -> anyhow::Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    if let Some(account) = account {
+        chown(dir, Some(account.uid), Some(account.gid))?;
+    }
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    Ok(())
+}
+
+/// Writes a file that holds secrets: readable by its owner alone, and there as a whole or not at all.
+pub fn write_private(path: &Path, text: &str, account: Option<Account>) -> anyhow::Result<()> {
+    let draft = path.with_extension("tmp");
+    let write = || -> anyhow::Result<()> {
+        let _ = fs::remove_file(&draft);
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&draft)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        if let Some(account) = account {
+            chown(&draft, Some(account.uid), Some(account.gid))?;
+        }
+        fs::rename(&draft, path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,71 @@
+//! Pages of a list: how many, from where, and what comes after.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+pub const DEFAULT_LIMIT: u32 = 50;
+pub const MAX_LIMIT: u32 = 200;
+
+/// The place of a row in a list ordered by creation, newest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    pub created_at: DateTime<Utc>,
+    pub id: Uuid,
+}
+
+/// What a list query asks of the store: rows after `after`, at most `limit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageRequest {
+    pub limit: u32,
+    pub after: Option<Position>,
+}
+
+impl PageRequest {
+    /// One row more than was asked for tells whether there is a next page.
+    pub fn fetch_limit(&self) -> i64 {
+        i64::from(self.limit) + 1
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page<T> {
+    pub rows: Vec<T>,
+    pub next: Option<Position>,
+}
+
+impl<T> Page<T> {
+    /// Cuts what `fetch_limit` fetched down to the page, and remembers where it ends.
+    pub fn cut(mut rows: Vec<T>, request: &PageRequest, position: impl Fn(&T) -> Position) -> Self {
+        let limit = request.limit as usize;
+        let more = rows.len() > limit;
+        rows.truncate(limit);
+        let next = if more {
+            rows.last().map(position)
+        } else {
+            None
+        };
+        Self { rows, next }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_knows_whether_another_follows() {
+        let request = PageRequest {
+            limit: 2,
+            after: None,
+        };
+        let at = |id: &u128| Position {
+            created_at: DateTime::UNIX_EPOCH,
+            id: Uuid::from_u128(*id),
+        };
+        assert_eq!(Page::cut(vec![3, 2], &request, at).next, None);
+        let page = Page::cut(vec![3, 2, 1], &request, at);
+        assert_eq!(page.rows, [3, 2]);
+        assert_eq!(page.next, Some(at(&2)));
+    }
+}

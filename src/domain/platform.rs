@@ -1,0 +1,142 @@
+//! Platforms and their scopes (`telegram`, `slack@T012`): what a bridge key may vouch for.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+/// Words with a place in session keys; a platform of that name could forge one.
+const RESERVED: [&str; 6] = ["dm", "group", "channel", "thread", "user", "main"];
+const MAX_NAME: usize = 32;
+const MAX_SCOPE: usize = 128;
+
+/// `platform`, or `platform@scope` where the platform has workspaces or several bot accounts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PlatformScope {
+    platform: String,
+    scope: Option<String>,
+}
+
+text_schema!(
+    PlatformScope,
+    "^(?!(dm|group|channel|thread|user|main)(@|$))[a-z][a-z0-9_-]{0,31}(@[!-~]{1,128})?$",
+    1,
+    MAX_NAME + 1 + MAX_SCOPE
+);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPlatform {
+    #[error(
+        "a platform is 1 to {MAX_NAME} of a-z, 0-9, _ and -, beginning with a letter, and may be followed by @scope"
+    )]
+    Name,
+    #[error("a platform may not be named dm, group, channel, thread, user or main")]
+    Reserved,
+    #[error("a scope is 1 to {MAX_SCOPE} visible ASCII characters")]
+    Scope,
+}
+
+impl PlatformScope {
+    pub fn platform(&self) -> &str {
+        &self.platform
+    }
+
+    pub fn scope(&self) -> Option<&str> {
+        self.scope.as_deref()
+    }
+
+    /// Whether an entry of a key covers `platform` with `scope`: without a scope it covers them all.
+    pub fn covers(&self, platform: &str, scope: Option<&str>) -> bool {
+        self.platform == platform && (self.scope.is_none() || self.scope.as_deref() == scope)
+    }
+}
+
+impl FromStr for PlatformScope {
+    type Err = InvalidPlatform;
+
+    fn from_str(text: &str) -> Result<Self, InvalidPlatform> {
+        let (name, scope) = match text.split_once('@') {
+            Some((name, scope)) => (name, Some(scope)),
+            None => (text, None),
+        };
+        let letters =
+            |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
+        let well_formed = (1..=MAX_NAME).contains(&name.len())
+            && name.starts_with(|c: char| c.is_ascii_lowercase())
+            && name.bytes().all(letters);
+        if !well_formed {
+            return Err(InvalidPlatform::Name);
+        }
+        if RESERVED.contains(&name) {
+            return Err(InvalidPlatform::Reserved);
+        }
+        if let Some(scope) = scope {
+            let visible = scope.bytes().all(|b| b.is_ascii_graphic());
+            if !(1..=MAX_SCOPE).contains(&scope.len()) || !visible {
+                return Err(InvalidPlatform::Scope);
+            }
+        }
+        Ok(Self {
+            platform: name.to_owned(),
+            scope: scope.map(str::to_owned),
+        })
+    }
+}
+
+impl fmt::Display for PlatformScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.scope {
+            Some(scope) => write!(f, "{}@{scope}", self.platform),
+            None => f.write_str(&self.platform),
+        }
+    }
+}
+
+impl Serialize for PlatformScope {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PlatformScope {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_scopes_are_checked() {
+        for good in ["telegram", "slack@T012", "irc@a:b", "my-app_2"] {
+            let parsed: PlatformScope = good.parse().unwrap();
+            assert_eq!(parsed.to_string(), good);
+        }
+        for (bad, why) in [
+            ("", InvalidPlatform::Name),
+            ("Slack", InvalidPlatform::Name),
+            ("2fast", InvalidPlatform::Name),
+            ("a:b", InvalidPlatform::Name),
+            ("dm", InvalidPlatform::Reserved),
+            ("main@x", InvalidPlatform::Reserved),
+            ("slack@", InvalidPlatform::Scope),
+            ("slack@a b", InvalidPlatform::Scope),
+        ] {
+            assert_eq!(bad.parse::<PlatformScope>(), Err(why), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_entry_without_scope_covers_every_scope() {
+        let all: PlatformScope = "slack".parse().unwrap();
+        let one: PlatformScope = "slack@T1".parse().unwrap();
+        assert!(all.covers("slack", Some("T1")) && all.covers("slack", None));
+        assert!(one.covers("slack", Some("T1")));
+        assert!(!one.covers("slack", Some("T2")) && !one.covers("slack", None));
+        assert!(!all.covers("telegram", None));
+    }
+}

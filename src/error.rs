@@ -1,0 +1,188 @@
+//! Every error a client can see. `Code` is the closed table: one row for each thing a client can act
+//! on. `http::problem` is the one place that turns an `Error` into an answer.
+
+use std::fmt;
+
+use serde::Serialize;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+macro_rules! error_codes {
+    ($($variant:ident, $code:literal, $status:literal, $retry:ident, $title:literal;)+) => {
+        /// A stable code. Rows are never renamed or given another status.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Code { $($variant),+ }
+
+        impl Code {
+            pub const ALL: &'static [Code] = &[$(Code::$variant),+];
+
+            /// What clients compare with.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Code::$variant => $code),+ }
+            }
+
+            pub const fn status(self) -> u16 {
+                match self { $(Code::$variant => $status),+ }
+            }
+
+            pub const fn title(self) -> &'static str {
+                match self { $(Code::$variant => $title),+ }
+            }
+
+            /// Whether the same request may succeed later, unchanged.
+            pub const fn retry_helps(self) -> bool {
+                matches!(match self { $(Code::$variant => Retry::$retry),+ }, Retry::Helps)
+            }
+        }
+    };
+}
+
+enum Retry {
+    Helps,
+    Useless,
+}
+
+error_codes! {
+    InvalidJson, "invalid_json", 400, Useless, "The body is not valid JSON";
+    InvalidRequest, "invalid_request", 400, Useless, "The request does not have the documented shape";
+    InvalidCursor, "invalid_cursor", 400, Useless, "The cursor is not one of this list";
+    InvalidIdempotencyKey, "invalid_idempotency_key", 400, Useless, "The Idempotency-Key is not valid";
+    Unauthorized, "unauthorized", 401, Useless, "The credential is missing or not valid";
+    KeyExpired, "key_expired", 401, Useless, "The API key has expired";
+    KeyRevoked, "key_revoked", 401, Useless, "The API key was revoked";
+    MissingScope, "missing_scope", 403, Useless, "The credential lacks the right to do this";
+    TenantSuspended, "tenant_suspended", 403, Useless, "The tenant is suspended";
+    NotFound, "not_found", 404, Useless, "There is no such thing";
+    MethodNotAllowed, "method_not_allowed", 405, Useless, "The path does not take this method";
+    RequestTimeout, "request_timeout", 408, Helps, "The request did not arrive in time";
+    IdempotencyConflict, "idempotency_conflict", 409, Useless, "The Idempotency-Key was used with another request";
+    PayloadTooLarge, "payload_too_large", 413, Useless, "The body is too large";
+    UriTooLong, "uri_too_long", 414, Useless, "The address is too long";
+    UnsupportedMediaType, "unsupported_media_type", 415, Useless, "The body must be application/json";
+    InvalidValue, "invalid_value", 422, Useless, "A value breaks a rule";
+    Internal, "internal", 500, Helps, "Something went wrong on our side";
+    Unavailable, "unavailable", 503, Helps, "The service cannot answer right now";
+    Timeout, "timeout", 504, Helps, "The answer took too long";
+}
+
+/// One field that is wrong: `pointer` is a JSON pointer into the body, or `/query/…`, `/path/…`,
+/// `/header/…` for the other parts of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+pub struct FieldError {
+    pub pointer: String,
+    pub detail: String,
+}
+
+impl FieldError {
+    pub fn new(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self {
+            pointer: pointer.into(),
+            detail: detail.into(),
+        }
+    }
+}
+
+/// A failure on its way to a client: a row of the table and what is particular to this case.
+#[derive(Debug)]
+pub struct Error {
+    pub code: Code,
+    pub detail: String,
+    pub errors: Vec<FieldError>,
+    /// Methods the path takes; only with `MethodNotAllowed`.
+    pub allow: Option<String>,
+    /// Logged once where the error is answered, never shown.
+    pub cause: Option<anyhow::Error>,
+}
+
+impl Error {
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        Self {
+            code,
+            detail: detail.into(),
+            errors: Vec::new(),
+            allow: None,
+            cause: None,
+        }
+    }
+
+    /// A value that breaks a rule, or several.
+    pub fn invalid(errors: Vec<FieldError>) -> Self {
+        Self::fields(Code::InvalidValue, errors)
+    }
+
+    /// `code` with the fields it is about; the detail names the first.
+    pub fn fields(code: Code, errors: Vec<FieldError>) -> Self {
+        let detail = errors
+            .first()
+            .map(|first| format!("{}: {}", first.pointer, first.detail))
+            .unwrap_or_default();
+        Self {
+            errors,
+            ..Self::new(code, detail)
+        }
+    }
+
+    pub fn not_found(what: &str) -> Self {
+        Self::new(Code::NotFound, format!("no such {what}"))
+    }
+
+    pub fn unauthorized(detail: impl Into<String>) -> Self {
+        Self::new(Code::Unauthorized, detail)
+    }
+
+    pub fn internal(cause: impl Into<anyhow::Error>) -> Self {
+        Self {
+            cause: Some(cause.into()),
+            ..Self::new(
+                Code::Internal,
+                "an unexpected error; quote the request_id when you report it",
+            )
+        }
+    }
+
+    pub fn unavailable(dependency: &str, cause: impl Into<anyhow::Error>) -> Self {
+        Self {
+            cause: Some(cause.into()),
+            ..Self::new(Code::Unavailable, format!("{dependency} does not answer"))
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code.as_str(), self.detail)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<anyhow::Error> for Error {
+    fn from(cause: anyhow::Error) -> Self {
+        Self::internal(cause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_codes_is_pinned() {
+        let rows: Vec<String> = Code::ALL
+            .iter()
+            .map(|code| {
+                let retry = if code.retry_helps() { "retry" } else { "final" };
+                format!("{} {} {retry}", code.status(), code.as_str())
+            })
+            .collect();
+        insta::assert_snapshot!(rows.join("\n"));
+    }
+
+    #[test]
+    fn no_two_rows_share_a_code() {
+        let mut codes: Vec<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), Code::ALL.len());
+    }
+}

@@ -1,0 +1,147 @@
+//! What surrounds every request: its id, its deadline, its one log line, its metrics, and the
+//! rendering of whatever error comes out.
+
+use std::time::{Duration, Instant};
+
+use actix_web::body::{BoxBody, MessageBody};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::Uri;
+use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use actix_web::middleware::Next;
+use actix_web::{HttpMessage, HttpResponse, error::InternalError};
+
+use super::callers::Authenticated;
+use super::problem::{self, Shape};
+use crate::error::{Code, Error};
+use crate::ids::RequestId;
+use crate::telemetry;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const MAX_REQUEST_ID: usize = 64;
+const MAX_URI: usize = 8 * 1024;
+/// Longer than the longest wait an endpoint promises (55 s); streams have begun by then.
+const DEADLINE: Duration = Duration::from_secs(65);
+
+pub async fn surround(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    let started = Instant::now();
+    let id = request_id(request.headers());
+    let method = request.method().clone();
+    let shape = Shape::of_path(request.path());
+    let outcome = if uri_length(request.uri()) > MAX_URI {
+        Err(Error::new(Code::UriTooLong, "the address is too long").into())
+    } else {
+        match tokio::time::timeout(DEADLINE, next.call(request)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Error::new(Code::Timeout, "the request took too long").into()),
+        }
+    };
+    let mut response = match outcome {
+        Ok(response) => rendered(response, &id, shape),
+        Err(error) => {
+            let mut answer = render_any(&error, &id, shape);
+            set_request_id(answer.headers_mut(), &id);
+            log_request(&Answered {
+                id: &id,
+                method: method.as_str(),
+                route: "unmatched",
+                status: answer.status().as_u16(),
+                tenant: None,
+                took: started.elapsed(),
+            });
+            return Err(InternalError::from_response("", answer).into());
+        }
+    };
+    set_request_id(response.headers_mut(), &id);
+    let request = response.request();
+    let tenant = request
+        .extensions()
+        .get::<Authenticated>()
+        .and_then(Authenticated::tenant_id)
+        .map(|tenant| tenant.to_string());
+    log_request(&Answered {
+        id: &id,
+        method: method.as_str(),
+        route: request.match_pattern().as_deref().unwrap_or("unmatched"),
+        status: response.status().as_u16(),
+        tenant: tenant.as_deref(),
+        took: started.elapsed(),
+    });
+    Ok(response)
+}
+
+/// Renders an error that a handler or extractor left in its response.
+fn rendered<B: MessageBody + 'static>(
+    response: ServiceResponse<B>,
+    id: &str,
+    shape: Shape,
+) -> ServiceResponse<BoxBody> {
+    match response.response().error() {
+        Some(error) => {
+            let answer = render_any(error, id, shape);
+            response.into_response(answer)
+        }
+        None => response.map_into_boxed_body(),
+    }
+}
+
+fn render_any(error: &actix_web::Error, id: &str, shape: Shape) -> HttpResponse {
+    match error.as_error::<Error>() {
+        Some(error) => problem::render(error, id, shape),
+        None => {
+            let status = error.as_response_error().status_code();
+            problem::render(&problem::from_status(status), id, shape)
+        }
+    }
+}
+
+/// A client's own id is kept if it is short and printable, so that its logs and ours meet.
+fn request_id(headers: &HeaderMap) -> String {
+    headers
+        .get(&REQUEST_ID)
+        .and_then(|value| value.to_str().ok())
+        .filter(|text| (1..=MAX_REQUEST_ID).contains(&text.len()))
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()))
+        .map(str::to_owned)
+        .unwrap_or_else(|| RequestId::generate().to_string())
+}
+
+fn set_request_id(headers: &mut HeaderMap, id: &str) {
+    if let Ok(value) = HeaderValue::from_str(id) {
+        headers.insert(REQUEST_ID, value);
+    }
+}
+
+fn uri_length(uri: &Uri) -> usize {
+    uri.path_and_query().map_or(0, |text| text.as_str().len())
+}
+
+struct Answered<'a> {
+    id: &'a str,
+    method: &'a str,
+    route: &'a str,
+    status: u16,
+    tenant: Option<&'a str>,
+    took: Duration,
+}
+
+/// The route's pattern and not the path: a path can hold what a person typed.
+fn log_request(answered: &Answered) {
+    telemetry::record_request(
+        answered.method,
+        answered.route,
+        answered.status,
+        answered.took.as_secs_f64(),
+    );
+    tracing::info!(
+        request_id = answered.id,
+        tenant = answered.tenant,
+        method = answered.method,
+        route = answered.route,
+        status = answered.status,
+        duration_ms = answered.took.as_micros() as f64 / 1000.0,
+        "request"
+    );
+}

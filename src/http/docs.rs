@@ -1,0 +1,40 @@
+//! `/openapi.json`, and `/docs`: a reader for it whose files are all inside the binary.
+
+use std::sync::Arc;
+
+use actix_web::http::header;
+use actix_web::{HttpResponse, web};
+
+use crate::error::{Error, Result};
+
+/// Scripts and styles come from here alone; the reader sets styles on elements.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; style-src 'self' 'unsafe-inline'; \
+     img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'";
+
+/// The OpenAPI document as it is sent.
+pub struct Document(pub web::Bytes);
+
+pub async fn get_document(document: web::Data<Document>) -> HttpResponse {
+    HttpResponse::Ok()
+        .content_type(mime::APPLICATION_JSON)
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        .body(document.0.clone())
+}
+
+pub async fn redirect_to_docs() -> HttpResponse {
+    HttpResponse::PermanentRedirect()
+        .insert_header((header::LOCATION, "/docs/"))
+        .finish()
+}
+
+pub async fn get_docs_file(file: web::Path<String>) -> Result<HttpResponse> {
+    let config = Arc::new(utoipa_swagger_ui::Config::from("/openapi.json"));
+    let found = utoipa_swagger_ui::serve(&file, config)
+        .map_err(|error| Error::internal(anyhow::anyhow!("{error}")))?
+        .ok_or_else(|| Error::not_found("page"))?;
+    Ok(HttpResponse::Ok()
+        .content_type(found.content_type)
+        .insert_header((header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY))
+        .insert_header((header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
+        .body(found.bytes.into_owned()))
+}

@@ -1,0 +1,295 @@
+//! Strict reading of bodies, queries and paths: what is malformed, mistyped, unknown, too large or
+//! too deep is refused here with a pointer, so that no handler sees it and nothing becomes a 500.
+
+use std::future::{Future, Ready, ready};
+use std::pin::Pin;
+use std::str::FromStr;
+use std::time::Duration;
+
+use actix_web::dev::Payload;
+use actix_web::http::header;
+use actix_web::web::BytesMut;
+use actix_web::{FromRequest, HttpMessage, HttpRequest};
+use futures_util::StreamExt;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::crypto;
+use crate::error::{Code, Error, FieldError, Result};
+
+pub const MAX_JSON_BYTES: usize = 1024 * 1024;
+/// A body that trickles in longer holds a connection for nothing.
+const BODY_DEADLINE: Duration = Duration::from_secs(20);
+
+/// A JSON body of the documented shape, and a hash that is equal for equal JSON.
+pub struct JsonBody<T> {
+    pub value: T,
+    pub hash: [u8; 32],
+}
+
+impl<T: DeserializeOwned + 'static> FromRequest for JsonBody<T> {
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let checked = check_head(request);
+        let mut payload = payload.take();
+        Box::pin(async move {
+            checked?;
+            let bytes = tokio::time::timeout(BODY_DEADLINE, read(&mut payload))
+                .await
+                .map_err(|_| {
+                    Error::new(Code::RequestTimeout, "the body did not arrive in time")
+                })??;
+            parse_json(&bytes)
+        })
+    }
+}
+
+fn check_head(request: &HttpRequest) -> Result<()> {
+    let json = request
+        .mime_type()
+        .ok()
+        .flatten()
+        .is_some_and(|mime| mime.essence_str() == "application/json");
+    if !json {
+        let detail = "send the body as Content-Type: application/json";
+        return Err(Error::new(Code::UnsupportedMediaType, detail));
+    }
+    let announced = request
+        .headers()
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|text| text.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > MAX_JSON_BYTES) {
+        return Err(too_large());
+    }
+    Ok(())
+}
+
+fn too_large() -> Error {
+    let detail = format!("a body has at most {MAX_JSON_BYTES} bytes");
+    Error::new(Code::PayloadTooLarge, detail)
+}
+
+async fn read(payload: &mut Payload) -> Result<BytesMut> {
+    let mut bytes = BytesMut::new();
+    while let Some(chunk) = payload.next().await {
+        let broken = |_| Error::new(Code::InvalidRequest, "the body broke off");
+        let chunk = chunk.map_err(broken)?;
+        if bytes.len() + chunk.len() > MAX_JSON_BYTES {
+            return Err(too_large());
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<JsonBody<T>> {
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let detail = format!("not UTF-8 at byte {}", error.valid_up_to());
+        Error::new(Code::InvalidJson, detail)
+    })?;
+    // Also finds numbers and nesting that no type asks for: the whole body is valid JSON or none of it.
+    let whole: Value = serde_json::from_str(text).map_err(|error| {
+        Error::fields(
+            Code::InvalidJson,
+            vec![FieldError::new("", error.to_string())],
+        )
+    })?;
+    if let Some(pointer) = find_nul(&whole, &mut String::new()) {
+        let error = FieldError::new(pointer, "text must not contain the character U+0000");
+        return Err(Error::invalid(vec![error]));
+    }
+    let hash = crypto::sha256(&serde_json::to_vec(&whole).map_err(Error::internal)?);
+    // From the text and not from `whole`, where a member given twice is no longer seen.
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let pointer = pointer(error.path());
+        let detail = without_place(&error.into_inner().to_string());
+        Error::fields(Code::InvalidRequest, vec![FieldError::new(pointer, detail)])
+    })?;
+    Ok(JsonBody { value, hash })
+}
+
+/// Where the first text with a NUL is: Postgres cannot hold one.
+fn find_nul(value: &Value, path: &mut String) -> Option<String> {
+    let descend = |key: &str, child: &Value, path: &mut String| {
+        let length = path.len();
+        path.push('/');
+        path.push_str(&escape(key));
+        let found = find_nul(child, path);
+        path.truncate(length);
+        found
+    };
+    match value {
+        Value::String(text) => text.contains('\0').then(|| path.clone()),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .find_map(|(place, item)| descend(&place.to_string(), item, path)),
+        Value::Object(members) => members.iter().find_map(|(key, member)| {
+            if key.contains('\0') {
+                Some(path.clone())
+            } else {
+                descend(key, member, path)
+            }
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) => None,
+    }
+}
+
+fn escape(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
+/// A JSON pointer (RFC 6901).
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    path.iter()
+        .map(|segment| match segment {
+            Segment::Seq { index } => format!("/{index}"),
+            Segment::Map { key } => format!("/{}", escape(key)),
+            Segment::Enum { .. } | Segment::Unknown => String::new(),
+        })
+        .collect()
+}
+
+/// The pointer tells the place; line and column would tell it twice.
+fn without_place(message: &str) -> String {
+    match message.rfind(" at line ") {
+        Some(end) => message[..end].to_owned(),
+        None => message.to_owned(),
+    }
+}
+
+/// Query parameters of the documented shape: an unknown one is refused like an unknown member.
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest for Query<T> {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(parse_query(request.query_string()).map(Self))
+    }
+}
+
+fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T> {
+    let wrong = |pointer: &str, detail: String| {
+        Error::fields(Code::InvalidRequest, vec![FieldError::new(pointer, detail)])
+    };
+    if let Some((name, _)) =
+        url::form_urlencoded::parse(query.as_bytes()).find(|(_, value)| value.contains('\0'))
+    {
+        let detail = "must not contain the character U+0000".to_owned();
+        return Err(wrong(&format!("/query/{}", escape(&name)), detail));
+    }
+    serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(
+        url::form_urlencoded::parse(query.as_bytes()),
+    ))
+    .map_err(|error| {
+        let place = format!("/query{}", pointer(error.path()));
+        wrong(&place, error.into_inner().to_string())
+    })
+}
+
+/// The `{id}` of a path. One that cannot be an id names nothing: 404, like one that is not there.
+pub struct PathId<T>(pub T);
+
+impl<T: FromStr> FromRequest for PathId<T> {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let id = request.match_info().get("id").unwrap_or_default();
+        ready(
+            id.parse()
+                .map(Self)
+                .map_err(|_| Error::new(Code::NotFound, "no such thing")),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only its shape matters")]
+    struct Sample {
+        name: String,
+        #[serde(default)]
+        items: Vec<u8>,
+    }
+
+    fn check(body: &[u8], code: Code, pointer: &str) {
+        let shown = String::from_utf8_lossy(&body[..body.len().min(60)]);
+        let error = match parse_json::<Sample>(body) {
+            Ok(body) => panic!("{shown} was taken as {:?}", body.value),
+            Err(error) => error,
+        };
+        assert_eq!(error.code, code, "{shown}: {}", error.detail);
+        let found = error.errors.first().map_or("", |first| &first.pointer);
+        assert_eq!(found, pointer, "{shown}: {}", error.detail);
+    }
+
+    #[test]
+    fn what_is_wrong_is_pointed_at() {
+        check(b"", Code::InvalidJson, "");
+        check(b"{", Code::InvalidJson, "");
+        check(b"{\"name\": \"\xff\"}", Code::InvalidJson, "");
+        check(b"{\"name\": \"a\"} x", Code::InvalidJson, "");
+        check("[".repeat(10_000).as_bytes(), Code::InvalidJson, "");
+        check(b"[]", Code::InvalidRequest, "");
+        check(b"{}", Code::InvalidRequest, "");
+        check(br#"{"name": 1}"#, Code::InvalidRequest, "/name");
+        check(
+            br#"{"name": "a", "name": "b"}"#,
+            Code::InvalidRequest,
+            "/name",
+        );
+        check(br#"{"name": "a", "x/y": 1}"#, Code::InvalidRequest, "/x~1y");
+        check(
+            br#"{"name": "a", "items": [1, -1]}"#,
+            Code::InvalidRequest,
+            "/items/1",
+        );
+        check(br#"{"name": "a\u0000b"}"#, Code::InvalidValue, "/name");
+        check(
+            br#"{"name": "a", "items": ["\u0000"]}"#,
+            Code::InvalidValue,
+            "/items/0",
+        );
+    }
+
+    #[test]
+    fn equal_json_has_an_equal_hash() {
+        let hash = |text: &str| parse_json::<Sample>(text.as_bytes()).unwrap().hash;
+        let one = hash(r#"{"name": "a", "items": [1]}"#);
+        assert_eq!(one, hash(r#"{"items":[1],"name":"a"}"#));
+        assert_ne!(one, hash(r#"{"items":[2],"name":"a"}"#));
+    }
+
+    #[test]
+    fn an_unknown_or_mistyped_query_parameter_is_pointed_at() {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(dead_code, reason = "only its shape matters")]
+        struct Params {
+            limit: Option<u32>,
+        }
+        for (query, pointer) in [
+            ("limit=x", "/query/limit"),
+            ("color=1", "/query/color"),
+            ("limit=%00", "/query/limit"),
+        ] {
+            let error = parse_query::<Params>(query).unwrap_err();
+            assert_eq!(error.errors[0].pointer, pointer, "{}", error.detail);
+        }
+        assert!(parse_query::<Params>("limit=5").is_ok());
+    }
+}

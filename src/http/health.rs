@@ -1,0 +1,83 @@
+//! Is the process alive, and can it serve? Public, so it tells names and "ok" or "failed", nothing more.
+
+use actix_web::{HttpResponse, get, web};
+use serde::Serialize;
+
+use crate::app::App;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    Ok,
+    Failed,
+}
+
+impl Health {
+    fn of<T, E>(result: Result<T, E>) -> Self {
+        match result {
+            Ok(_) => Self::Ok,
+            Err(_) => Self::Failed,
+        }
+    }
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct HealthResponse {
+    pub status: Health,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct ReadyResponse {
+    /// Whether this node takes requests. It does without Redis, with less.
+    pub status: Health,
+    pub dependencies: Dependencies,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct Dependencies {
+    pub postgres: Health,
+    pub redis: Health,
+}
+
+/// The process answers.
+#[utoipa::path(
+    operation_id = "get_health",
+    tag = "service",
+    security(()),
+    extensions(("x-acts-for" = json!("nobody"))),
+    responses((status = 200, description = "Alive", body = HealthResponse))
+)]
+#[get("/healthz")]
+pub async fn get_health() -> HttpResponse {
+    HttpResponse::Ok().json(HealthResponse { status: Health::Ok })
+}
+
+/// The node takes requests: Postgres answers and it is not shutting down.
+#[utoipa::path(
+    operation_id = "get_readiness",
+    tag = "service",
+    security(()),
+    extensions(("x-acts-for" = json!("nobody"))),
+    responses(
+        (status = 200, description = "Ready", body = ReadyResponse),
+        (status = 503, description = "Not ready", body = ReadyResponse)
+    )
+)]
+#[get("/readyz")]
+pub async fn get_readiness(app: web::Data<App>) -> HttpResponse {
+    let (postgres, redis) = tokio::join!(app.db.ping(), app.redis.ping());
+    let postgres = Health::of(postgres);
+    let ready = postgres == Health::Ok && !app.draining.is_cancelled();
+    let body = ReadyResponse {
+        status: if ready { Health::Ok } else { Health::Failed },
+        dependencies: Dependencies {
+            postgres,
+            redis: Health::of(redis),
+        },
+    };
+    if ready {
+        HttpResponse::Ok().json(body)
+    } else {
+        HttpResponse::ServiceUnavailable().json(body)
+    }
+}

@@ -1,0 +1,128 @@
+//! The HTTP surface. Handlers parse, authorise, call a use case and render; no rule and no SQL is here.
+//! This file is the whole route list.
+
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
+use actix_web::middleware::from_fn;
+use actix_web::web;
+use serde_json::Value;
+use utoipa_actix_web::service_config::ServiceConfig;
+use utoipa_actix_web::{AppExt, scope};
+
+use crate::app::App;
+
+mod callers;
+mod context;
+mod docs;
+mod extract;
+mod fallback;
+mod health;
+pub mod openapi;
+mod paging;
+mod problem;
+mod retry;
+mod v1;
+
+/// Which routes a listener has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Surface {
+    /// Everything on one listener.
+    All,
+    /// Without the operator's, because they have a listener of their own.
+    Tenants,
+    /// The operator's listener.
+    Operator,
+}
+
+fn tenant_routes(routes: &mut ServiceConfig) {
+    routes
+        .service(v1::tenant::get_tenant)
+        .service(v1::api_keys::create_api_key)
+        .service(v1::api_keys::list_api_keys)
+        .service(v1::api_keys::revoke_api_key);
+}
+
+fn operator_routes(routes: &mut ServiceConfig) {
+    routes
+        .service(v1::tenants::create_tenant)
+        .service(v1::tenants::list_tenants)
+        .service(v1::tenants::suspend_tenant)
+        .service(v1::tenants::resume_tenant);
+}
+
+fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {
+    move |routes: &mut ServiceConfig| {
+        routes
+            .service(health::get_health)
+            .service(health::get_readiness)
+            .service(
+                scope::scope("/v1")
+                    .configure(move |v1: &mut ServiceConfig| {
+                        if surface != Surface::Operator {
+                            tenant_routes(v1);
+                        }
+                        if surface != Surface::Tenants {
+                            operator_routes(v1);
+                        }
+                    })
+                    .wrap(from_fn(callers::authenticate)),
+            );
+    }
+}
+
+/// The OpenAPI document of all routes.
+pub fn document() -> anyhow::Result<Value> {
+    let (_, collected) = actix_web::App::new()
+        .into_utoipa_app()
+        .openapi(openapi::skeleton())
+        .configure(routes(Surface::All))
+        .split_for_parts();
+    openapi::finish(&collected)
+}
+
+/// What the listeners of one node share; made once.
+#[derive(Clone)]
+pub struct Shared {
+    app: web::Data<App>,
+    document: web::Data<docs::Document>,
+    paths: web::Data<fallback::KnownPaths>,
+}
+
+impl Shared {
+    pub fn new(app: App) -> anyhow::Result<Self> {
+        let document = document()?;
+        let text = serde_json::to_vec(&document)?;
+        Ok(Self {
+            app: web::Data::new(app),
+            document: web::Data::new(docs::Document(text.into())),
+            paths: web::Data::new(fallback::KnownPaths::of(&document)),
+        })
+    }
+}
+
+/// The application one worker thread serves.
+pub fn application(
+    shared: Shared,
+    surface: Surface,
+) -> actix_web::App<
+    impl ServiceFactory<
+        ServiceRequest,
+        Config = (),
+        Response = ServiceResponse<impl MessageBody>,
+        Error = actix_web::Error,
+        InitError = (),
+    >,
+> {
+    let (app, _) = actix_web::App::new()
+        .into_utoipa_app()
+        .configure(routes(surface))
+        .split_for_parts();
+    app.app_data(shared.app)
+        .app_data(shared.document)
+        .app_data(shared.paths)
+        .route("/openapi.json", web::get().to(docs::get_document))
+        .route("/docs", web::get().to(docs::redirect_to_docs))
+        .route("/docs/{file:.*}", web::get().to(docs::get_docs_file))
+        .default_service(web::to(fallback::refuse))
+        .wrap(from_fn(context::surround))
+}

@@ -1,0 +1,135 @@
+//! The OpenAPI document: collected from the handlers, then given what all operations share, so that no
+//! handler has to repeat it.
+
+use serde_json::{Map, Value, json};
+use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::problem::Problem;
+use super::retry;
+use crate::error::FieldError;
+
+const DESCRIPTION: &str = "One assistant conversation across every platform, for many tenants at once.\n\n\
+    Each operation states who may call it (`security`: the credential and, for API keys, the scopes of \
+    which one is needed) and for whom it acts (`x-acts-for`). Foreign things are 404, whether they exist \
+    or not. Errors are `application/problem+json` with a stable `code`.";
+
+/// The document before its paths.
+pub fn skeleton() -> OpenApi {
+    let info = InfoBuilder::new()
+        .title("Throughline")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(DESCRIPTION))
+        .license(Some(
+            utoipa::openapi::LicenseBuilder::new()
+                .name("Apache-2.0")
+                .identifier(Some("Apache-2.0"))
+                .build(),
+        ))
+        .build();
+    let components = ComponentsBuilder::new()
+        .schema(Problem::name(), Problem::schema())
+        .schema(FieldError::name(), FieldError::schema())
+        .build();
+    OpenApiBuilder::new()
+        .info(info)
+        .components(Some(components))
+        .build()
+}
+
+/// The whole document, as it is committed and served.
+pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
+    let mut document = serde_json::to_value(collected)?;
+    document["components"]["securitySchemes"] = json!({
+        "operator_key": {
+            "type": "http", "scheme": "bearer",
+            "description": "A key of THROUGHLINE_OPERATOR_KEY: the operator, who reads no tenant's content.",
+        },
+        "api_key": {
+            "type": "http", "scheme": "bearer", "bearerFormat": "tl_…",
+            "description": "A tenant's API key. The scopes named by an operation are those of which the key needs one.",
+        },
+    });
+    for (_, item) in members(&mut document["paths"]) {
+        for (method, operation) in members(item) {
+            share(&method, operation);
+        }
+    }
+    Ok(document)
+}
+
+/// Adds the headers and refusals that an operation has by being what it is.
+fn share(method: &str, operation: &mut Value) {
+    let public = operation["security"] == json!([{}]);
+    let has_body = operation.get("requestBody").is_some();
+    let creates = method == "post" && has_body;
+    let names_something = operation["parameters"]
+        .as_array()
+        .is_some_and(|parameters| parameters.iter().any(|p| p["in"] == "path"));
+    let mut refusals = vec![
+        (400, "The request does not have the documented shape"),
+        (414, "The address is too long"),
+        (500, "Something went wrong on our side"),
+        (503, "A dependency does not answer"),
+        (504, "The answer took too long"),
+    ];
+    if !public {
+        refusals.push((401, "The credential is missing or not valid"));
+        refusals.push((403, "The credential lacks the right to do this"));
+    }
+    if names_something {
+        refusals.push((404, "There is no such thing, or it is not yours"));
+    }
+    if has_body {
+        refusals.push((408, "The body did not arrive in time"));
+        refusals.push((413, "The body is too large"));
+        refusals.push((415, "The body is not application/json"));
+        refusals.push((422, "A value breaks a rule"));
+    }
+    if creates {
+        refusals.push((409, "The Idempotency-Key was used with another request"));
+        push_parameter(operation);
+    }
+    let Some(responses) = operation["responses"].as_object_mut() else {
+        return;
+    };
+    for (status, description) in refusals {
+        responses.entry(status.to_string()).or_insert_with(|| {
+            json!({
+                "description": description,
+                "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            })
+        });
+    }
+    for (_, response) in responses.iter_mut() {
+        response["headers"]["X-Request-Id"] = json!({
+            "description": "Names this request in logs", "schema": {"type": "string"},
+        });
+    }
+}
+
+fn push_parameter(operation: &mut Value) {
+    let parameter = json!({
+        "name": "Idempotency-Key", "in": "header", "required": false,
+        "description": "Repeating the request with the same key within 24 hours gives the first answer, \
+                        with `Idempotency-Replayed: true`; a secret in it is given again for ten minutes.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": retry::MAX_KEY, "pattern": "^[!-~]+$"},
+    });
+    match operation["parameters"].as_array_mut() {
+        Some(parameters) => parameters.push(parameter),
+        None => operation["parameters"] = json!([parameter]),
+    }
+}
+
+fn members(value: &mut Value) -> impl Iterator<Item = (String, &mut Value)> {
+    value
+        .as_object_mut()
+        .into_iter()
+        .flat_map(Map::iter_mut)
+        .map(|(name, member)| (name.clone(), member))
+}
+
+/// As it is committed: readable, with a final line end.
+pub fn to_text(document: &Value) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(document)? + "\n")
+}

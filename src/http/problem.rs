@@ -1,0 +1,159 @@
+//! The one place where an `Error` becomes an answer: problem+json on Throughline's own endpoints, the
+//! OpenAI shape on the compatible ones. Causes are logged here, once, and never shown.
+
+use actix_web::http::StatusCode;
+use actix_web::http::header::{self, HeaderValue};
+use actix_web::{HttpResponse, ResponseError};
+use serde::Serialize;
+
+use crate::error::{Code, Error, FieldError};
+
+pub const CONTENT_TYPE: &str = "application/problem+json";
+
+/// RFC 9457.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct Problem {
+    /// Names the kind of problem: `urn:throughline:error:` and the code.
+    pub r#type: String,
+    pub title: String,
+    pub status: u16,
+    pub detail: String,
+    /// Stable: compare with this.
+    pub code: String,
+    pub request_id: String,
+    /// Which fields were wrong.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<FieldError>,
+}
+
+#[derive(Serialize)]
+struct OpenAiEnvelope<'a> {
+    error: OpenAiError<'a>,
+}
+
+#[derive(Serialize)]
+struct OpenAiError<'a> {
+    message: &'a str,
+    r#type: &'a str,
+    param: Option<&'a str>,
+    code: &'a str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    Problem,
+    OpenAi,
+}
+
+impl Shape {
+    /// Official clients of OpenAI read errors on these paths.
+    pub fn of_path(path: &str) -> Self {
+        let compatible = path == "/v1/models"
+            || path.starts_with("/v1/models/")
+            || path.starts_with("/v1/chat/");
+        if compatible {
+            Self::OpenAi
+        } else {
+            Self::Problem
+        }
+    }
+}
+
+pub fn render(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
+    log_cause(error, request_id);
+    let status =
+        StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = HttpResponse::build(status);
+    if !error.code.retry_helps() {
+        response.insert_header(("x-should-retry", "false"));
+    }
+    if status == StatusCode::UNAUTHORIZED {
+        response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
+    }
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        response.insert_header((header::RETRY_AFTER, "1"));
+    }
+    if let Some(allow) = &error.allow
+        && let Ok(allow) = HeaderValue::from_str(allow)
+    {
+        response.insert_header((header::ALLOW, allow));
+    }
+    match shape {
+        Shape::Problem => response
+            .content_type(CONTENT_TYPE)
+            .json(problem(error, request_id)),
+        Shape::OpenAi => response.json(OpenAiEnvelope {
+            error: OpenAiError {
+                message: &error.detail,
+                r#type: openai_type(error.code),
+                param: error.errors.first().map(|first| first.pointer.as_str()),
+                code: error.code.as_str(),
+            },
+        }),
+    }
+}
+
+fn problem(error: &Error, request_id: &str) -> Problem {
+    Problem {
+        r#type: format!("urn:throughline:error:{}", error.code.as_str()),
+        title: error.code.title().to_owned(),
+        status: error.code.status(),
+        detail: error.detail.clone(),
+        code: error.code.as_str().to_owned(),
+        request_id: request_id.to_owned(),
+        errors: error.errors.clone(),
+    }
+}
+
+/// The classes that the official clients know.
+fn openai_type(code: Code) -> &'static str {
+    match code.status() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        409 => "conflict_error",
+        429 => "rate_limit_error",
+        400..=499 => "invalid_request_error",
+        _ => "server_error",
+    }
+}
+
+fn log_cause(error: &Error, request_id: &str) {
+    if let Some(cause) = &error.cause {
+        tracing::error!(
+            request_id,
+            code = error.code.as_str(),
+            cause = format!("{cause:#}"),
+            "a request failed"
+        );
+    }
+}
+
+/// The error of anything that is not ours: actix's own refusals, told by their status alone.
+pub fn from_status(status: StatusCode) -> Error {
+    let code = match status.as_u16() {
+        401 => Code::Unauthorized,
+        404 => Code::NotFound,
+        405 => Code::MethodNotAllowed,
+        408 => Code::RequestTimeout,
+        413 => Code::PayloadTooLarge,
+        414 => Code::UriTooLong,
+        415 => Code::UnsupportedMediaType,
+        400..=499 => Code::InvalidRequest,
+        503 => Code::Unavailable,
+        504 => Code::Timeout,
+        _ => Code::Internal,
+    };
+    Error::new(code, code.title())
+}
+
+/// Handlers fail with `Error`; `http::context` renders it again with the request's id and shape.
+impl ResponseError for Error {
+    fn status_code(&self) -> StatusCode {
+        StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        HttpResponse::new(self.status_code())
+    }
+}

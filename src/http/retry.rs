@@ -1,0 +1,108 @@
+//! The `Idempotency-Key` header: turns a handler's work into one that a client may safely repeat.
+
+use std::future::{Ready, ready};
+
+use actix_web::dev::Payload;
+use actix_web::http::StatusCode;
+use actix_web::{FromRequest, HttpRequest, HttpResponse};
+
+use crate::app::App;
+use crate::crypto;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::idempotency::{self, Answer, Outcome, Request};
+use crate::store::TenantTx;
+use crate::store::idempotency::RequestName;
+
+pub const HEADER: &str = "idempotency-key";
+pub const MAX_KEY: usize = 255;
+
+/// What a handler needs to know of a request to answer it once.
+pub struct Retryable {
+    key: Option<String>,
+    route: String,
+    path: String,
+}
+
+impl FromRequest for Retryable {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(parse(request))
+    }
+}
+
+fn parse(request: &HttpRequest) -> Result<Retryable> {
+    let key = match request.headers().get(HEADER) {
+        None => None,
+        Some(value) => Some(
+            value
+                .to_str()
+                .ok()
+                .filter(|key| (1..=MAX_KEY).contains(&key.len()))
+                .filter(|key| key.bytes().all(|byte| byte.is_ascii_graphic()))
+                .map(str::to_owned)
+                .ok_or_else(invalid_key)?,
+        ),
+    };
+    let pattern = request.match_pattern().unwrap_or_default();
+    Ok(Retryable {
+        key,
+        route: format!("{} {pattern}", request.method()),
+        path: request.path().to_owned(),
+    })
+}
+
+fn invalid_key() -> Error {
+    let detail = format!("must be 1 to {MAX_KEY} visible ASCII characters");
+    let error = FieldError::new("/header/Idempotency-Key", detail);
+    Error::fields(Code::InvalidIdempotencyKey, vec![error])
+}
+
+impl Retryable {
+    /// Does `work` in `tx` and commits, once for each key of `principal`; without a key, once a call.
+    pub async fn answer(
+        self,
+        app: &App,
+        mut tx: TenantTx,
+        principal: String,
+        body_hash: [u8; 32],
+        work: impl AsyncFnOnce(&mut TenantTx) -> Result<Answer>,
+    ) -> Result<HttpResponse> {
+        let Some(key) = self.key else {
+            let answer = work(&mut tx).await?;
+            tx.commit().await?;
+            return render(Outcome::Fresh(answer));
+        };
+        let request = Request {
+            name: RequestName {
+                principal,
+                route: self.route,
+                key,
+            },
+            hash: request_hash(&self.path, body_hash),
+        };
+        render(idempotency::once(app, tx, &request, work).await?)
+    }
+}
+
+/// The path is part of what is asked: one key for two resources is a conflict.
+fn request_hash(path: &str, body_hash: [u8; 32]) -> [u8; 32] {
+    let mut asked = path.as_bytes().to_vec();
+    asked.push(0);
+    asked.extend_from_slice(&body_hash);
+    crypto::sha256(&asked)
+}
+
+fn render(outcome: Outcome) -> Result<HttpResponse> {
+    let (answer, replayed) = match outcome {
+        Outcome::Fresh(answer) => (answer, false),
+        Outcome::Replayed(answer) => (answer, true),
+    };
+    let status = StatusCode::from_u16(answer.status).map_err(Error::internal)?;
+    let mut response = HttpResponse::build(status);
+    if replayed {
+        response.insert_header(("idempotency-replayed", "true"));
+    }
+    Ok(response.json(answer.into_body()))
+}

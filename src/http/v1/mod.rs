@@ -1,0 +1,5 @@
+//! Throughline's own endpoints, one file a resource: routes, wire types and handlers.
+
+pub mod api_keys;
+pub mod tenant;
+pub mod tenants;

@@ -1,0 +1,167 @@
+//! `/v1/tenants`: the operator's view of the customers.
+
+use actix_web::{HttpResponse, get, post, web};
+use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret;
+use serde::{Deserialize, Serialize};
+
+use crate::app::App;
+use crate::domain::display_name::DisplayName;
+use crate::domain::tenant::{Tenant, TenantState};
+use crate::error::{Error, Result};
+use crate::http::callers::Operator;
+use crate::http::extract::{JsonBody, PathId, Query};
+use crate::http::paging::{ListName, ListResponse};
+use crate::http::retry::Retryable;
+use crate::idempotency::Answer;
+use crate::ids::TenantId;
+use crate::store;
+use crate::tenants;
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateTenantRequest {
+    pub name: DisplayName,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct CreatedTenantResponse {
+    pub id: TenantId,
+    pub name: String,
+    pub state: TenantState,
+    pub created_at: DateTime<Utc>,
+    /// The tenant's first admin key, shown once; null when a retry asks after ten minutes.
+    pub api_key: Option<String>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct TenantResponse {
+    pub id: TenantId,
+    pub name: String,
+    pub state: TenantState,
+    pub created_at: DateTime<Utc>,
+}
+
+impl From<Tenant> for TenantResponse {
+    fn from(tenant: Tenant) -> Self {
+        Self {
+            id: tenant.id,
+            name: tenant.name,
+            state: tenant.state,
+            created_at: tenant.created_at,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListTenantsParams {
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    cursor: Option<String>,
+}
+
+/// Make a tenant and its first admin key.
+#[utoipa::path(
+    operation_id = "create_tenant",
+    tag = "tenants",
+    security(("operator_key" = [])),
+    extensions(("x-acts-for" = json!("nobody"))),
+    request_body = CreateTenantRequest,
+    responses((status = 201, description = "Made", body = CreatedTenantResponse))
+)]
+#[post("/tenants")]
+pub async fn create_tenant(
+    app: web::Data<App>,
+    Operator(operator): Operator,
+    retryable: Retryable,
+    body: JsonBody<CreateTenantRequest>,
+) -> Result<HttpResponse> {
+    let tx = operator.begin(&app.db).await?;
+    let request = body.value;
+    retryable
+        .answer(&app, tx, operator.principal(), body.hash, async |tx| {
+            let made = tenants::create(tx, &request.name, app.clock.now()).await?;
+            let answer = Answer::new(
+                201,
+                &CreatedTenantResponse {
+                    id: made.tenant.id,
+                    name: made.tenant.name,
+                    state: made.tenant.state,
+                    created_at: made.tenant.created_at,
+                    api_key: Some(made.api_key.expose_secret().to_owned()),
+                },
+            )?;
+            Ok(answer.with_secret("api_key"))
+        })
+        .await
+}
+
+/// All tenants, newest first.
+#[utoipa::path(
+    operation_id = "list_tenants",
+    tag = "tenants",
+    security(("operator_key" = [])),
+    extensions(("x-acts-for" = json!("nobody"))),
+    params(ListTenantsParams),
+    responses((status = 200, description = "A page", body = ListResponse<TenantResponse>))
+)]
+#[get("/tenants")]
+pub async fn list_tenants(
+    app: web::Data<App>,
+    Operator(operator): Operator,
+    Query(params): Query<ListTenantsParams>,
+) -> Result<HttpResponse> {
+    let name = ListName {
+        caller: operator.principal(),
+        list: "tenants".to_owned(),
+    };
+    let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
+    let page = store::tenants::list(&app.db, &request).await?;
+    let response = name.close(&app.keyring, page, TenantResponse::from)?;
+    Ok(HttpResponse::Ok().json(response))
+}
+
+/// Refuse all of a tenant's credentials until it is resumed.
+#[utoipa::path(
+    operation_id = "suspend_tenant",
+    tag = "tenants",
+    security(("operator_key" = [])),
+    extensions(("x-acts-for" = json!("nobody"))),
+    params(("id" = TenantId, Path, description = "The tenant")),
+    responses((status = 200, description = "Suspended", body = TenantResponse))
+)]
+#[post("/tenants/{id}/suspend")]
+pub async fn suspend_tenant(
+    app: web::Data<App>,
+    _operator: Operator,
+    PathId(id): PathId<TenantId>,
+) -> Result<HttpResponse> {
+    set_state(&app, id, TenantState::Suspended).await
+}
+
+/// Take a suspended tenant's credentials again.
+#[utoipa::path(
+    operation_id = "resume_tenant",
+    tag = "tenants",
+    security(("operator_key" = [])),
+    extensions(("x-acts-for" = json!("nobody"))),
+    params(("id" = TenantId, Path, description = "The tenant")),
+    responses((status = 200, description = "Active", body = TenantResponse))
+)]
+#[post("/tenants/{id}/resume")]
+pub async fn resume_tenant(
+    app: web::Data<App>,
+    _operator: Operator,
+    PathId(id): PathId<TenantId>,
+) -> Result<HttpResponse> {
+    set_state(&app, id, TenantState::Active).await
+}
+
+async fn set_state(app: &App, id: TenantId, state: TenantState) -> Result<HttpResponse> {
+    let tenant = store::tenants::update_state(&app.db, id, state, app.clock.now())
+        .await?
+        .ok_or_else(|| Error::not_found("tenant"))?;
+    Ok(HttpResponse::Ok().json(TenantResponse::from(tenant)))
+}

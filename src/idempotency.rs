@@ -1,0 +1,154 @@
+//! Retries that change nothing: the first answer to a request with an `Idempotency-Key` is stored in
+//! the transaction of its effect, and given again to whoever repeats the request.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::app::App;
+use crate::error::{Code, Error, Result};
+use crate::store::idempotency::{self, RequestName, StoredAnswer};
+use crate::store::{TenantTx, jobs};
+
+/// How long a first answer is given again.
+pub const KEPT: TimeDelta = TimeDelta::hours(24);
+/// How long the secrets in it are.
+pub const SECRETS_KEPT: TimeDelta = TimeDelta::minutes(10);
+
+/// The job that forgets what is no longer kept.
+pub const EXPIRY_JOB: &str = "expire_answers";
+
+/// Plans that job for the tenant of `tx`, for good.
+pub async fn plan_expiry(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<()> {
+    jobs::insert(tx, EXPIRY_JOB, now + SECRETS_KEPT).await
+}
+
+/// An answer that can be stored: its members, and apart those that are secret.
+pub struct Answer {
+    pub status: u16,
+    pub body: Map<String, Value>,
+    pub secrets: Map<String, Value>,
+}
+
+impl Answer {
+    pub fn new(status: u16, response: &impl Serialize) -> Result<Self> {
+        match serde_json::to_value(response).map_err(Error::internal)? {
+            Value::Object(body) => Ok(Self {
+                status,
+                body,
+                secrets: Map::new(),
+            }),
+            _ => Err(Error::internal(anyhow::anyhow!("an answer is no object"))),
+        }
+    }
+
+    /// Marks `member` as secret: it is replayed for ten minutes, then null.
+    pub fn with_secret(mut self, member: &str) -> Self {
+        if let Some(value) = self.body.get_mut(member) {
+            self.secrets.insert(member.to_owned(), value.take());
+        }
+        self
+    }
+
+    /// What the client gets. A secret that is no longer replayed is null.
+    pub fn into_body(self) -> Value {
+        let mut body = self.body;
+        body.extend(self.secrets);
+        Value::Object(body)
+    }
+}
+
+pub enum Outcome {
+    Fresh(Answer),
+    Replayed(Answer),
+}
+
+/// A retryable request: its name, and a hash of what it asks.
+pub struct Request {
+    pub name: RequestName,
+    pub hash: [u8; 32],
+}
+
+/// Runs `work` in `tx` and commits, or answers what the first such request was answered. When `work`
+/// fails nothing is stored: the client may mend the cause and use the key again.
+pub async fn once(
+    app: &App,
+    mut tx: TenantTx,
+    request: &Request,
+    work: impl AsyncFnOnce(&mut TenantTx) -> Result<Answer>,
+) -> Result<Outcome> {
+    let now = app.clock.now();
+    let mine = idempotency::claim(&mut tx, &request.name, request.hash, now, now - KEPT).await?;
+    if !mine {
+        return replay(app, tx, request).await.map(Outcome::Replayed);
+    }
+    let answer = work(&mut tx).await?;
+    let context = context(&tx, &request.name);
+    let seal = |part: &Map<String, Value>| -> Result<Vec<u8>> {
+        let plain = serde_json::to_vec(part).map_err(Error::internal)?;
+        Ok(app.keyring.seal(&context, &plain)?)
+    };
+    let body = seal(&answer.body)?;
+    let secrets = match answer.secrets.is_empty() {
+        true => None,
+        false => Some(seal(&answer.secrets)?),
+    };
+    let status = i16::try_from(answer.status).map_err(Error::internal)?;
+    idempotency::update_answer(&mut tx, &request.name, status, &body, secrets.as_deref()).await?;
+    tx.commit().await?;
+    Ok(Outcome::Fresh(answer))
+}
+
+async fn replay(app: &App, mut tx: TenantTx, request: &Request) -> Result<Answer> {
+    let gone = || {
+        Error::internal(anyhow::anyhow!(
+            "a stored answer vanished while it was read"
+        ))
+    };
+    let stored = idempotency::find(&mut tx, &request.name)
+        .await?
+        .ok_or_else(gone)?;
+    if stored.request_hash != request.hash {
+        let detail = "this Idempotency-Key was used with another request";
+        return Err(Error::new(Code::IdempotencyConflict, detail));
+    }
+    let StoredAnswer {
+        status: Some(status),
+        answer_enc: Some(answer),
+        secrets_enc,
+        created_at,
+        ..
+    } = stored
+    else {
+        return Err(gone());
+    };
+    let context = context(&tx, &request.name);
+    let open = |sealed: &[u8]| -> Result<Map<String, Value>> {
+        let plain = app
+            .keyring
+            .open(&context, sealed)
+            .map_err(Error::internal)?;
+        serde_json::from_slice(&plain).map_err(Error::internal)
+    };
+    let fresh_enough = created_at > app.clock.now() - SECRETS_KEPT;
+    let secrets = match secrets_enc.filter(|_| fresh_enough) {
+        Some(sealed) => open(&sealed)?,
+        None => Map::new(),
+    };
+    Ok(Answer {
+        status: u16::try_from(status).map_err(Error::internal)?,
+        body: open(&answer)?,
+        secrets,
+    })
+}
+
+/// Binds a stored answer to its row.
+fn context(tx: &TenantTx, name: &RequestName) -> String {
+    format!(
+        "idempotency/{}/{}/{}/{}",
+        tx.tenant_id(),
+        name.principal,
+        name.route,
+        name.key
+    )
+}

@@ -1,0 +1,72 @@
+//! Background work. One loop a node leases due jobs from Postgres and runs each inside its tenant; a
+//! crash leaves a lease that runs out, and any node takes the job again.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use tokio_util::sync::CancellationToken;
+
+use crate::app::App;
+use crate::auth::JobCaller;
+use crate::error::Result;
+use crate::idempotency;
+use crate::store::jobs::{self, DueJob};
+
+mod expire_answers;
+
+const TICK: Duration = Duration::from_secs(1);
+const LEASE: TimeDelta = TimeDelta::minutes(1);
+const BATCH: i64 = 20;
+const MAX_BACKOFF: TimeDelta = TimeDelta::hours(1);
+
+/// Runs until `stop` is cancelled; what is running then is finished.
+pub async fn run(app: App, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        let done = tick(&app).await.unwrap_or_else(|error| {
+            tracing::warn!(error = %error, "cannot ask for due jobs");
+            0
+        });
+        if done < BATCH as usize {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(TICK) => {}
+            }
+        }
+    }
+}
+
+/// One round: leases what is due and runs it. Answers how many jobs it ran.
+pub async fn tick(app: &App) -> Result<usize> {
+    let now = app.clock.now();
+    let due = jobs::claim(&app.db, now, now + LEASE, BATCH).await?;
+    let count = due.len();
+    for job in due {
+        let (run_at, failed) = match run_one(app, &job).await {
+            Ok(next) => (next, false),
+            Err(error) => {
+                tracing::warn!(
+                    job.kind, tenant = %job.tenant_id, attempt = job.attempts,
+                    error = %error, cause = ?error.cause, "a job failed and will run again"
+                );
+                (app.clock.now() + backoff(job.attempts), true)
+            }
+        };
+        jobs::reschedule(&app.db, &job, run_at, failed).await?;
+    }
+    Ok(count)
+}
+
+/// Runs a job and answers when it wants to run next.
+async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
+    let caller = JobCaller::new(job);
+    match job.kind.as_str() {
+        idempotency::EXPIRY_JOB => expire_answers::run(app, &caller).await,
+        // A newer node planned it and knows what it is: leave it for that one.
+        _ => Ok(app.clock.now() + LEASE),
+    }
+}
+
+fn backoff(attempts: i32) -> TimeDelta {
+    let doubled = TimeDelta::seconds(1i64 << attempts.clamp(0, 12));
+    doubled.min(MAX_BACKOFF)
+}

@@ -1,0 +1,43 @@
+//! Throughline: one assistant conversation across every platform, for many tenants at once.
+//!
+//! The rooms, from the street inwards. Imports go one way, downwards; `tests/it/architecture.rs` holds
+//! the table of allowed edges.
+//!
+//! - `server`, `dev`: start listeners and background loops; start everything for a developer
+//! - `http`, `jobs`: the surfaces: requests and background work
+//! - `tenants`, `api_keys`, `idempotency`: use cases, one room each
+//! - `app`: what they all work with
+//! - `auth`: who calls; a caller is what opens a tenant's transaction
+//! - `store`, `redis`: the only rooms with SQL and with Redis
+//! - `domain`: types and rules, without IO
+//! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`: the ground
+
+#[macro_use]
+mod text_schema;
+
+pub mod clock;
+pub mod config;
+pub mod crypto;
+pub mod error;
+pub mod guard;
+pub mod ids;
+pub mod telemetry;
+
+pub mod domain;
+
+pub mod redis;
+pub mod store;
+
+pub mod auth;
+
+pub mod app;
+
+pub mod api_keys;
+pub mod idempotency;
+pub mod tenants;
+
+pub mod http;
+pub mod jobs;
+
+pub mod dev;
+pub mod server;

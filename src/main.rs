@@ -1,0 +1,97 @@
+//! The command line: it parses, calls the library, and tells a failure in one line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use throughline::config::{Config, LogConfig, MigrateConfig, environment};
+use throughline::{dev, guard, http, server, store, telemetry, tenants};
+
+/// One assistant conversation across every platform, for many tenants at once.
+#[derive(Parser)]
+#[command(version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a node; configured by THROUGHLINE_… variables
+    Serve,
+    /// Run everything on this machine: a node, its own Postgres and Redis, a demo tenant
+    Dev {
+        #[arg(long, default_value_t = 8080)]
+        port: u16,
+        #[arg(long, default_value = ".throughline")]
+        data_dir: PathBuf,
+        /// Written, for other programs, when everything answers
+        #[arg(long)]
+        ready_file: Option<PathBuf>,
+    },
+    /// Make the database roles and apply migrations, as the owner
+    Migrate,
+    /// Print the OpenAPI document
+    Openapi,
+    /// Make tenants
+    #[command(subcommand)]
+    Tenant(TenantCommand),
+    #[command(hide = true)]
+    Guard { spec: String },
+}
+
+#[derive(Subcommand)]
+enum TenantCommand {
+    /// Make a tenant and print it as JSON, with its first admin key
+    Create { name: String },
+}
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    match run(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("throughline: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    if let Command::Guard { spec } = &command {
+        return guard::run(spec);
+    }
+    telemetry::init_logs(&LogConfig::from_lookup(&environment)?)?;
+    let config = || Config::from_lookup(&environment);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        match command {
+            Command::Serve => server::serve(config()?).await,
+            Command::Dev {
+                port,
+                data_dir,
+                ready_file,
+            } => {
+                dev::run(dev::Options {
+                    port,
+                    data_dir,
+                    ready_file,
+                })
+                .await
+            }
+            Command::Migrate => {
+                let applied =
+                    store::migrate::run(&MigrateConfig::from_lookup(&environment)?).await?;
+                Ok(println!("{applied} migrations applied"))
+            }
+            Command::Openapi => Ok(print!("{}", http::openapi::to_text(&http::document()?)?)),
+            Command::Tenant(TenantCommand::Create { name }) => {
+                tenants::create_from_command_line(config()?, &name).await
+            }
+            Command::Guard { .. } => Ok(()),
+        }
+    })
+}

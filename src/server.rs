@@ -1,0 +1,156 @@
+//! One running node: its listeners, its background loops, and an orderly end.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use actix_web::dev::ServerHandle;
+use actix_web::{HttpResponse, HttpServer, web};
+use anyhow::Context;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+
+use crate::app::App;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::http::{self, Shared, Surface};
+use crate::jobs;
+use crate::telemetry;
+
+/// Enough for the handful of scrapers a node has.
+const METRICS_WORKERS: usize = 1;
+
+pub struct Node {
+    pub app: App,
+    pub address: SocketAddr,
+    pub metrics_address: Option<SocketAddr>,
+    servers: Vec<ServerHandle>,
+    tasks: JoinSet<()>,
+}
+
+impl Node {
+    /// Listens and starts to serve. `metrics` is the process's recorder, where it has one.
+    pub async fn start(app: App, metrics: Option<PrometheusHandle>) -> anyhow::Result<Self> {
+        let shared = Shared::new(app.clone())?;
+        let surface = match app.config.operator_listen {
+            Some(_) => Surface::Tenants,
+            None => Surface::All,
+        };
+        let mut node = Self {
+            address: app.config.listen,
+            metrics_address: None,
+            app,
+            servers: Vec::new(),
+            tasks: JoinSet::new(),
+        };
+        node.address = node.serve("LISTEN", node.app.config.listen, shared.clone(), surface)?;
+        if let Some(address) = node.app.config.operator_listen {
+            node.serve("OPERATOR_LISTEN", address, shared, Surface::Operator)?;
+        }
+        if let Some(metrics) = metrics {
+            node.metrics_address = Some(node.serve_metrics(metrics)?);
+        }
+        let stop = node.app.draining.clone();
+        node.tasks.spawn(jobs::run(node.app.clone(), stop));
+        Ok(node)
+    }
+
+    fn serve(
+        &mut self,
+        variable: &str,
+        address: SocketAddr,
+        shared: Shared,
+        surface: Surface,
+    ) -> anyhow::Result<SocketAddr> {
+        let (listener, address) = listen(variable, address)?;
+        let grace = self.app.config.shutdown_grace.as_secs().max(1);
+        let server = HttpServer::new(move || http::application(shared.clone(), surface))
+            .listen(listener)?
+            .workers(self.app.config.http_workers)
+            .shutdown_timeout(grace)
+            .disable_signals()
+            .run();
+        self.spawn(server);
+        Ok(address)
+    }
+
+    fn serve_metrics(&mut self, metrics: PrometheusHandle) -> anyhow::Result<SocketAddr> {
+        let (listener, address) = listen("METRICS_LISTEN", self.app.config.metrics_listen)?;
+        let render = move || {
+            let metrics = metrics.clone();
+            async move {
+                metrics.run_upkeep();
+                HttpResponse::Ok()
+                    .content_type("text/plain; version=0.0.4")
+                    .body(metrics.render())
+            }
+        };
+        let server = HttpServer::new(move || {
+            actix_web::App::new().route("/metrics", web::get().to(render.clone()))
+        })
+        .listen(listener)?
+        .workers(METRICS_WORKERS)
+        .disable_signals()
+        .run();
+        self.spawn(server);
+        Ok(address)
+    }
+
+    fn spawn(&mut self, server: actix_web::dev::Server) {
+        self.servers.push(server.handle());
+        self.tasks.spawn(async move {
+            if let Err(error) = server.await {
+                tracing::error!(%error, "a listener failed");
+            }
+        });
+    }
+
+    /// Stops accepting, finishes what runs, gives connections back.
+    pub async fn stop(mut self) {
+        self.app.draining.cancel();
+        let grace = self.app.config.shutdown_grace + Duration::from_secs(1);
+        let finish = async {
+            for server in &self.servers {
+                server.stop(true).await;
+            }
+            while self.tasks.join_next().await.is_some() {}
+        };
+        if tokio::time::timeout(grace, finish).await.is_err() {
+            tracing::warn!("some requests did not finish within the grace period");
+        }
+        self.app.db.close().await;
+    }
+}
+
+fn listen(variable: &str, address: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address)
+        .with_context(|| format!("THROUGHLINE_{variable}: cannot listen on {address}"))?;
+    listener.set_nonblocking(true)?;
+    let bound = listener.local_addr()?;
+    Ok((listener, bound))
+}
+
+/// `throughline serve`: runs until SIGTERM or SIGINT.
+pub async fn serve(config: Config) -> anyhow::Result<()> {
+    let metrics = telemetry::init_metrics()?;
+    let app = App::build(config, Clock::system()).await?;
+    let node = Node::start(app, Some(metrics)).await?;
+    tracing::info!(address = %node.address, "serving");
+    wait_for_signal().await?;
+    tracing::info!("shutting down");
+    node.stop().await;
+    Ok(())
+}
+
+/// Returns when the process is asked to end.
+pub async fn wait_for_signal() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        _ = hangup.recv() => {}
+    }
+    Ok(())
+}

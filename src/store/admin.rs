@@ -1,0 +1,54 @@
+//! What an administrator makes in production and `dev` makes for itself: the owner role and the
+//! database that `migrate` works in.
+
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
+
+use super::roles::{quote_ident, quote_literal};
+
+/// Makes the owner (who may create roles) and its database, if they are missing.
+pub async fn ensure_database(
+    superuser: &PgConnectOptions,
+    owner: &str,
+    owner_password: &str,
+    database: &str,
+) -> anyhow::Result<()> {
+    let mut admin = superuser.connect().await?;
+    let known = "select exists (select 1 from pg_roles where rolname = $1)";
+    if !exists(&mut admin, known, owner).await? {
+        let sql = format!(
+            "create role {} login createrole password {}",
+            quote_ident(owner),
+            quote_literal(owner_password)
+        );
+        execute(&mut admin, sql).await?;
+    }
+    let known = "select exists (select 1 from pg_database where datname = $1)";
+    if !exists(&mut admin, known, database).await? {
+        let sql = format!(
+            "create database {} owner {}",
+            quote_ident(database),
+            quote_ident(owner)
+        );
+        execute(&mut admin, sql).await?;
+    }
+    Ok(admin.close().await?)
+}
+
+async fn exists(
+    connection: &mut PgConnection,
+    question: &'static str,
+    name: &str,
+) -> anyhow::Result<bool> {
+    Ok(sqlx::query_scalar(question)
+        .bind(name)
+        .fetch_one(connection)
+        .await?)
+}
+
+async fn execute(connection: &mut PgConnection, sql: String) -> anyhow::Result<()> {
+    sqlx::raw_sql(AssertSqlSafe(sql))
+        .execute(connection)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! A tenant's API keys. The digest is written here and compared inside Postgres, never read.
+
+use chrono::{DateTime, Utc};
+
+use super::{Db, TenantTx};
+use crate::domain::api_key::{ApiKey, NewApiKey, PresentedKey, Scope};
+use crate::domain::paging::{Page, PageRequest, Position};
+use crate::domain::platform::PlatformScope;
+use crate::error::{Error, Result};
+use crate::ids::{ApiKeyId, TenantId};
+
+#[derive(sqlx::FromRow)]
+struct Row {
+    id: ApiKeyId,
+    name: String,
+    scopes: Vec<String>,
+    platforms: Vec<String>,
+    created_at: DateTime<Utc>,
+    expires_at: Option<DateTime<Utc>>,
+    revoked_at: Option<DateTime<Utc>>,
+    last_used_at: Option<DateTime<Utc>>,
+}
+
+impl TryFrom<Row> for ApiKey {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self> {
+        Ok(Self {
+            id: row.id,
+            name: row.name,
+            scopes: parse_scopes(&row.scopes)?,
+            platforms: parse_platforms(&row.platforms)?,
+            created_at: row.created_at,
+            expires_at: row.expires_at,
+            revoked_at: row.revoked_at,
+            last_used_at: row.last_used_at,
+        })
+    }
+}
+
+/// What the definer function answers about a key whose digest was right.
+#[derive(Debug, Clone)]
+pub struct FoundKey {
+    pub tenant_id: TenantId,
+    pub id: ApiKeyId,
+    pub scopes: Vec<Scope>,
+    pub platforms: Vec<PlatformScope>,
+    pub expires_at: Option<DateTime<Utc>>,
+    pub revoked_at: Option<DateTime<Utc>>,
+    pub last_used_at: Option<DateTime<Utc>>,
+    pub tenant_active: bool,
+}
+
+#[derive(sqlx::FromRow)]
+struct FoundRow {
+    tenant_id: TenantId,
+    id: ApiKeyId,
+    scopes: Vec<String>,
+    platforms: Vec<String>,
+    expires_at: Option<DateTime<Utc>>,
+    revoked_at: Option<DateTime<Utc>>,
+    last_used_at: Option<DateTime<Utc>>,
+    tenant_state: String,
+}
+
+fn parse_scopes(columns: &[String]) -> Result<Vec<Scope>> {
+    columns
+        .iter()
+        .map(|text| Scope::from_column(text))
+        .collect::<Option<_>>()
+        .ok_or_else(|| Error::internal(anyhow::anyhow!("unknown scope in api_keys")))
+}
+
+fn parse_platforms(columns: &[String]) -> Result<Vec<PlatformScope>> {
+    columns
+        .iter()
+        .map(|text| text.parse().map_err(Error::internal))
+        .collect()
+}
+
+/// Looks a presented key up, before any tenant is known.
+pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundKey>> {
+    let row = sqlx::query_as::<_, FoundRow>(
+        "select tenant_id, id, scopes, platforms, expires_at, revoked_at, last_used_at, tenant_state
+           from find_api_key($1, $2, $3)",
+    )
+    .bind(key.tenant_id)
+    .bind(key.id)
+    .bind(key.digest.as_slice())
+    .fetch_optional(&db.pool)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    Ok(Some(FoundKey {
+        tenant_id: row.tenant_id,
+        id: row.id,
+        scopes: parse_scopes(&row.scopes)?,
+        platforms: parse_platforms(&row.platforms)?,
+        expires_at: row.expires_at,
+        revoked_at: row.revoked_at,
+        last_used_at: row.last_used_at,
+        tenant_active: row.tenant_state == "active",
+    }))
+}
+
+pub async fn insert(
+    tx: &mut TenantTx,
+    id: ApiKeyId,
+    digest: [u8; 32],
+    key: &NewApiKey,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let scopes: Vec<&str> = key.scopes.iter().map(|scope| scope.as_str()).collect();
+    let platforms: Vec<String> = key.platforms.iter().map(ToString::to_string).collect();
+    sqlx::query(
+        "insert into api_keys (tenant_id, id, digest, name, scopes, platforms, created_at, expires_at)
+         values ($1, $2, $3, $4, $5, $6, $7, $8)",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(digest.as_slice())
+    .bind(key.name.as_str())
+    .bind(scopes)
+    .bind(platforms)
+    .bind(now)
+    .bind(key.expires_at)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Newest first, revoked ones included.
+pub async fn list(tx: &mut TenantTx, page: &PageRequest) -> Result<Page<ApiKey>> {
+    let rows = sqlx::query_as::<_, Row>(
+        "select id, name, scopes, platforms, created_at, expires_at, revoked_at, last_used_at
+           from api_keys
+          where tenant_id = $1
+            and ($2::timestamptz is null or (created_at, id) < ($2, $3))
+          order by created_at desc, id desc
+          limit $4",
+    )
+    .bind(tx.tenant_id())
+    .bind(page.after.map(|after| after.created_at))
+    .bind(page.after.map(|after| after.id))
+    .bind(page.fetch_limit())
+    .fetch_all(tx.connection())
+    .await?;
+    let keys = rows
+        .into_iter()
+        .map(ApiKey::try_from)
+        .collect::<Result<Vec<_>>>()?;
+    Ok(Page::cut(keys, page, |key| Position {
+        created_at: key.created_at,
+        id: key.id.as_uuid(),
+    }))
+}
+
+/// True if there is such a key; revoking it again keeps the first time.
+pub async fn revoke(tx: &mut TenantTx, id: ApiKeyId, now: DateTime<Utc>) -> Result<bool> {
+    let done = sqlx::query(
+        "update api_keys
+            set revoked_at = coalesce(revoked_at, $3)
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Notes a use, unless one was noted after `unless_after`: several nodes write once a minute together.
+pub async fn update_last_used(
+    tx: &mut TenantTx,
+    id: ApiKeyId,
+    now: DateTime<Utc>,
+    unless_after: DateTime<Utc>,
+) -> Result<()> {
+    sqlx::query(
+        "update api_keys
+            set last_used_at = $3
+          where tenant_id = $1
+            and id = $2
+            and (last_used_at is null or last_used_at <= $4)",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(now)
+    .bind(unless_after)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}

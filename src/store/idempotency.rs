@@ -1,0 +1,139 @@
+//! Stored first answers. The row is claimed in the transaction of the effect, so that a twin blocks
+//! on the primary key until the first request has committed or is gone.
+
+use chrono::{DateTime, Utc};
+
+use super::TenantTx;
+use crate::error::Result;
+
+/// What names one retryable request inside a tenant.
+#[derive(Debug, Clone)]
+pub struct RequestName {
+    pub principal: String,
+    pub route: String,
+    pub key: String,
+}
+
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct StoredAnswer {
+    pub request_hash: Vec<u8>,
+    pub status: Option<i16>,
+    pub answer_enc: Option<Vec<u8>>,
+    pub secrets_enc: Option<Vec<u8>>,
+    pub created_at: DateTime<Utc>,
+}
+
+/// True if this transaction now owns the name: it was never used, or not since `forgotten_before`.
+pub async fn claim(
+    tx: &mut TenantTx,
+    name: &RequestName,
+    request_hash: [u8; 32],
+    now: DateTime<Utc>,
+    forgotten_before: DateTime<Utc>,
+) -> Result<bool> {
+    let claimed = sqlx::query(
+        "insert into idempotency as i (tenant_id, principal, route, key, request_hash, created_at)
+         values ($1, $2, $3, $4, $5, $6)
+             on conflict on constraint idempotency_pkey do update
+            set request_hash = excluded.request_hash, created_at = excluded.created_at,
+                status = null, answer_enc = null, secrets_enc = null
+          where i.tenant_id = $1
+            and i.created_at <= $7",
+    )
+    .bind(tx.tenant_id())
+    .bind(&name.principal)
+    .bind(&name.route)
+    .bind(&name.key)
+    .bind(request_hash.as_slice())
+    .bind(now)
+    .bind(forgotten_before)
+    .execute(tx.connection())
+    .await?;
+    Ok(claimed.rows_affected() == 1)
+}
+
+pub async fn find(tx: &mut TenantTx, name: &RequestName) -> Result<Option<StoredAnswer>> {
+    Ok(sqlx::query_as(
+        "select request_hash, status, answer_enc, secrets_enc, created_at
+           from idempotency
+          where tenant_id = $1
+            and principal = $2
+            and route = $3
+            and key = $4",
+    )
+    .bind(tx.tenant_id())
+    .bind(&name.principal)
+    .bind(&name.route)
+    .bind(&name.key)
+    .fetch_optional(tx.connection())
+    .await?)
+}
+
+pub async fn update_answer(
+    tx: &mut TenantTx,
+    name: &RequestName,
+    status: i16,
+    answer_enc: &[u8],
+    secrets_enc: Option<&[u8]>,
+) -> Result<()> {
+    sqlx::query(
+        "update idempotency
+            set status = $5, answer_enc = $6, secrets_enc = $7
+          where tenant_id = $1
+            and principal = $2
+            and route = $3
+            and key = $4",
+    )
+    .bind(tx.tenant_id())
+    .bind(&name.principal)
+    .bind(&name.route)
+    .bind(&name.key)
+    .bind(status)
+    .bind(answer_enc)
+    .bind(secrets_enc)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Erases secrets of answers made before `before`.
+pub async fn delete_secrets(tx: &mut TenantTx, before: DateTime<Utc>) -> Result<u64> {
+    let done = sqlx::query(
+        "update idempotency
+            set secrets_enc = null
+          where tenant_id = $1
+            and created_at < $2
+            and secrets_enc is not null",
+    )
+    .bind(tx.tenant_id())
+    .bind(before)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Deletes answers made before `before`.
+pub async fn delete(tx: &mut TenantTx, before: DateTime<Utc>) -> Result<u64> {
+    let done = sqlx::query(
+        "delete from idempotency
+          where tenant_id = $1
+            and created_at < $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(before)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// When the oldest stored answer was made; `None` if there is none.
+pub async fn oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
+    Ok(sqlx::query_scalar(
+        "select min(created_at)
+           from idempotency
+          where tenant_id = $1",
+    )
+    .bind(tx.tenant_id())
+    .fetch_one(tx.connection())
+    .await?)
+}

@@ -1,0 +1,149 @@
+//! Postgres, and the only room with SQL. Tenant rows are reached through a `TenantTx` alone, and a
+//! `TenantTx` is opened by `auth` for a caller. The store knows no policy: it reads and writes rows.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::Context;
+use secrecy::{ExposeSecret, SecretString};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Postgres, Transaction};
+
+use crate::error::{Code, Error, Result};
+use crate::ids::TenantId;
+
+pub mod admin;
+pub mod api_keys;
+pub mod idempotency;
+pub mod jobs;
+pub mod migrate;
+pub mod roles;
+pub mod tenants;
+
+/// A request that waits longer for a connection is better answered with 503.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The oldest server whose views and policies we rely on.
+const MIN_SERVER_VERSION: i32 = 150_000;
+
+/// The connection pool. Only this room sees the pool itself.
+#[derive(Clone)]
+pub struct Db {
+    pool: PgPool,
+}
+
+impl Db {
+    /// Opens the pool, refuses a role or schema the service must not run with.
+    pub async fn connect(url: &SecretString, connections: u32) -> anyhow::Result<Self> {
+        let options = connect_options(url, "DATABASE_URL")?;
+        let pool = PgPoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .max_lifetime(Duration::from_secs(30 * 60))
+            .test_before_acquire(false)
+            .connect_with(options)
+            .await
+            .context("cannot connect to Postgres (THROUGHLINE_DATABASE_URL)")?;
+        let db = Self { pool };
+        let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")
+            .fetch_one(&db.pool)
+            .await?;
+        anyhow::ensure!(
+            version >= MIN_SERVER_VERSION,
+            "Postgres 15 or newer is needed"
+        );
+        roles::refuse_unsafe_role(&db.pool).await?;
+        migrate::refuse_old_schema(&db.pool).await?;
+        Ok(db)
+    }
+
+    /// Begins a transaction in which only rows of `tenant_id` exist. For `auth`, which has a caller
+    /// to justify it; the architecture test holds that nobody else calls it.
+    pub async fn begin_tenant(&self, tenant_id: TenantId) -> Result<TenantTx> {
+        // One round trip. A parsed uuid has only hex digits and dashes.
+        let statement = format!(
+            "begin; set local app.tenant_id = '{}'; set local statement_timeout = '15s'; \
+             set local lock_timeout = '5s'; set local idle_in_transaction_session_timeout = '30s'",
+            tenant_id.as_uuid()
+        );
+        let tx = self.pool.begin_with(AssertSqlSafe(statement)).await?;
+        Ok(TenantTx { tx, tenant_id })
+    }
+
+    /// Whether Postgres answers.
+    pub async fn ping(&self) -> Result<()> {
+        sqlx::query("select 1").execute(&self.pool).await?;
+        Ok(())
+    }
+
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+/// A transaction of one tenant; rolled back unless committed.
+pub struct TenantTx {
+    tx: Transaction<'static, Postgres>,
+    tenant_id: TenantId,
+}
+
+impl TenantTx {
+    pub fn tenant_id(&self) -> TenantId {
+        self.tenant_id
+    }
+
+    pub async fn commit(self) -> Result<()> {
+        Ok(self.tx.commit().await?)
+    }
+
+    /// Goes on inside `tenant_id`, in the same transaction. The operator makes a tenant and its first
+    /// key together; a tenant's own transaction never leaves its tenant.
+    pub async fn operator_enter(&mut self, tenant_id: TenantId) -> Result<()> {
+        let statement = format!("set local app.tenant_id = '{}'", tenant_id.as_uuid());
+        sqlx::raw_sql(AssertSqlSafe(statement))
+            .execute(&mut *self.tx)
+            .await?;
+        self.tenant_id = tenant_id;
+        Ok(())
+    }
+
+    fn connection(&mut self) -> &mut PgConnection {
+        &mut self.tx
+    }
+}
+
+/// Parses a URL without ever quoting it: it holds a password.
+fn connect_options(url: &SecretString, variable: &str) -> anyhow::Result<PgConnectOptions> {
+    PgConnectOptions::from_str(url.expose_secret())
+        .map(|options| options.application_name("throughline"))
+        .map_err(|_| anyhow::anyhow!("THROUGHLINE_{variable} is not a Postgres URL"))
+}
+
+const QUERY_CANCELED: &str = "57014";
+/// Serialization failure, deadlock, lock timeout, server shutting down or starting.
+const PASSING: [&str; 6] = ["40001", "40P01", "55P03", "57P01", "57P02", "57P03"];
+/// Text that Postgres cannot hold (NUL, broken UTF-8): bad input that an extractor should have refused.
+const UNSTORABLE_TEXT: [&str; 2] = ["22021", "22P05"];
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        let state = error
+            .as_database_error()
+            .and_then(|database| database.code())
+            .map(|code| code.into_owned());
+        match (&error, state.as_deref()) {
+            (sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed, _) => {
+                Error::unavailable("the database", error)
+            }
+            (_, Some(QUERY_CANCELED)) => Error {
+                cause: Some(error.into()),
+                ..Error::new(Code::Timeout, "the database took too long")
+            },
+            (_, Some(code)) if PASSING.contains(&code) => Error::unavailable("the database", error),
+            (_, Some(code)) if UNSTORABLE_TEXT.contains(&code) => Error::new(
+                Code::InvalidRequest,
+                "a text contains characters that cannot be stored",
+            ),
+            _ => Error::internal(error),
+        }
+    }
+}
