@@ -9,6 +9,7 @@
 //! - `app`: what they all work with
 //! - `auth`: who calls; a caller is what opens a tenant's transaction
 //! - `store`, `redis`: the only rooms with SQL and with Redis
+//! - `upstream`: the only way out to a URL that a tenant gives
 //! - `domain`: types and rules, without IO
 //! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`: the ground
 
@@ -27,6 +28,7 @@ pub mod domain;
 
 pub mod redis;
 pub mod store;
+pub mod upstream;
 
 pub mod auth;
 

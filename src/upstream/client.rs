@@ -1,0 +1,311 @@
+//! The one HTTP client for URLs that tenants give. Names are resolved and judged inside the connector,
+//! so the address that was checked is the address that is dialled. It follows no redirect, asks no
+//! proxy, and never repeats a URL in an error.
+
+use std::error::Error as StdError;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::{Client, Method, RequestBuilder, Response};
+use url::Url;
+
+use super::address;
+use super::own_ports::{OwnPorts, is_of_this_machine};
+use super::url_rules::{self, UrlRefused};
+use crate::config::PrivateUpstreams;
+
+/// Name, handshake and all.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How a name becomes addresses: the system's way, or a test's.
+pub type Lookup = Arc<dyn Fn(String) -> Looking + Send + Sync>;
+pub type Looking = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>>;
+
+/// Why a fetch brought nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    #[error("the URL {0}")]
+    Refused(#[from] UrlRefused),
+    #[error("the server's name does not resolve")]
+    Unresolved,
+    #[error("the server cannot be reached")]
+    Unreachable(#[source] reqwest::Error),
+    #[error("the server did not answer in time")]
+    TooSlow,
+    #[error("the server redirects (status {0}), which is not followed")]
+    Redirect(u16),
+    #[error("the server answered with status {0}")]
+    Status(u16),
+    #[error("the answer has more than {0} bytes")]
+    TooLarge(usize),
+    #[error("the connection broke")]
+    Broken(#[source] reqwest::Error),
+}
+
+/// Cheap to clone; clones share their connections.
+#[derive(Clone)]
+pub struct GuardedClient {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    rules: Arc<Rules>,
+    /// The connector is told a name only. So there is a client for each of the things that the
+    /// judgement of an address hangs on: the scheme, and whether the port is one of ours.
+    https: ByPort,
+    http: ByPort,
+}
+
+struct ByPort {
+    other: Client,
+    own: Client,
+}
+
+struct Rules {
+    policy: PrivateUpstreams,
+    own_ports: OwnPorts,
+}
+
+impl Rules {
+    fn check_address(
+        &self,
+        https: bool,
+        own_port: bool,
+        address: IpAddr,
+    ) -> Result<(), UrlRefused> {
+        address::check(&self.policy, https, address)?;
+        if own_port && is_of_this_machine(address) {
+            return Err(UrlRefused::OwnPort);
+        }
+        Ok(())
+    }
+}
+
+impl GuardedClient {
+    pub fn new(policy: PrivateUpstreams, own_ports: OwnPorts) -> anyhow::Result<Self> {
+        Self::with_lookup(policy, own_ports, Arc::new(|name| Box::pin(look_up(name))))
+    }
+
+    pub fn with_lookup(
+        policy: PrivateUpstreams,
+        own_ports: OwnPorts,
+        lookup: Lookup,
+    ) -> anyhow::Result<Self> {
+        let rules = Arc::new(Rules { policy, own_ports });
+        let client = |https, own_port| {
+            build(GuardedResolver {
+                rules: rules.clone(),
+                lookup: lookup.clone(),
+                https,
+                own_port,
+            })
+        };
+        Ok(Self {
+            inner: Arc::new(Inner {
+                https: ByPort {
+                    other: client(true, false)?,
+                    own: client(true, true)?,
+                },
+                http: ByPort {
+                    other: client(false, false)?,
+                    own: client(false, true)?,
+                },
+                rules,
+            }),
+        })
+    }
+
+    /// For a listener whose port is known only once it is bound.
+    pub fn add_own_port(&self, port: u16) {
+        self.inner.rules.own_ports.add(port);
+    }
+
+    /// What can be told while a URL is registered. A name is judged again by its addresses, each
+    /// time it is dialled.
+    pub fn check_url(&self, text: &str) -> Result<Url, UrlRefused> {
+        let url = url_rules::parse(text)?;
+        self.client_for(&url)?;
+        Ok(url)
+    }
+
+    /// A request for the caller to fill and send. An answer of 3xx is not followed, so it must be taken
+    /// for a failure; body and time have no cap here but the time to connect (see `fetch`).
+    pub fn request(&self, method: Method, url: &Url) -> Result<RequestBuilder, UrlRefused> {
+        Ok(self.client_for(url)?.request(method, url.clone()))
+    }
+
+    /// The body of a successful answer, at most `limit` bytes, all within `deadline`.
+    pub async fn get_bytes(
+        &self,
+        url: &Url,
+        limit: usize,
+        deadline: Duration,
+    ) -> Result<Vec<u8>, FetchError> {
+        fetch(self.request(Method::GET, url)?, limit, deadline).await
+    }
+
+    /// Dials no literal address unjudged: the connector does not ask the resolver about those.
+    fn client_for(&self, url: &Url) -> Result<&Client, UrlRefused> {
+        let rules = &self.inner.rules;
+        let destination = url_rules::destination(&rules.policy, url)?;
+        if rules.own_ports.everywhere(destination.port) {
+            return Err(UrlRefused::OwnPort);
+        }
+        let own_port = rules.own_ports.here(destination.port);
+        if let Some(address) = destination.address {
+            rules.check_address(destination.https, own_port, address)?;
+        }
+        let clients = match destination.https {
+            true => &self.inner.https,
+            false => &self.inner.http,
+        };
+        Ok(match own_port {
+            true => &clients.own,
+            false => &clients.other,
+        })
+    }
+}
+
+/// Sends a request of `GuardedClient::request` and reads the successful answer, within both caps.
+pub async fn fetch(
+    request: RequestBuilder,
+    limit: usize,
+    deadline: Duration,
+) -> Result<Vec<u8>, FetchError> {
+    let fetching = async {
+        let response = request.send().await?;
+        let status = response.status();
+        if status.is_redirection() {
+            return Err(FetchError::Redirect(status.as_u16()));
+        }
+        if !status.is_success() {
+            return Err(FetchError::Status(status.as_u16()));
+        }
+        read(response, limit).await
+    };
+    tokio::time::timeout(deadline, fetching)
+        .await
+        .unwrap_or(Err(FetchError::TooSlow))
+}
+
+async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, FetchError> {
+    if response
+        .content_length()
+        .is_some_and(|length| length > limit as u64)
+    {
+        return Err(FetchError::TooLarge(limit));
+    }
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if chunk.len() > limit - body.len() {
+            return Err(FetchError::TooLarge(limit));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+impl From<reqwest::Error> for FetchError {
+    fn from(error: reqwest::Error) -> Self {
+        let error = error.without_url();
+        if let Some(refused) = refusal(&error) {
+            Self::Refused(refused)
+        } else if error.is_timeout() {
+            Self::TooSlow
+        } else if error.is_dns() {
+            Self::Unresolved
+        } else if error.is_connect() {
+            Self::Unreachable(error)
+        } else {
+            Self::Broken(error)
+        }
+    }
+}
+
+/// What `GuardedResolver` said, deep inside the connector's error.
+fn refusal(error: &reqwest::Error) -> Option<UrlRefused> {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        if let Some(refused) = cause.downcast_ref::<UrlRefused>() {
+            return Some(refused.clone());
+        }
+        source = cause.source();
+    }
+    None
+}
+
+struct GuardedResolver {
+    rules: Arc<Rules>,
+    lookup: Lookup,
+    https: bool,
+    own_port: bool,
+}
+
+impl Resolve for GuardedResolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let looking = (self.lookup)(name.as_str().to_owned());
+        let (rules, https, own_port) = (self.rules.clone(), self.https, self.own_port);
+        Box::pin(async move {
+            let mut refused = None;
+            let mut allowed = Vec::new();
+            for address in looking.await? {
+                match rules.check_address(https, own_port, address) {
+                    // Port 0 stands for the URL's own.
+                    Ok(()) => allowed.push(SocketAddr::new(address, 0)),
+                    Err(reason) => refused = Some(reason),
+                }
+            }
+            if allowed.is_empty() {
+                return Err(match refused {
+                    Some(reason) => reason.into(),
+                    None => io::Error::from(io::ErrorKind::NotFound).into(),
+                });
+            }
+            Ok(Box::new(allowed.into_iter()) as Addrs)
+        })
+    }
+}
+
+async fn look_up(name: String) -> io::Result<Vec<IpAddr>> {
+    let found = tokio::net::lookup_host((name, 0)).await?;
+    Ok(found.map(|address| address.ip()).collect())
+}
+
+fn build(resolver: GuardedResolver) -> anyhow::Result<Client> {
+    let resolver = Arc::new(resolver);
+    if resolver.https {
+        match settings(resolver.clone()).build() {
+            Ok(client) => return Ok(client),
+            // The node serves on; dials over https then fail one by one.
+            Err(error) => tracing::error!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "no https to upstreams: are the system's CA certificates installed?"
+            ),
+        }
+    }
+    settings(resolver)
+        .tls_certs_only([])
+        .build()
+        .context("the client for upstreams")
+}
+
+#[allow(clippy::disallowed_methods, reason = "the home of the guarded client")]
+fn settings(resolver: Arc<GuardedResolver>) -> reqwest::ClientBuilder {
+    Client::builder()
+        .https_only(resolver.https)
+        .dns_resolver(resolver)
+        .redirect(reqwest::redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .no_proxy()
+        .referer(false)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .tcp_nodelay(true)
+        .user_agent(concat!("throughline/", env!("CARGO_PKG_VERSION")))
+}

@@ -1,0 +1,17 @@
+//! The way out to every URL that a tenant or user gives: models, JWKS, remote MCP servers, attachments.
+//!
+//! - `url_rules`: what can be told from a URL's text, and every reason to refuse one
+//! - `address`: which IP addresses may be dialled
+//! - `own_ports`: the service's own ports, which no tenant may reach through it
+//! - `client`: the one HTTP client that holds to all three at the moment it dials
+//!
+//! Nothing else in the service opens a connection to a place that a tenant chose.
+
+mod address;
+mod client;
+mod own_ports;
+mod url_rules;
+
+pub use client::{FetchError, GuardedClient, Looking, Lookup, fetch};
+pub use own_ports::OwnPorts;
+pub use url_rules::UrlRefused;
