@@ -309,3 +309,7 @@ fn settings(resolver: Arc<GuardedResolver>) -> reqwest::ClientBuilder {
         .tcp_nodelay(true)
         .user_agent(concat!("throughline/", env!("CARGO_PKG_VERSION")))
 }
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

@@ -12,6 +12,9 @@ mod client;
 mod own_ports;
 mod url_rules;
 
+#[cfg(test)]
+mod hostile_tests;
+
 pub use client::{FetchError, GuardedClient, Looking, Lookup, fetch};
 pub use own_ports::OwnPorts;
 pub use url_rules::UrlRefused;
