@@ -32,14 +32,15 @@ pub struct Answer {
 
 impl Answer {
     pub fn new(status: u16, response: &impl Serialize) -> Result<Self> {
-        match serde_json::to_value(response).map_err(Error::internal)? {
-            Value::Object(body) => Ok(Self {
-                status,
-                body,
-                secrets: Map::new(),
-            }),
-            _ => Err(Error::internal(anyhow::anyhow!("an answer is no object"))),
-        }
+        let value = serde_json::to_value(response).map_err(Error::internal)?;
+        let Value::Object(body) = value else {
+            return Err(Error::internal(anyhow::anyhow!("an answer is no object")));
+        };
+        Ok(Self {
+            status,
+            body,
+            secrets: Map::new(),
+        })
     }
 
     /// Marks `member` as secret: it is replayed for ten minutes, then null.

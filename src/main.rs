@@ -59,6 +59,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<()> {
     if let Command::Guard { spec } = &command {
+        // Before any thread or log: the guard is as small as it can be.
         return guard::run(spec);
     }
     telemetry::init_logs(&LogConfig::from_lookup(&environment)?)?;
@@ -69,7 +70,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         .build()?;
     runtime.block_on(async {
         match command {
-            Command::Serve => server::serve(config()?).await,
+            Command::Serve => server::serve(config()?).await?,
             Command::Dev {
                 port,
                 data_dir,
@@ -80,18 +81,18 @@ fn run(command: Command) -> anyhow::Result<()> {
                     data_dir,
                     ready_file,
                 })
-                .await
+                .await?;
             }
             Command::Migrate => {
-                let applied =
-                    store::migrate::run(&MigrateConfig::from_lookup(&environment)?).await?;
-                Ok(println!("{applied} migrations applied"))
+                let config = MigrateConfig::from_lookup(&environment)?;
+                println!("{} migrations applied", store::migrate::run(&config).await?);
             }
-            Command::Openapi => Ok(print!("{}", http::openapi::to_text(&http::document()?)?)),
+            Command::Openapi => print!("{}", http::openapi::to_text(&http::document()?)?),
             Command::Tenant(TenantCommand::Create { name }) => {
-                tenants::create_from_command_line(config()?, &name).await
+                tenants::create_from_command_line(config()?, &name).await?;
             }
-            Command::Guard { .. } => Ok(()),
+            Command::Guard { spec } => guard::run(&spec)?,
         }
+        Ok(())
     })
 }

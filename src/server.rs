@@ -31,7 +31,6 @@ pub struct Node {
 impl Node {
     /// Listens and starts to serve. `metrics` is the process's recorder, where it has one.
     pub async fn start(app: App, metrics: Option<PrometheusHandle>) -> anyhow::Result<Self> {
-        let shared = Shared::new(app.clone())?;
         let surface = match app.config.operator_listen {
             Some(_) => Surface::Tenants,
             None => Surface::All,
@@ -43,9 +42,9 @@ impl Node {
             servers: Vec::new(),
             tasks: JoinSet::new(),
         };
-        node.address = node.serve("LISTEN", node.app.config.listen, shared.clone(), surface)?;
+        node.address = node.serve("LISTEN", node.app.config.listen, surface)?;
         if let Some(address) = node.app.config.operator_listen {
-            node.serve("OPERATOR_LISTEN", address, shared, Surface::Operator)?;
+            node.serve("OPERATOR_LISTEN", address, Surface::Operator)?;
         }
         if let Some(metrics) = metrics {
             node.metrics_address = Some(node.serve_metrics(metrics)?);
@@ -59,12 +58,12 @@ impl Node {
         &mut self,
         variable: &str,
         address: SocketAddr,
-        shared: Shared,
         surface: Surface,
     ) -> anyhow::Result<SocketAddr> {
         let (listener, address) = listen(variable, address)?;
+        let shared = Shared::new(self.app.clone(), surface)?;
         let grace = self.app.config.shutdown_grace.as_secs().max(1);
-        let server = HttpServer::new(move || http::application(shared.clone(), surface))
+        let server = HttpServer::new(move || http::application(shared.clone()))
             .listen(listener)?
             .workers(self.app.config.http_workers)
             .shutdown_timeout(grace)

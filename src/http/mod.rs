@@ -72,27 +72,33 @@ fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {
 
 /// The OpenAPI document of all routes.
 pub fn document() -> anyhow::Result<Value> {
+    document_of(Surface::All)
+}
+
+fn document_of(surface: Surface) -> anyhow::Result<Value> {
     let (_, collected) = actix_web::App::new()
         .into_utoipa_app()
         .openapi(openapi::skeleton())
-        .configure(routes(Surface::All))
+        .configure(routes(surface))
         .split_for_parts();
     openapi::finish(&collected)
 }
 
-/// What the listeners of one node share; made once.
+/// What the worker threads of one listener share; made once.
 #[derive(Clone)]
 pub struct Shared {
+    surface: Surface,
     app: web::Data<App>,
     document: web::Data<docs::Document>,
     paths: web::Data<fallback::KnownPaths>,
 }
 
 impl Shared {
-    pub fn new(app: App) -> anyhow::Result<Self> {
-        let document = document()?;
+    pub fn new(app: App, surface: Surface) -> anyhow::Result<Self> {
+        let document = document_of(surface)?;
         let text = serde_json::to_vec(&document)?;
         Ok(Self {
+            surface,
             app: web::Data::new(app),
             document: web::Data::new(docs::Document(text.into())),
             paths: web::Data::new(fallback::KnownPaths::of(&document)),
@@ -103,7 +109,6 @@ impl Shared {
 /// The application one worker thread serves.
 pub fn application(
     shared: Shared,
-    surface: Surface,
 ) -> actix_web::App<
     impl ServiceFactory<
         ServiceRequest,
@@ -115,7 +120,7 @@ pub fn application(
 > {
     let (app, _) = actix_web::App::new()
         .into_utoipa_app()
-        .configure(routes(surface))
+        .configure(routes(shared.surface))
         .split_for_parts();
     app.app_data(shared.app)
         .app_data(shared.document)

@@ -5,6 +5,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 
+use crate::auth::{KeyCaller, OperatorCaller};
 use crate::crypto::Keyring;
 use crate::domain::paging::{DEFAULT_LIMIT, MAX_LIMIT, Page, PageRequest, Position};
 use crate::error::{Code, Error, FieldError, Result};
@@ -22,12 +23,28 @@ pub struct ListResponse<T> {
 /// Which list a cursor is for. Everything that changes what the list holds must be in here.
 pub struct ListName {
     /// Tenant and credential.
-    pub caller: String,
+    caller: String,
     /// The list and its filters.
-    pub list: String,
+    list: String,
 }
 
 impl ListName {
+    /// A list of a tenant's things.
+    pub fn of_key(caller: &KeyCaller, list: impl Into<String>) -> Self {
+        Self {
+            caller: format!("{}/{}", caller.tenant_id(), caller.principal()),
+            list: list.into(),
+        }
+    }
+
+    /// A list of the operator's.
+    pub fn of_operator(caller: &OperatorCaller, list: impl Into<String>) -> Self {
+        Self {
+            caller: caller.principal(),
+            list: list.into(),
+        }
+    }
+
     fn context(&self) -> String {
         format!("cursor/{}/{}", self.caller, self.list)
     }

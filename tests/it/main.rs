@@ -1,1 +1,25 @@
+//! The integration tests: one binary, one Postgres and one Redis for the whole run, a database of its
+//! own for every test. They speak HTTP to real nodes.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test that cannot go on panics, and tests may look at the real clock and environment"
+)]
+
+mod support;
+
+mod api_keys;
+mod architecture;
+mod authorization;
+mod bad_input;
+mod dev_command;
+mod idempotency;
+mod jobs;
+mod model_script;
+mod openapi;
+mod serve_command;
+mod service;
+mod tenancy;
+mod tenants;

@@ -113,10 +113,7 @@ pub async fn list_tenants(
     Operator(operator): Operator,
     Query(params): Query<ListTenantsParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName {
-        caller: operator.principal(),
-        list: "tenants".to_owned(),
-    };
+    let name = ListName::of_operator(&operator, "tenants");
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = store::tenants::list(&app.db, &request).await?;
     let response = name.close(&app.keyring, page, TenantResponse::from)?;

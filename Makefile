@@ -1,0 +1,26 @@
+# Thin on purpose: every recipe is what you would type yourself.
+
+.DEFAULT_GOAL := help
+.PHONY: help dev test openapi bench-idle
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+
+dev: ## Run everything here: a node, Postgres, Redis, a demo tenant (ARGS="--port 9000")
+	@scripts/install-missing
+	cargo run -- dev $(ARGS)
+
+test: ## Check everything that CI checks
+	@scripts/install-missing
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+	cargo test --lib --test it
+
+openapi: ## Write openapi/openapi.json anew, after a change to the API
+	mkdir -p openapi
+	cargo run -q -- openapi > openapi/openapi.json.new
+	mv openapi/openapi.json.new openapi/openapi.json
+
+bench-idle: ## Measure the memory and the start of an idle release node
+	@scripts/install-missing
+	cargo bench --bench idle

@@ -1,0 +1,205 @@
+//! The shape of the code: imports go one way, and SQL, Redis and tenants' transactions stay in their
+//! rooms. Read as text, so a slip costs a line here and not a review.
+
+use std::path::Path;
+
+use crate::support::cluster::project;
+
+/// A room and the rooms it may import from. `ground` is everyone's.
+const ALLOWED: [(&str, &[&str]); 12] = [
+    (
+        "main",
+        &["dev", "server", "http", "store", "tenants", "ground"],
+    ),
+    (
+        "dev",
+        &[
+            "server", "app", "api_keys", "tenants", "store", "domain", "ground",
+        ],
+    ),
+    ("server", &["http", "jobs", "app", "ground"]),
+    (
+        "http",
+        &[
+            "api_keys",
+            "tenants",
+            "idempotency",
+            "app",
+            "auth",
+            "store",
+            "domain",
+            "ground",
+        ],
+    ),
+    ("jobs", &["idempotency", "app", "auth", "store", "ground"]),
+    (
+        "tenants",
+        &[
+            "api_keys",
+            "idempotency",
+            "app",
+            "store",
+            "domain",
+            "ground",
+        ],
+    ),
+    ("api_keys", &["store", "domain", "ground"]),
+    ("idempotency", &["app", "store", "ground"]),
+    ("app", &["auth", "store", "redis", "ground"]),
+    ("auth", &["store", "domain", "ground"]),
+    ("store", &["domain", "ground"]),
+    ("redis", &["ground"]),
+];
+const GROUND: [&str; 9] = [
+    "clock",
+    "config",
+    "crypto",
+    "error",
+    "guard",
+    "ids",
+    "telemetry",
+    "text_schema",
+    "domain",
+];
+
+/// A word and the only files (by beginning of path) that may contain it.
+const KEPT_IN: [(&str, &[&str]); 7] = [
+    ("sqlx::", &["store/", "dev/servers.rs", "ids.rs"]),
+    ("deadpool_redis", &["redis/", "dev/servers.rs"]),
+    ("begin_tenant(", &["store/", "auth/"]),
+    ("operator_enter(", &["store/", "tenants.rs", "dev/"]),
+    ("actix_web", &["http/", "server.rs"]),
+    ("std::process::Command", &["guard.rs", "dev/"]),
+    ("aws_lc_rs", &["crypto.rs"]),
+];
+
+/// Statements without a tenant: on global tables, on Postgres' own catalog, on definer functions.
+const TENANTLESS: [&str; 8] = [
+    "from tenants",
+    "update tenants",
+    "into tenants",
+    "from jobs",
+    "pg_roles",
+    "pg_database",
+    "_sqlx_migrations",
+    "current_user",
+];
+
+fn sources() -> Vec<(String, String)> {
+    fn walk(dir: &Path, found: &mut Vec<(String, String)>) {
+        for entry in std::fs::read_dir(dir).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(project().join("src")).unwrap();
+                let text = std::fs::read_to_string(&path).unwrap();
+                found.push((name.display().to_string(), text));
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&project().join("src"), &mut found);
+    assert!(found.len() > 20);
+    found
+}
+
+fn room_of(file: &str) -> &str {
+    file.split('/').next().unwrap().trim_end_matches(".rs")
+}
+
+/// The code without its unit tests.
+fn product(text: &str) -> &str {
+    text.split("#[cfg(test)]").next().unwrap()
+}
+
+#[test]
+fn imports_go_one_way() {
+    let mut wrong = Vec::new();
+    for (file, text) in sources() {
+        let room = room_of(&file);
+        if room == "lib" {
+            continue;
+        }
+        let allowed = match ALLOWED.iter().find(|(name, _)| *name == room) {
+            Some((_, allowed)) => *allowed,
+            None if GROUND.contains(&room) => &["ground"],
+            None => panic!("the room {room} is not in the table"),
+        };
+        let text = product(&text).replace("throughline::", "crate::");
+        for part in text.split("crate::").skip(1) {
+            let names = match part.strip_prefix('{') {
+                Some(group) => group.split('}').next().unwrap().split(',').collect(),
+                None => vec![part],
+            };
+            for name in names {
+                let word = |c: char| !(c.is_alphanumeric() || c == '_');
+                let target = name.trim().split(word).next().unwrap();
+                let fine = target == room
+                    || allowed.contains(&target)
+                    || allowed.contains(&"ground") && GROUND.contains(&target);
+                if !fine && !target.is_empty() {
+                    wrong.push(format!("{file} imports {target}"));
+                }
+            }
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+#[test]
+fn each_concern_stays_in_its_room() {
+    let mut wrong = Vec::new();
+    for (file, text) in sources() {
+        for (word, homes) in KEPT_IN {
+            let home = homes.iter().any(|home| file.starts_with(home));
+            if !home && product(&text).contains(word) && file != "main.rs" {
+                wrong.push(format!("{file} has {word}"));
+            }
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+#[test]
+fn every_statement_on_tenant_rows_names_its_tenant() {
+    let verbs = [
+        "select ",
+        "insert into ",
+        "update ",
+        "delete from ",
+        "with ",
+    ];
+    let (mut wrong, mut seen) = (Vec::new(), 0);
+    for (file, text) in sources() {
+        for literal in product(&text).split('"').skip(1).step_by(2) {
+            let sql = literal.trim_start();
+            if !file.starts_with("store/") || !verbs.iter().any(|verb| sql.starts_with(verb)) {
+                continue;
+            }
+            seen += 1;
+            let tenantless = TENANTLESS.iter().any(|known| sql.contains(known));
+            let probe = !sql.contains(" from ") && sql.starts_with("select ");
+            if !(sql.contains("tenant_id") || tenantless || probe) {
+                wrong.push(format!("{file}: {sql}"));
+            }
+            if sql.contains("limit $") && !sql.contains("order by") {
+                wrong.push(format!("{file}: a limit without an order: {sql}"));
+            }
+        }
+    }
+    assert!(seen > 15, "saw only {seen} statements");
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+#[test]
+fn every_module_says_what_it_is_for_and_stays_readable() {
+    for (file, text) in sources() {
+        assert!(
+            text.starts_with("//! "),
+            "{file} does not say what it is for"
+        );
+        let lines = text.lines().count();
+        assert!(lines <= 500, "{file} has {lines} lines: is it one idea?");
+    }
+}

@@ -1,0 +1,70 @@
+//! The OpenAPI document: committed, served, readable without another host.
+
+use crate::support::cluster::project;
+use crate::support::{Reply, World};
+use throughline::http;
+
+#[test]
+fn the_committed_document_is_the_generated_one() {
+    let file = project().join("openapi/openapi.json");
+    let committed = std::fs::read_to_string(file).unwrap_or_default();
+    let generated = http::openapi::to_text(&http::document().unwrap()).unwrap();
+    assert!(
+        committed == generated,
+        "openapi/openapi.json is not up to date: run `make openapi`"
+    );
+}
+
+#[test]
+fn it_is_openapi_3_1_and_every_operation_has_an_id_a_summary_and_a_tag() {
+    let document = http::document().unwrap();
+    assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            for member in ["operationId", "summary"] {
+                assert!(
+                    operation[member].is_string(),
+                    "{method} {path} has no {member}"
+                );
+            }
+            assert!(operation["tags"].is_array(), "{method} {path} has no tag");
+        }
+    }
+}
+
+#[test]
+fn every_reference_in_it_leads_somewhere() {
+    let document = http::document().unwrap();
+    let text = document.to_string();
+    for part in text.split("\"$ref\":\"#").skip(1) {
+        let pointer = &part[..part.find('"').unwrap()];
+        assert!(document.pointer(pointer).is_some(), "{pointer} is missing");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_document_and_its_reader_are_served_from_the_binary() {
+    let world = World::new().await;
+    let get = async |path: &str| Reply::of(reqwest::Client::new().get(world.url(path))).await;
+    assert_eq!(
+        get("/openapi.json").await.expect(200),
+        http::document().unwrap()
+    );
+    let page = get("/docs").await;
+    assert_eq!(page.status, 200);
+    for text in [&page.text, &get("/docs/swagger-initializer.js").await.text] {
+        assert!(
+            !text.contains("http://") && !text.contains("https://"),
+            "{text}"
+        );
+    }
+    for file in ["swagger-ui.css", "swagger-ui-bundle.js", "index.css"] {
+        assert!(page.text.contains(file), "{file}");
+        assert_eq!(get(&format!("/docs/{file}")).await.status, 200, "{file}");
+    }
+    assert!(
+        page.header("content-security-policy")
+            .contains("default-src 'self'")
+    );
+    get("/docs/nothing").await.expect_problem(404, "not_found");
+}

@@ -1,0 +1,59 @@
+//! An answer, read whole, with assertions that show it when they fail.
+
+use reqwest::header::HeaderMap;
+use serde_json::Value;
+
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Reply {
+    pub async fn of(request: reqwest::RequestBuilder) -> Self {
+        let response = request.send().await.unwrap();
+        Self {
+            status: response.status().as_u16(),
+            headers: response.headers().clone(),
+            text: response.text().await.unwrap(),
+        }
+    }
+
+    /// The body, if the status is the expected one.
+    #[track_caller]
+    pub fn expect(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        if self.text.is_empty() {
+            return Value::Null;
+        }
+        serde_json::from_str(&self.text).unwrap()
+    }
+
+    /// A problem with this status and code, complete as the contract has it.
+    #[track_caller]
+    pub fn expect_problem(&self, status: u16, code: &str) -> Value {
+        let problem = self.expect(status);
+        assert_eq!(self.header("content-type"), "application/problem+json");
+        assert_eq!(problem["code"], code, "{problem}");
+        assert_eq!(problem["status"], status, "{problem}");
+        assert_eq!(
+            problem["request_id"],
+            self.header("x-request-id"),
+            "{problem}"
+        );
+        for member in ["type", "title", "detail"] {
+            assert!(problem[member].is_string(), "{problem}");
+        }
+        problem
+    }
+
+    #[track_caller]
+    pub fn header(&self, name: &str) -> &str {
+        let value = self.headers.get(name);
+        value
+            .unwrap_or_else(|| panic!("no header {name}"))
+            .to_str()
+            .unwrap()
+    }
+}

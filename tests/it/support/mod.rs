@@ -1,0 +1,22 @@
+//! What tests are written with.
+
+pub mod catalog;
+pub mod cluster;
+pub mod http;
+pub mod model;
+pub mod process;
+pub mod world;
+
+pub use http::Reply;
+pub use world::{Tenant, World};
+
+use std::time::{Duration, Instant};
+
+/// Asks until the answer is yes; a test that waits for something waits here and never sleeps.
+pub async fn eventually(what: &str, within: Duration, ask: impl AsyncFn() -> bool) {
+    let started = Instant::now();
+    while !ask().await {
+        assert!(started.elapsed() < within, "not within {within:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

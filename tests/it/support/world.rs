@@ -1,0 +1,147 @@
+//! A world for one test: a database of its own, one or more nodes on it, and a clock they share.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use throughline::app::App;
+use throughline::clock::Clock;
+use throughline::config::Config;
+use throughline::server::Node;
+
+use super::Reply;
+use super::cluster::cluster;
+
+pub const OPERATOR_KEY: &str = "operator-key-of-the-tests-0123456789";
+pub const SECRET_KEY: &str = "secret-key-of-the-tests-0123456789ab";
+
+pub struct World {
+    pub database: String,
+    pub clock: Clock,
+    pub nodes: Vec<Node>,
+    client: reqwest::Client,
+}
+
+/// A tenant and the text of its first admin key.
+pub struct Tenant {
+    pub id: String,
+    pub key: String,
+}
+
+impl World {
+    pub async fn new() -> Self {
+        Self::with_nodes(1).await
+    }
+
+    pub async fn with_nodes(count: usize) -> Self {
+        Self::with_redis(count, cluster().redis_url()).await
+    }
+
+    /// On a Redis of the test's own, so that it may be stopped.
+    pub async fn with_redis(count: usize, redis_url: &str) -> Self {
+        let database = cluster().new_database().await;
+        let clock = Clock::system();
+        let mut nodes = Vec::new();
+        for _ in 0..count {
+            let config = node_config(&database, redis_url);
+            let app = App::build(config, clock.clone()).await.unwrap();
+            nodes.push(Node::start(app, None).await.unwrap());
+        }
+        Self {
+            database,
+            clock,
+            nodes,
+            client: reqwest::Client::new(),
+        }
+    }
+
+    pub fn app(&self) -> &App {
+        &self.nodes[0].app
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        self.url_on(0, path)
+    }
+
+    pub fn url_on(&self, node: usize, path: &str) -> String {
+        format!("http://{}{path}", self.nodes[node].address)
+    }
+
+    /// A request to the first node, to be changed before it is sent.
+    pub fn request(&self, method: Method, path: &str, key: &str) -> reqwest::RequestBuilder {
+        self.client.request(method, self.url(path)).bearer_auth(key)
+    }
+
+    pub async fn get(&self, key: &str, path: &str) -> Reply {
+        self.get_on(0, key, path).await
+    }
+
+    pub async fn get_on(&self, node: usize, key: &str, path: &str) -> Reply {
+        Reply::of(self.client.get(self.url_on(node, path)).bearer_auth(key)).await
+    }
+
+    pub async fn post(&self, key: &str, path: &str, body: Value) -> Reply {
+        Reply::of(self.request(Method::POST, path, key).json(&body)).await
+    }
+
+    pub async fn delete(&self, key: &str, path: &str) -> Reply {
+        Reply::of(self.request(Method::DELETE, path, key)).await
+    }
+
+    pub async fn tenant(&self, name: &str) -> Tenant {
+        let made = self
+            .post(OPERATOR_KEY, "/v1/tenants", json!({ "name": name }))
+            .await
+            .expect(201);
+        Tenant {
+            id: made["id"].as_str().unwrap().to_owned(),
+            key: made["api_key"].as_str().unwrap().to_owned(),
+        }
+    }
+
+    /// A key of `tenant` with one scope: its id and text.
+    pub async fn api_key(&self, tenant: &Tenant, scope: &str) -> (String, String) {
+        let platforms = if scope == "bridge" {
+            json!(["telegram"])
+        } else {
+            json!([])
+        };
+        let body = json!({"name": scope, "scopes": [scope], "platforms": platforms});
+        let made = self
+            .post(&tenant.key, "/v1/api-keys", body)
+            .await
+            .expect(201);
+        let text = |member: &str| made[member].as_str().unwrap().to_owned();
+        (text("id"), text("key"))
+    }
+
+    /// Past every policy: to prepare what the API would not, and to see what it does not show.
+    pub async fn superuser(&self) -> PgConnection {
+        cluster().superuser(&self.database).await
+    }
+}
+
+/// What `serve` would read, for a node of the tests.
+pub fn node_environment(database: &str, redis_url: &str) -> Vec<(String, String)> {
+    [
+        ("DATABASE_URL", cluster().service_url(database).as_str()),
+        ("DATABASE_POOL", "5"),
+        ("REDIS_URL", redis_url),
+        ("OPERATOR_KEY", OPERATOR_KEY),
+        ("SECRET_KEY", SECRET_KEY),
+        ("LISTEN", "127.0.0.1:0"),
+        ("METRICS_LISTEN", "127.0.0.1:0"),
+        ("HTTP_WORKERS", "1"),
+        ("SHUTDOWN_GRACE_MS", "5000"),
+    ]
+    .map(|(name, value)| (format!("THROUGHLINE_{name}"), value.to_owned()))
+    .to_vec()
+}
+
+pub fn node_config(database: &str, redis_url: &str) -> Config {
+    let environment = node_environment(database, redis_url);
+    Config::from_lookup(&|wanted| {
+        let found = environment.iter().find(|(name, _)| name == wanted);
+        found.map(|(_, value)| value.clone())
+    })
+    .unwrap()
+}

@@ -1,0 +1,308 @@
+//! Nothing of one tenant is ever visible to another: by the catalog, by raw SQL, and over HTTP with
+//! each of the two locks alone.
+
+use reqwest::Method;
+use secrecy::ExposeSecret;
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use throughline::domain::api_key::{digest, key_text};
+use throughline::ids::ApiKeyId;
+
+use crate::support::catalog::{tenant_tables, violations};
+use crate::support::cluster::cluster;
+use crate::support::{Reply, Tenant, World};
+
+async fn execute(connection: &mut PgConnection, sql: &str) -> Result<u64, sqlx::Error> {
+    let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+        .execute(connection)
+        .await?;
+    Ok(done.rows_affected())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_schema_keeps_every_rule() {
+    let database = cluster().new_database().await;
+    let mut superuser = cluster().superuser(&database).await;
+    assert_eq!(violations(&mut superuser).await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_way_to_break_a_rule_is_noticed() {
+    let database = cluster().new_database().await;
+    let mut superuser = cluster().superuser(&database).await;
+    for broken in [
+        "drop policy tenant_isolation on api_keys",
+        "alter policy tenant_isolation on api_keys using (true)",
+        "alter policy tenant_isolation on api_keys with check (true)",
+        "create policy extra on api_keys using (true)",
+        "alter table api_keys no force row level security",
+        "alter table api_keys disable row level security",
+        "alter table idempotency alter tenant_id drop not null",
+        "alter table api_keys drop constraint api_keys_pkey",
+        "create unique index on api_keys (digest)",
+        "create table notes (id uuid primary key, text text)",
+        "create table notes (tenant_id uuid not null, id uuid, primary key (tenant_id, id))",
+        "create table notes (tenant_id uuid not null, id uuid, primary key (tenant_id, id));
+         select install_tenant_policy('notes');
+         alter table notes add constraint notes_tenant_fkey foreign key (id) references tenants (id)",
+        "create view all_keys as select id from api_keys",
+        "create materialized view all_keys as select id from api_keys",
+        "grant truncate on api_keys to throughline_service",
+        "grant select on api_keys to public",
+        "grant select on api_keys to throughline",
+        "create function peek() returns bigint language sql security definer
+           set search_path = pg_catalog, public as 'select count(*) from api_keys';
+         revoke execute on function peek from public",
+        "grant execute on function find_api_key to public",
+        "alter function find_api_key reset search_path",
+        "alter function find_api_key owner to postgres",
+        "alter table tenants add check (name <> '')",
+    ] {
+        let mut tx = superuser.begin().await.unwrap();
+        // A primary key that loses NOT NULL must lose the key first; what fails to break breaks nothing.
+        let sql = match broken {
+            "alter table idempotency alter tenant_id drop not null" => {
+                "alter table idempotency drop constraint idempotency_pkey, alter tenant_id drop not null"
+            }
+            sql => sql,
+        };
+        execute(&mut tx, sql).await.unwrap();
+        assert_ne!(violations(&mut tx).await, Vec::<String>::new(), "unnoticed: {broken}");
+        tx.rollback().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_tenant_the_service_role_sees_and_writes_nothing() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    fill_every_table(&world, &tenant).await;
+    let mut superuser = world.superuser().await;
+    let url = cluster().service_url(&world.database);
+    let mut service = PgConnection::connect(&url).await.unwrap();
+    let tenant_uuid = uuid_of(&tenant);
+    for table in tenant_tables(&mut superuser).await {
+        let count = |table: &str| AssertSqlSafe(format!("select count(*) from {table}"));
+        let there: i64 = sqlx::query_scalar(count(&table))
+            .fetch_one(&mut superuser)
+            .await
+            .unwrap();
+        assert!(there > 0, "{table} is empty: fill it in fill_every_table");
+        let seen: i64 = sqlx::query_scalar(count(&table))
+            .fetch_one(&mut service)
+            .await
+            .unwrap();
+        assert_eq!(seen, 0, "{table} shows rows");
+        for sql in [
+            format!("update {table} set tenant_id = tenant_id"),
+            format!("delete from {table}"),
+        ] {
+            // Refused outright, or it finds no row.
+            assert_eq!(execute(&mut service, &sql).await.unwrap_or(0), 0, "{sql}");
+        }
+        let insert = format!("insert into {table} (tenant_id) values ('{tenant_uuid}')");
+        assert!(
+            execute(&mut service, &insert).await.is_err(),
+            "{table} takes a row"
+        );
+        let truncate = format!("truncate {table}");
+        assert!(
+            execute(&mut service, &truncate).await.is_err(),
+            "{table} can be emptied"
+        );
+        let after: i64 = sqlx::query_scalar(count(&table))
+            .fetch_one(&mut superuser)
+            .await
+            .unwrap();
+        assert_eq!(after, there, "{table} lost rows");
+    }
+    assert!(
+        execute(&mut service, "select digest from api_keys")
+            .await
+            .is_err()
+    );
+    assert!(
+        execute(&mut service, "set role throughline_owner")
+            .await
+            .is_err()
+    );
+    assert!(
+        execute(&mut service, "set role throughline_definer")
+            .await
+            .is_err()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inside_a_tenant_a_row_of_another_cannot_be_written() {
+    let world = World::new().await;
+    let (own, other) = (world.tenant("own").await, world.tenant("other").await);
+    let url = cluster().service_url(&world.database);
+    let mut service = PgConnection::connect(&url).await.unwrap();
+    let mut tx = service.begin().await.unwrap();
+    let enter = format!("set local app.tenant_id = '{}'", uuid_of(&own));
+    execute(&mut tx, &enter).await.unwrap();
+    let insert = format!(
+        "insert into idempotency (tenant_id, principal, route, key, request_hash, created_at)
+         values ('{}', 'p', 'r', 'k', decode(repeat('00', 32), 'hex'), now())",
+        uuid_of(&other)
+    );
+    let refused = execute(&mut tx, &insert).await.unwrap_err();
+    let code = refused
+        .as_database_error()
+        .unwrap()
+        .code()
+        .unwrap()
+        .into_owned();
+    assert_eq!(code, "42501");
+    tx.rollback().await.unwrap();
+    let seen: i64 = sqlx::query_scalar("select count(*) from api_keys")
+        .fetch_one(&mut service)
+        .await
+        .unwrap();
+    assert_eq!(seen, 0, "the setting does not outlive its transaction");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_tenants_with_equal_ids_never_meet() {
+    let world = World::new().await;
+    two_tenants_with_equal_ids(&world).await;
+}
+
+/// With the policies off, only the predicates in the statements are left: dropping one fails here.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_tenants_with_equal_ids_never_meet_even_without_row_level_security() {
+    let world = World::new().await;
+    let mut superuser = world.superuser().await;
+    for table in tenant_tables(&mut superuser).await {
+        let sql =
+            format!("alter table {table} disable row level security, no force row level security");
+        execute(&mut superuser, &sql).await.unwrap();
+    }
+    two_tenants_with_equal_ids(&world).await;
+}
+
+async fn two_tenants_with_equal_ids(world: &World) {
+    let (a, b) = (
+        world.tenant("tenant a").await,
+        world.tenant("tenant b").await,
+    );
+    // Equal ids: an admin key each, and a key each to be revoked.
+    let (admin_id, victim_id) = (ApiKeyId::generate(), ApiKeyId::generate());
+    let a_key = plant_key(world, &a, admin_id, "canary-a").await;
+    let b_key = plant_key(world, &b, admin_id, "canary-b").await;
+    plant_key(world, &a, victim_id, "canary-a victim").await;
+    let b_victim = plant_key(world, &b, victim_id, "canary-b victim").await;
+
+    // The same Idempotency-Key, the same principal, the same body: two requests, not one.
+    let made_a = create_key(world, &a_key, "same").await;
+    let made_b = create_key(world, &b_key, "same").await;
+    assert!(made_b.headers.get("idempotency-replayed").is_none());
+    assert_ne!(made_a.expect(201)["id"], made_b.expect(201)["id"]);
+    assert_eq!(
+        create_key(world, &a_key, "same").await.expect(201),
+        made_a.expect(201)
+    );
+    assert_eq!(
+        create_key(world, &b_key, "same").await.expect(201),
+        made_b.expect(201)
+    );
+
+    for (key, foreign) in [(&a_key, "canary-b"), (&b_key, "canary-a")] {
+        let listed = world.get(key, "/v1/api-keys?limit=200").await;
+        assert!(!listed.text.contains(foreign), "{}", listed.text);
+        assert_eq!(listed.expect(200)["data"].as_array().unwrap().len(), 4);
+    }
+    let page = world.get(&a_key, "/v1/api-keys?limit=1").await.expect(200);
+    let stolen = format!(
+        "/v1/api-keys?limit=1&cursor={}",
+        page["next_cursor"].as_str().unwrap()
+    );
+    world
+        .get(&b_key, &stolen)
+        .await
+        .expect_problem(400, "invalid_cursor");
+
+    world
+        .delete(&a_key, &format!("/v1/api-keys/{victim_id}"))
+        .await
+        .expect(204);
+    world.get(&b_victim, "/v1/tenant").await.expect(200);
+    let uses: Vec<(String, bool)> = sqlx::query_as(
+        "select name, revoked_at is not null from api_keys where id = $1 order by name",
+    )
+    .bind(victim_id)
+    .fetch_all(&mut world.superuser().await)
+    .await
+    .unwrap();
+    let expected = [
+        ("canary-a victim".to_owned(), true),
+        ("canary-b victim".to_owned(), false),
+    ];
+    assert_eq!(uses, expected);
+
+    // Background work of one tenant leaves the other's alone: only a's job is due.
+    sqlx::query("update jobs set run_at = now() - interval '1 minute' where tenant_id = $1")
+        .bind(uuid_of(&a))
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+    sqlx::query("update idempotency set created_at = now() - interval '2 days'")
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+    let left = async || -> Vec<sqlx::types::Uuid> {
+        sqlx::query_scalar("select tenant_id from idempotency order by tenant_id")
+            .fetch_all(&mut world.superuser().await)
+            .await
+            .unwrap()
+    };
+    crate::support::eventually(
+        "a's job has run",
+        std::time::Duration::from_secs(5),
+        async || {
+            throughline::jobs::tick(world.app()).await.unwrap();
+            !left().await.contains(&uuid_of(&a))
+        },
+    )
+    .await;
+    assert_eq!(left().await, [uuid_of(&b)]);
+}
+
+async fn create_key(world: &World, key: &str, idempotency_key: &str) -> Reply {
+    let request = world
+        .request(Method::POST, "/v1/api-keys", key)
+        .header("idempotency-key", idempotency_key)
+        .json(&json!({"name": "made twice", "scopes": ["chat"]}));
+    Reply::of(request).await
+}
+
+/// An admin key with a chosen id, as no API would make it.
+async fn plant_key(world: &World, tenant: &Tenant, id: ApiKeyId, name: &str) -> String {
+    let text = key_text(tenant.id.parse().unwrap(), id, [name.len() as u8; 24]);
+    sqlx::query(
+        "insert into api_keys (tenant_id, id, digest, name, scopes, platforms, created_at)
+         values ($1, $2, $3, $4, array['admin'], '{}', now())",
+    )
+    .bind(uuid_of(tenant))
+    .bind(id)
+    .bind(digest(&text).as_slice())
+    .bind(name)
+    .execute(&mut world.superuser().await)
+    .await
+    .unwrap();
+    text.expose_secret().to_owned()
+}
+
+/// A row in every table with tenant rows, so that "sees nothing" means something.
+async fn fill_every_table(world: &World, tenant: &Tenant) {
+    create_key(world, &tenant.key, "fill").await.expect(201);
+}
+
+fn uuid_of(tenant: &Tenant) -> sqlx::types::Uuid {
+    tenant
+        .id
+        .parse::<throughline::ids::TenantId>()
+        .unwrap()
+        .as_uuid()
+}
