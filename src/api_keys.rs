@@ -5,9 +5,9 @@ use secrecy::SecretString;
 
 use crate::crypto;
 use crate::domain::api_key::{ApiKey, NewApiKey, Scope, digest, key_text};
-use crate::error::{Error, FieldError, Result};
+use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::ApiKeyId;
-use crate::store::{TenantTx, api_keys};
+use crate::store::{TenantTx, api_keys, issuers, tenants};
 
 pub struct CreatedKey {
     pub key: ApiKey,
@@ -17,6 +17,7 @@ pub struct CreatedKey {
 
 pub async fn create(tx: &mut TenantTx, new: &NewApiKey, now: DateTime<Utc>) -> Result<CreatedKey> {
     check(new, now)?;
+    refuse_taken_platforms(tx, new).await?;
     let id = ApiKeyId::generate();
     let text = key_text(tx.tenant_id(), id, crypto::random()?);
     api_keys::insert(tx, id, digest(&text), new, now).await?;
@@ -33,6 +34,24 @@ pub async fn create(tx: &mut TenantTx, new: &NewApiKey, now: DateTime<Utc>) -> R
         },
         text,
     })
+}
+
+/// A platform that an issuer vouches for is not vouched for by keys too.
+async fn refuse_taken_platforms(tx: &mut TenantTx, new: &NewApiKey) -> Result<()> {
+    if new.platforms.is_empty() {
+        return Ok(());
+    }
+    let platforms: Vec<String> = new
+        .platforms
+        .iter()
+        .map(|entry| entry.platform().to_owned())
+        .collect();
+    tenants::lock(tx).await?;
+    if issuers::any_vouches_for(tx, &platforms).await? {
+        let detail = "an issuer vouches for one of these platforms";
+        return Err(Error::new(Code::PlatformTaken, detail));
+    }
+    Ok(())
 }
 
 fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::{KeyVerifier, OperatorKeys};
+use crate::auth::{KeyVerifier, OperatorKeys, TokenVerifier, Verifiers};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
 use crate::redis::Redis;
 use crate::store::Db;
+use crate::upstream::{GuardedClient, OwnPorts};
 
 /// Cheap to clone; all clones are the same node.
 #[derive(Clone)]
@@ -23,9 +24,10 @@ pub struct Inner {
     pub clock: Clock,
     pub db: Db,
     pub redis: Redis,
-    pub keyring: Keyring,
-    pub operators: OperatorKeys,
-    pub keys: KeyVerifier,
+    pub keyring: Arc<Keyring>,
+    /// For every URL that a tenant or user gives.
+    pub upstream: GuardedClient,
+    pub verifiers: Verifiers,
     /// Cancelled when the node begins to shut down.
     pub draining: CancellationToken,
 }
@@ -33,10 +35,21 @@ pub struct Inner {
 impl App {
     pub async fn build(config: Config, clock: Clock) -> anyhow::Result<Self> {
         let keyring = Keyring::new(&config.secret_keys).context("THROUGHLINE_SECRET_KEY")?;
-        let operators = OperatorKeys::new(&config.operator_keys);
+        let keyring = Arc::new(keyring);
+        let own_ports = OwnPorts::of(&config);
+        let upstream = GuardedClient::new(config.allow_private_upstreams.clone(), own_ports)?;
         let redis = Redis::new(&config.redis_url)?;
         let db = Db::connect(&config.database_url, config.database_pool).await?;
-        let keys = KeyVerifier::new(db.clone(), clock.clone());
+        let verifiers = Verifiers {
+            operators: OperatorKeys::new(&config.operator_keys),
+            keys: KeyVerifier::new(db.clone(), clock.clone()),
+            tokens: TokenVerifier::new(
+                db.clone(),
+                clock.clone(),
+                keyring.clone(),
+                upstream.clone(),
+            ),
+        };
         Ok(Self {
             inner: Arc::new(Inner {
                 config,
@@ -44,8 +57,8 @@ impl App {
                 db,
                 redis,
                 keyring,
-                operators,
-                keys,
+                upstream,
+                verifiers,
                 draining: CancellationToken::new(),
             }),
         })

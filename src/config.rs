@@ -25,6 +25,8 @@ pub const CLUSTER_VARIABLES: [&str; 11] = [
     "SHUTDOWN_GRACE_MS",
 ];
 
+/// By default; each costs memory, and Postgres is busy long before more of them are.
+const MOST_HTTP_WORKERS: usize = 8;
 /// Shorter keys can be guessed.
 const MIN_SECRET_CHARS: usize = 32;
 
@@ -179,7 +181,9 @@ impl LogConfig {
     pub fn from_lookup(lookup: Lookup) -> Result<Self, ConfigError> {
         let vars = Vars { lookup };
         Ok(Self {
-            filter: vars.or("LOG", "info".to_owned(), |text| Ok(text.to_owned()))?,
+            filter: vars.or("LOG", "info,actix_server=warn".to_owned(), |text| {
+                Ok(text.to_owned())
+            })?,
             format: vars.or("LOG_FORMAT", LogFormat::Auto, |text| match text {
                 "auto" => Ok(LogFormat::Auto),
                 "json" => Ok(LogFormat::Json),
@@ -233,7 +237,8 @@ impl Vars<'_> {
 }
 
 fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    all.min(MOST_HTTP_WORKERS)
 }
 
 fn url_of(text: &str, schemes: &[&str], example: &str) -> Parse<Url> {

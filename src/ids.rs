@@ -107,6 +107,14 @@ id!(
     ApiKeyId, "key"
 );
 id!(
+    /// The canonical person inside a tenant.
+    UserId, "usr"
+);
+id!(
+    /// One account of a person on one platform.
+    IdentityId, "idn"
+);
+id!(
     /// One row of the jobs table; never shown.
     JobId, "job"
 );

@@ -34,8 +34,10 @@ pub mod auth;
 
 pub mod app;
 
+pub mod agents;
 pub mod api_keys;
 pub mod idempotency;
+pub mod issuers;
 pub mod tenants;
 
 pub mod http;

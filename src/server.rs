@@ -61,6 +61,7 @@ impl Node {
         surface: Surface,
     ) -> anyhow::Result<SocketAddr> {
         let (listener, address) = listen(variable, address)?;
+        self.app.upstream.add_own_port(address.port());
         let shared = Shared::new(self.app.clone(), surface)?;
         let grace = self.app.config.shutdown_grace.as_secs().max(1);
         let server = HttpServer::new(move || http::application(shared.clone()))
@@ -75,6 +76,7 @@ impl Node {
 
     fn serve_metrics(&mut self, metrics: PrometheusHandle) -> anyhow::Result<SocketAddr> {
         let (listener, address) = listen("METRICS_LISTEN", self.app.config.metrics_listen)?;
+        self.app.upstream.add_own_port(address.port());
         let render = move || {
             let metrics = metrics.clone();
             async move {

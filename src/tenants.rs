@@ -3,8 +3,10 @@
 use chrono::{DateTime, Utc};
 use secrecy::{ExposeSecret, SecretString};
 
+use crate::agents;
 use crate::api_keys;
 use crate::app::App;
+use crate::auth::OperatorCaller;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::domain::api_key::{NewApiKey, Scope};
@@ -38,6 +40,7 @@ pub async fn create(
         expires_at: None,
     };
     let key = api_keys::create(tx, &first, now).await?;
+    agents::create_default(tx, now).await?;
     idempotency::plan_expiry(tx, now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
     Ok(CreatedTenant {
@@ -55,7 +58,7 @@ pub async fn create(
 pub async fn create_from_command_line(config: Config, name: &str) -> anyhow::Result<()> {
     let name = DisplayName::parse(name).map_err(|problem| anyhow::anyhow!("the name {problem}"))?;
     let app = App::build(config, Clock::system()).await?;
-    let mut tx = app.operators.local_operator().begin(&app.db).await?;
+    let mut tx = OperatorCaller::local().begin(&app.db).await?;
     let made = create(&mut tx, &name, app.clock.now()).await?;
     tx.commit().await?;
     let shown = serde_json::json!({

@@ -7,19 +7,23 @@ use crate::crypto;
 use crate::domain::api_key::Scope;
 use crate::domain::platform::PlatformScope;
 use crate::error::{Error, Result};
-use crate::ids::{ApiKeyId, TenantId};
+use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
 use crate::store::jobs::DueJob;
 use crate::store::{Db, TenantTx};
 
-pub mod api_keys;
+mod api_keys;
+mod key_sets;
+mod tokens;
 
 pub use api_keys::KeyVerifier;
+pub use tokens::{TokenVerifier, secret_context};
 
 /// Whoever a credential was believed to be.
 #[derive(Debug, Clone)]
 pub enum Caller {
     Operator(OperatorCaller),
     Key(KeyCaller),
+    User(UserCaller),
 }
 
 /// Who runs the deployment. Reads no tenant's content.
@@ -37,6 +41,14 @@ pub struct KeyCaller {
     platforms: Vec<PlatformScope>,
 }
 
+/// A person, proven by a token of a registered issuer. Acts for its own user alone.
+#[derive(Debug, Clone)]
+pub struct UserCaller {
+    tenant_id: TenantId,
+    user_id: UserId,
+    identity_id: IdentityId,
+}
+
 /// The service itself, doing a tenant's background work.
 #[derive(Debug, Clone)]
 pub struct JobCaller {
@@ -49,6 +61,7 @@ impl Caller {
         match self {
             Self::Operator(_) => None,
             Self::Key(key) => Some(key.tenant_id),
+            Self::User(user) => Some(user.tenant_id),
         }
     }
 }
@@ -77,7 +90,32 @@ impl KeyCaller {
     }
 }
 
+impl UserCaller {
+    pub fn tenant_id(&self) -> TenantId {
+        self.tenant_id
+    }
+
+    pub fn user_id(&self) -> UserId {
+        self.user_id
+    }
+
+    pub fn principal(&self) -> String {
+        self.identity_id.to_string()
+    }
+
+    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        db.begin_tenant(self.tenant_id).await
+    }
+}
+
 impl OperatorCaller {
+    /// Who holds the machine and its configuration, for commands run on it.
+    pub fn local() -> Self {
+        Self {
+            fingerprint: "local".to_owned(),
+        }
+    }
+
     pub fn principal(&self) -> String {
         format!("operator:{}", self.fingerprint)
     }
@@ -122,22 +160,26 @@ impl OperatorKeys {
                 fingerprint: hex::encode(&digest[..6]),
             })
     }
-
-    /// The operator who holds the machine, for commands run on it.
-    pub fn local_operator(&self) -> OperatorCaller {
-        OperatorCaller {
-            fingerprint: "local".to_owned(),
-        }
-    }
 }
 
-/// Believes or refuses the value of an `Authorization` header.
-pub async fn authenticate(
-    operators: &OperatorKeys,
-    keys: &KeyVerifier,
-    header: Option<&[u8]>,
-) -> Result<Caller> {
-    let header = header.ok_or_else(|| {
+/// What believes credentials.
+pub struct Verifiers {
+    pub operators: OperatorKeys,
+    pub keys: KeyVerifier,
+    pub tokens: TokenVerifier,
+}
+
+/// What a request says about who sends it.
+#[derive(Debug, Clone, Default)]
+pub struct Presented {
+    pub authorization: Option<Vec<u8>>,
+    /// `X-Throughline-Tenant`: which tenant a user token is for.
+    pub tenant: Option<String>,
+}
+
+/// Believes or refuses a credential.
+pub async fn authenticate(verifiers: &Verifiers, presented: &Presented) -> Result<Caller> {
+    let header = presented.authorization.as_deref().ok_or_else(|| {
         Error::unauthorized("send a credential in the header Authorization: Bearer …")
     })?;
     let token = std::str::from_utf8(header)
@@ -148,8 +190,16 @@ pub async fn authenticate(
         .ok_or_else(|| {
             Error::unauthorized("the Authorization header must be Bearer and a token")
         })?;
-    if let Some(operator) = operators.verify(token) {
+    if let Some(operator) = verifiers.operators.verify(token) {
         return Ok(Caller::Operator(operator));
     }
-    keys.verify(token).await.map(Caller::Key)
+    if tokens::looks_like_token(token) {
+        let tenant = presented.tenant.as_deref();
+        return verifiers
+            .tokens
+            .verify(token, tenant)
+            .await
+            .map(Caller::User);
+    }
+    verifiers.keys.verify(token).await.map(Caller::Key)
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::api_keys;
 use crate::app::App;
+use crate::auth::OperatorCaller;
 use crate::clock::Clock;
 use crate::config::{CLUSTER_VARIABLES, Config, MigrateConfig, PREFIX, ProgramDirs, environment};
 use crate::domain::api_key::{NewApiKey, Scope};
@@ -182,7 +183,7 @@ async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow
     };
     let tenants = store::tenants::list(&app.db, &all).await?.rows;
     let now = app.clock.now();
-    let mut tx = app.operators.local_operator().begin(&app.db).await?;
+    let mut tx = OperatorCaller::local().begin(&app.db).await?;
     let demo = match tenants.into_iter().find(|tenant| tenant.name == DEMO_NAME) {
         Some(tenant) => {
             tx.operator_enter(tenant.id).await?;

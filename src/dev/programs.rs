@@ -76,16 +76,21 @@ fn postgres_version(dir: &Path) -> Option<u32> {
 }
 
 fn find_redis(dirs: &ProgramDirs) -> anyhow::Result<PathBuf> {
+    let new_enough =
+        |program: &PathBuf| redis_version(program).is_some_and(|version| version >= MIN_REDIS);
+    if let Some(program) = &dirs.redis_server {
+        anyhow::ensure!(
+            new_enough(program),
+            "THROUGHLINE_REDIS_SERVER: {} is not a redis-server 6.2 or newer",
+            program.display()
+        );
+        return Ok(program.clone());
+    }
     let names = ["redis-server", "valkey-server"];
-    let on_path = dirs
-        .path
+    dirs.path
         .iter()
-        .flat_map(|dir| names.iter().map(move |name| dir.join(name)));
-    dirs.redis_server
-        .iter()
-        .cloned()
-        .chain(on_path)
-        .find(|program| redis_version(program).is_some_and(|version| version >= MIN_REDIS))
+        .flat_map(|dir| names.iter().map(move |name| dir.join(name)))
+        .find(new_enough)
         .context(
             "Redis 6.2 or newer was not found: install it (Debian: apt-get install redis-server), \
              or set THROUGHLINE_REDIS_SERVER",

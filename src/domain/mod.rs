@@ -1,7 +1,12 @@
 //! Types and rules. No IO, no async, no HTTP, no SQL: everything here can be tested as data.
 
+pub mod agent;
+mod agent_rules;
 pub mod api_key;
 pub mod display_name;
+pub mod issuer;
 pub mod paging;
 pub mod platform;
+pub mod resource_name;
 pub mod tenant;
+pub mod user;

@@ -6,15 +6,18 @@ use std::ops::Deref;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Payload, ServiceRequest, ServiceResponse};
-use actix_web::http::header;
+use actix_web::http::header::{self, HeaderMap};
 use actix_web::middleware::Next;
 use actix_web::{FromRequest, HttpMessage, HttpRequest, web};
 
 use crate::app::App;
-use crate::auth::{self, Caller, KeyCaller, OperatorCaller};
+use crate::auth::{self, Caller, KeyCaller, OperatorCaller, Presented, UserCaller};
 use crate::domain::api_key::Scope;
 use crate::error::{Code, Error, Result};
-use crate::ids::TenantId;
+use crate::ids::{TenantId, UserId};
+use crate::store::{Db, TenantTx};
+
+const TENANT: &str = "x-throughline-tenant";
 
 /// What became of the request's credential; kept with the request.
 pub struct Authenticated(std::result::Result<Caller, Refusal>);
@@ -38,11 +41,8 @@ pub async fn authenticate(
     next: Next<impl MessageBody>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     if let Some(app) = request.app_data::<web::Data<App>>().cloned() {
-        let header = request
-            .headers()
-            .get(header::AUTHORIZATION)
-            .map(|value| value.as_bytes().to_vec());
-        let judged = auth::authenticate(&app.operators, &app.keys, header.as_deref()).await;
+        let presented = presented(request.headers());
+        let judged = auth::authenticate(&app.verifiers, &presented).await;
         let judged = judged.map_err(|error| Refusal {
             code: error.code,
             detail: error.detail,
@@ -51,6 +51,21 @@ pub async fn authenticate(
         request.extensions_mut().insert(Authenticated(judged));
     }
     next.call(request).await
+}
+
+fn presented(headers: &HeaderMap) -> Presented {
+    let tenant = headers.get(TENANT);
+    Presented {
+        authorization: headers
+            .get(header::AUTHORIZATION)
+            .map(|value| value.as_bytes().to_vec()),
+        tenant: tenant.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned()),
+    }
+}
+
+/// Anything but a person's own is not there for that person.
+fn not_there() -> Error {
+    Error::new(Code::NotFound, "no such thing")
 }
 
 fn caller(request: &HttpRequest) -> Result<Caller> {
@@ -76,6 +91,7 @@ fn key_with(request: &HttpRequest, scopes: &[Scope]) -> Result<KeyCaller> {
     match caller(request)? {
         Caller::Key(key) if scopes.iter().any(|scope| key.has_scope(*scope)) => Ok(key),
         Caller::Key(_) | Caller::Operator(_) => Err(needed()),
+        Caller::User(_) => Err(not_there()),
     }
 }
 
@@ -93,6 +109,7 @@ impl FromRequest for Operator {
                 let detail = "this needs the operator's key";
                 Err(Error::new(Code::MissingScope, detail))
             }
+            Caller::User(_) => Err(not_there()),
         }))
     }
 }
@@ -131,3 +148,65 @@ key_extractor!(
     Reader,
     [Scope::Admin, Scope::Read]
 );
+
+/// A person with a user token.
+pub struct Person(UserCaller);
+
+impl FromRequest for Person {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(caller(request).and_then(|caller| match caller {
+            Caller::User(user) => Ok(Self(user)),
+            Caller::Key(_) | Caller::Operator(_) => {
+                let detail = "this needs a user token";
+                Err(Error::new(Code::MissingScope, detail))
+            }
+        }))
+    }
+}
+
+impl Deref for Person {
+    type Target = UserCaller;
+
+    fn deref(&self) -> &UserCaller {
+        &self.0
+    }
+}
+
+/// Whoever may read about a person: the person, or a key that reads the tenant.
+pub enum PersonReader {
+    Own(UserCaller),
+    Tenant(KeyCaller),
+}
+
+impl PersonReader {
+    /// Whether `user_id` is for this caller to see at all.
+    pub fn may_see(&self, user_id: UserId) -> bool {
+        match self {
+            Self::Own(user) => user.user_id() == user_id,
+            Self::Tenant(_) => true,
+        }
+    }
+
+    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        match self {
+            Self::Own(user) => user.begin(db).await,
+            Self::Tenant(key) => key.begin(db).await,
+        }
+    }
+}
+
+impl FromRequest for PersonReader {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(match caller(request) {
+            Ok(Caller::User(user)) => Ok(Self::Own(user)),
+            Ok(_) => key_with(request, &[Scope::Admin, Scope::Read]).map(Self::Tenant),
+            Err(error) => Err(error),
+        })
+    }
+}

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::crypto;
+use crate::domain::resource_name::{InvalidResourceName, ResourceName};
 use crate::error::{Code, Error, FieldError, Result};
 
 pub const MAX_JSON_BYTES: usize = 1024 * 1024;
@@ -208,6 +209,35 @@ impl<T: FromStr> FromRequest for PathId<T> {
                 .map(Self)
                 .map_err(|_| Error::new(Code::NotFound, "no such thing")),
         )
+    }
+}
+
+/// The `{name}` of a path, for things that tenants name themselves.
+pub struct PathName(Option<ResourceName>);
+
+impl FromRequest for PathName {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let name = request.match_info().get("name").unwrap_or_default();
+        ready(Ok(Self(name.parse().ok())))
+    }
+}
+
+impl PathName {
+    /// For reading: a name that nothing can have names nothing.
+    pub fn or_missing(self) -> Result<ResourceName> {
+        self.0
+            .ok_or_else(|| Error::new(Code::NotFound, "no such thing"))
+    }
+
+    /// For making: the rule is told.
+    pub fn or_invalid(self) -> Result<ResourceName> {
+        self.0.ok_or_else(|| {
+            let error = FieldError::new("/path/name", InvalidResourceName.to_string());
+            Error::invalid(vec![error])
+        })
     }
 }
 

@@ -39,7 +39,17 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::tenant::get_tenant)
         .service(v1::api_keys::create_api_key)
         .service(v1::api_keys::list_api_keys)
-        .service(v1::api_keys::revoke_api_key);
+        .service(v1::api_keys::revoke_api_key)
+        .service(v1::issuers::put_issuer)
+        .service(v1::issuers::list_issuers)
+        .service(v1::issuers::get_issuer)
+        .service(v1::issuers::delete_issuer)
+        .service(v1::agents::put_agent)
+        .service(v1::agents::list_agents)
+        .service(v1::agents::get_agent)
+        .service(v1::agents::delete_agent)
+        .service(v1::users::get_own_user)
+        .service(v1::users::get_user);
 }
 
 fn operator_routes(routes: &mut ServiceConfig) {

@@ -49,6 +49,11 @@ pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
             "type": "http", "scheme": "bearer", "bearerFormat": "tl_…",
             "description": "A tenant's API key. The scopes named by an operation are those of which the key needs one.",
         },
+        "user_token": {
+            "type": "http", "scheme": "bearer", "bearerFormat": "JWT",
+            "description": "A JWT of an issuer that the tenant registered: the person it names, and nobody else. \
+                            The tenant is the one whose id is in `aud`, or the one in the header `X-Throughline-Tenant`.",
+        },
     });
     for (_, item) in members(&mut document["paths"]) {
         for (method, operation) in members(item) {

@@ -20,6 +20,16 @@ pub struct ListResponse<T> {
     pub next_cursor: Option<String>,
 }
 
+impl<T> ListResponse<T> {
+    /// A list that is short by nature: one page has it all.
+    pub fn whole<R>(rows: Vec<R>, render: impl Fn(R) -> T) -> Self {
+        Self {
+            data: rows.into_iter().map(render).collect(),
+            next_cursor: None,
+        }
+    }
+}
+
 /// Which list a cursor is for. Everything that changes what the list holds must be in here.
 pub struct ListName {
     /// Tenant and credential.

@@ -154,6 +154,27 @@ pub async fn list(tx: &mut TenantTx, page: &PageRequest) -> Result<Page<ApiKey>>
     }))
 }
 
+/// Whether a bridge key that still works vouches for `platform`, in any scope of it.
+pub async fn any_vouches_for(
+    tx: &mut TenantTx,
+    platform: &str,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1
+                          from api_keys, unnest(platforms) as entry
+                         where tenant_id = $1
+                           and split_part(entry, '@', 1) = $2
+                           and revoked_at is null
+                           and (expires_at is null or expires_at > $3))",
+    )
+    .bind(tx.tenant_id())
+    .bind(platform)
+    .bind(now)
+    .fetch_one(tx.connection())
+    .await?)
+}
+
 /// True if there is such a key; revoking it again keeps the first time.
 pub async fn revoke(tx: &mut TenantTx, id: ApiKeyId, now: DateTime<Utc>) -> Result<bool> {
     let done = sqlx::query(

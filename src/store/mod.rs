@@ -13,12 +13,15 @@ use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
 
 pub mod admin;
+pub mod agents;
 pub mod api_keys;
 pub mod idempotency;
+pub mod issuers;
 pub mod jobs;
 pub mod migrate;
 pub mod roles;
 pub mod tenants;
+pub mod users;
 
 /// A request that waits longer for a connection is better answered with 503.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -61,6 +61,15 @@ pub async fn find(db: &Db, id: TenantId) -> Result<Option<Tenant>> {
     .transpose()
 }
 
+/// Holds the tenant's row until the transaction ends: one change of who vouches for whom at a time.
+pub async fn lock(tx: &mut TenantTx) -> Result<()> {
+    sqlx::query("select id from tenants where id = $1 for update")
+        .bind(tx.tenant_id())
+        .execute(tx.connection())
+        .await?;
+    Ok(())
+}
+
 /// Newest first.
 pub async fn list(db: &Db, page: &PageRequest) -> Result<Page<Tenant>> {
     let rows = sqlx::query_as::<_, Row>(

@@ -6,13 +6,38 @@ use std::collections::BTreeMap;
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::support::tokens;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, Tenant, World};
 use throughline::http;
 
+const ISSUER: &str = "walk";
+const TOKEN_SECRET: &str = "a secret of the walk, 32 bytes or more";
+
+fn issuer_body() -> Value {
+    json!({"issuer": "https://walk.example", "platform": "web", "algorithm": "HS256", "secret": TOKEN_SECRET})
+}
+
+/// The id of the user that the walk's token stands for in `tenant`.
+async fn token_user(world: &World, tenant: &Tenant) -> String {
+    let user = world
+        .get(&user_token(world, tenant), "/v1/users/me")
+        .await
+        .expect(200);
+    user["id"].as_str().unwrap().to_owned()
+}
+
+fn user_token(world: &World, tenant: &Tenant) -> String {
+    let claims = json!({
+        "iss": "https://walk.example", "aud": tenant.id, "sub": "walker",
+        "exp": world.clock.now().timestamp() + 600,
+    });
+    tokens::hs256(&claims, TOKEN_SECRET)
+}
+
 /// How to call an operation so that only rights can stand in its way.
 struct Sample {
-    /// An `{id}` of the caller's own tenant, and one of another tenant.
+    /// An `{id}` or `{name}` of the caller's own tenant, and one of another tenant.
     ids: Option<(String, String)>,
     body: Option<Value>,
 }
@@ -31,12 +56,52 @@ async fn sample(world: &World, operation: &str, own: &Tenant, other: &Tenant) ->
         body: None,
     };
     match operation {
-        "get_health" | "get_readiness" | "get_tenant" | "list_api_keys" | "list_tenants" => plain,
+        "get_health" | "get_readiness" | "get_tenant" | "list_api_keys" | "list_tenants"
+        | "list_issuers" | "list_agents" | "get_own_user" => plain,
         "create_tenant" => with_body(json!({"name": "made by the walk"})),
         "create_api_key" => with_body(json!({"name": "made by the walk", "scopes": ["chat"]})),
         "revoke_api_key" => {
             let (own, _) = world.api_key(own, "chat").await;
             let (other, _) = world.api_key(other, "chat").await;
+            with_ids(own, other)
+        }
+        // A name that is free is nobody's: there is no foreign one to put to.
+        "put_issuer" => Sample {
+            ids: Some((ISSUER.to_owned(), String::new())),
+            body: Some(issuer_body()),
+        },
+        "put_agent" => Sample {
+            ids: Some(("walked".to_owned(), String::new())),
+            body: Some(json!({"upstream": {"kind": "demo"}})),
+        },
+        "get_issuer" => with_ids(ISSUER.to_owned(), "foreign".to_owned()),
+        "get_agent" => with_ids("main".to_owned(), "foreign".to_owned()),
+        "delete_agent" => {
+            let body = json!({"upstream": {"kind": "demo"}});
+            world.put(&own.key, "/v1/agents/walked", body).await;
+            world
+                .put(
+                    &other.key,
+                    "/v1/agents/foreign",
+                    json!({"upstream": {"kind": "demo"}}),
+                )
+                .await;
+            with_ids("walked".to_owned(), "foreign".to_owned())
+        }
+        "delete_issuer" => {
+            // Not the walk's own, whose token must go on working.
+            let mut body = issuer_body();
+            body["issuer"] = json!("https://another.example");
+            body["platform"] = json!("another");
+            world
+                .put(&own.key, "/v1/issuers/another", body)
+                .await
+                .expect_success();
+            with_ids("another".to_owned(), "foreign".to_owned())
+        }
+        "get_user" => {
+            let own = token_user(world, own).await;
+            let other = token_user(world, other).await;
             with_ids(own, other)
         }
         // The operator is of no tenant: there is no foreign one.
@@ -77,7 +142,8 @@ async fn call(
     body: &Option<Value>,
     key: Option<&str>,
 ) -> Reply {
-    let path = path.replace("{id}", id.unwrap_or("{id}"));
+    let id = id.unwrap_or_default();
+    let path = path.replace("{id}", id).replace("{name}", id);
     let mut request = reqwest::Client::new().request(method.clone(), world.url(&path));
     if let Some(key) = key {
         request = request.bearer_auth(key);
@@ -101,6 +167,14 @@ async fn every_operation_admits_exactly_whom_it_says() {
         let (_, key) = world.api_key(&own, scope).await;
         credentials.insert(format!("api_key:{scope}"), key);
     }
+    for tenant in [&own, &other] {
+        let path = format!("/v1/issuers/{ISSUER}");
+        world
+            .put(&tenant.key, &path, issuer_body())
+            .await
+            .expect(201);
+    }
+    credentials.insert("user_token".to_owned(), user_token(&world, &own));
     let document = http::document().unwrap();
     let mut walked = 0;
     for (path, item) in document["paths"].as_object().unwrap() {
@@ -131,7 +205,8 @@ async fn every_operation_admits_exactly_whom_it_says() {
                 let reply = call(&world, &method, path, own_id, &sample.body, Some(key)).await;
                 if admitted.contains(credential) {
                     assert!(reply.status < 300, "{credential} on {name}: {}", reply.text);
-                    if let Some((_, foreign)) = &sample.ids {
+                    let foreign = sample.ids.as_ref().map(|(_, foreign)| foreign.as_str());
+                    if let Some(foreign) = foreign.filter(|foreign| !foreign.is_empty()) {
                         let reply = call(
                             &world,
                             &method,
@@ -144,7 +219,13 @@ async fn every_operation_admits_exactly_whom_it_says() {
                         reply.expect_problem(404, "not_found");
                     }
                 } else {
-                    assert_eq!(reply.status, 403, "{credential} on {name}: {}", reply.text);
+                    // What is not a person's own is not there for them; keys are told what they lack.
+                    let refusal = if credential == "user_token" { 404 } else { 403 };
+                    assert_eq!(
+                        reply.status, refusal,
+                        "{credential} on {name}: {}",
+                        reply.text
+                    );
                 }
             }
             walked += 1;

@@ -10,6 +10,7 @@
 
 mod support;
 
+mod agents;
 mod api_keys;
 mod architecture;
 mod authorization;
@@ -23,3 +24,4 @@ mod serve_command;
 mod service;
 mod tenancy;
 mod tenants;
+mod user_tokens;

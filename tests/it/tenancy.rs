@@ -297,6 +297,16 @@ async fn plant_key(world: &World, tenant: &Tenant, id: ApiKeyId, name: &str) -> 
 /// A row in every table with tenant rows, so that "sees nothing" means something.
 async fn fill_every_table(world: &World, tenant: &Tenant) {
     create_key(world, &tenant.key, "fill").await.expect(201);
+    let secret = "a secret of thirty-two bytes or more";
+    let issuer = json!({"issuer": "i", "platform": "web", "algorithm": "HS256", "secret": secret});
+    world
+        .put(&tenant.key, "/v1/issuers/fill", issuer)
+        .await
+        .expect(201);
+    let expires = world.clock.now().timestamp() + 60;
+    let claims = json!({"iss": "i", "aud": tenant.id, "sub": "fill", "exp": expires});
+    let token = crate::support::tokens::hs256(&claims, secret);
+    world.get(&token, "/v1/users/me").await.expect(200);
 }
 
 fn uuid_of(tenant: &Tenant) -> sqlx::types::Uuid {

@@ -1,5 +1,8 @@
 //! Throughline's own endpoints, one file a resource: routes, wire types and handlers.
 
+pub mod agents;
 pub mod api_keys;
+pub mod issuers;
 pub mod tenant;
 pub mod tenants;
+pub mod users;

@@ -30,6 +30,11 @@ impl Reply {
         serde_json::from_str(&self.text).unwrap()
     }
 
+    #[track_caller]
+    pub fn expect_success(&self) {
+        assert!(self.status < 300, "{}: {}", self.status, self.text);
+    }
+
     /// A problem with this status and code, complete as the contract has it.
     #[track_caller]
     pub fn expect_problem(&self, status: u16, code: &str) -> Value {

@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod http;
 pub mod model;
 pub mod process;
+pub mod tokens;
 pub mod world;
 
 pub use http::Reply;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use throughline::app::App;
 use throughline::clock::Clock;
-use throughline::config::Config;
+use throughline::config::{Config, PrivateUpstreams};
 use throughline::server::Node;
 
 use super::Reply;
@@ -19,6 +19,24 @@ pub struct World {
     pub clock: Clock,
     pub nodes: Vec<Node>,
     client: reqwest::Client,
+}
+
+/// What a test may want otherwise.
+pub struct WorldOptions {
+    pub nodes: usize,
+    pub redis_url: String,
+    /// Whether tenants' URLs may lead to servers of the test.
+    pub private_upstreams: bool,
+}
+
+impl Default for WorldOptions {
+    fn default() -> Self {
+        Self {
+            nodes: 1,
+            redis_url: cluster().redis_url().to_owned(),
+            private_upstreams: false,
+        }
+    }
 }
 
 /// A tenant and the text of its first admin key.
@@ -38,11 +56,23 @@ impl World {
 
     /// On a Redis of the test's own, so that it may be stopped.
     pub async fn with_redis(count: usize, redis_url: &str) -> Self {
+        Self::with(WorldOptions {
+            nodes: count,
+            redis_url: redis_url.to_owned(),
+            ..WorldOptions::default()
+        })
+        .await
+    }
+
+    pub async fn with(options: WorldOptions) -> Self {
         let database = cluster().new_database().await;
         let clock = Clock::system();
         let mut nodes = Vec::new();
-        for _ in 0..count {
-            let config = node_config(&database, redis_url);
+        for _ in 0..options.nodes {
+            let mut config = node_config(&database, &options.redis_url);
+            if options.private_upstreams {
+                config.allow_private_upstreams = PrivateUpstreams::Allowed;
+            }
             let app = App::build(config, clock.clone()).await.unwrap();
             nodes.push(Node::start(app, None).await.unwrap());
         }
@@ -81,6 +111,10 @@ impl World {
 
     pub async fn post(&self, key: &str, path: &str, body: Value) -> Reply {
         Reply::of(self.request(Method::POST, path, key).json(&body)).await
+    }
+
+    pub async fn put(&self, key: &str, path: &str, body: Value) -> Reply {
+        Reply::of(self.request(Method::PUT, path, key).json(&body)).await
     }
 
     pub async fn delete(&self, key: &str, path: &str) -> Reply {

@@ -1,0 +1,324 @@
+//! Believing user tokens: JWTs that a tenant's registered issuer signed. Nothing a token says about
+//! itself is believed before its signature is; the algorithm is the registration's, never the token's.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use chrono::{DateTime, TimeDelta, Utc};
+use jsonwebtoken::{DecodingKey, Validation};
+use moka::future::Cache;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::UserCaller;
+use super::key_sets::{KeySets, matching};
+use crate::clock::Clock;
+use crate::crypto::Keyring;
+use crate::domain::issuer::{Issuer, KeySource, TokenAlgorithm, verifying_keys};
+use crate::domain::user::{Account, KnownIdentity};
+use crate::error::{Code, Error, Result};
+use crate::ids::TenantId;
+use crate::store::issuers::{self, FoundIssuers};
+use crate::store::{Db, users};
+use crate::upstream::GuardedClient;
+
+const MAX_TOKEN_BYTES: usize = 8 * 1024;
+const MAX_SUBJECT_CHARS: usize = 256;
+/// Clocks of issuers differ a little.
+const LEEWAY: TimeDelta = TimeDelta::seconds(30);
+const LONGEST_LIFE: TimeDelta = TimeDelta::hours(24);
+/// As for API keys: a deleted issuer stops everywhere within a second.
+const BELIEVED: Duration = Duration::from_millis(800);
+const REMEMBERED_ISSUERS: u64 = 10_000;
+
+#[derive(Deserialize)]
+struct Header {
+    alg: String,
+    kid: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    iss: String,
+    sub: String,
+    exp: f64,
+    nbf: Option<f64>,
+    iat: Option<f64>,
+    #[serde(default)]
+    aud: Audiences,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(untagged)]
+enum Audiences {
+    #[default]
+    None,
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Audiences {
+    fn as_slice(&self) -> &[String] {
+        match self {
+            Self::None => &[],
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+
+    fn contains(&self, wanted: &str) -> bool {
+        self.as_slice().iter().any(|audience| audience == wanted)
+    }
+}
+
+#[derive(Clone)]
+struct Answer {
+    asked_at: Instant,
+    found: Arc<FoundIssuers>,
+}
+
+pub struct TokenVerifier {
+    db: Db,
+    clock: Clock,
+    keyring: Arc<Keyring>,
+    key_sets: KeySets,
+    issuers: Cache<(TenantId, String), Answer>,
+}
+
+/// True for what can only be a JWT: API keys and operator keys have no two dots.
+pub fn looks_like_token(text: &str) -> bool {
+    text.bytes().filter(|byte| *byte == b'.').count() == 2
+}
+
+/// Seals an issuer's secret for its row.
+pub fn secret_context(tenant_id: TenantId, issuer: &str) -> String {
+    format!("issuers/{tenant_id}/{issuer}/secret")
+}
+
+impl TokenVerifier {
+    pub fn new(db: Db, clock: Clock, keyring: Arc<Keyring>, client: GuardedClient) -> Self {
+        let issuers = Cache::builder()
+            .max_capacity(REMEMBERED_ISSUERS)
+            .time_to_live(BELIEVED)
+            .build();
+        Self {
+            key_sets: KeySets::new(client, clock.clone()),
+            db,
+            clock,
+            keyring,
+            issuers,
+        }
+    }
+
+    /// The user a token stands for; first contact makes one. `tenant_header` is `X-Throughline-Tenant`.
+    pub async fn verify(&self, token: &str, tenant_header: Option<&str>) -> Result<UserCaller> {
+        if token.len() > MAX_TOKEN_BYTES {
+            return Err(invalid("the token is too long"));
+        }
+        let mut parts = token.split('.');
+        let header: Header = decode_part(parts.next())?;
+        let claims: Claims = decode_part(parts.next())?;
+        let tenant_id = tenant_of(&claims, tenant_header)?;
+        let found = self.find_issuers(tenant_id, &claims.iss).await?;
+        let issuer = choose(&found.issuers, tenant_id, &claims)?;
+        if header.alg != issuer.algorithm.as_str() {
+            let detail = format!(
+                "the issuer is registered with {}",
+                issuer.algorithm.as_str()
+            );
+            return Err(Error::new(Code::AlgorithmMismatch, detail));
+        }
+        self.check_signature(token, tenant_id, issuer, header.kid.as_deref())
+            .await?;
+        check_times(&claims, self.clock.now())?;
+        check_subject(&claims.sub)?;
+        if !found.tenant_active {
+            let detail = "the tenant is suspended; its operator can resume it";
+            return Err(Error::new(Code::TenantSuspended, detail));
+        }
+        let account = Account {
+            platform: issuer.platform.clone(),
+            scope: String::new(),
+            external_id: claims.sub,
+            issuer: Some(issuer.name.as_str().to_owned()),
+        };
+        let identity = self.identity_of(tenant_id, &account).await?;
+        Ok(UserCaller {
+            tenant_id,
+            user_id: identity.user_id,
+            identity_id: identity.id,
+        })
+    }
+
+    async fn find_issuers(&self, tenant_id: TenantId, iss: &str) -> Result<Arc<FoundIssuers>> {
+        let name = (tenant_id, iss.to_owned());
+        if let Some(answer) = self.issuers.get(&name).await
+            && answer.asked_at.elapsed() < BELIEVED
+        {
+            return Ok(answer.found);
+        }
+        let asked_at = Instant::now();
+        let found = Arc::new(issuers::find_presented(&self.db, tenant_id, iss).await?);
+        let answer = Answer {
+            asked_at,
+            found: found.clone(),
+        };
+        self.issuers.insert(name, answer).await;
+        Ok(found)
+    }
+
+    async fn check_signature(
+        &self,
+        token: &str,
+        tenant_id: TenantId,
+        issuer: &Issuer,
+        kid: Option<&str>,
+    ) -> Result<()> {
+        let keys = match &issuer.keys {
+            KeySource::Secret(sealed) => {
+                let context = secret_context(tenant_id, issuer.name.as_str());
+                let secret = self
+                    .keyring
+                    .open(&context, sealed)
+                    .map_err(Error::internal)?;
+                return check_with(token, issuer.algorithm, &DecodingKey::from_secret(&secret));
+            }
+            KeySource::Document(document) => {
+                matching(verifying_keys(document, issuer.algorithm), kid)
+            }
+            KeySource::Url(url) => {
+                self.key_sets
+                    .find(tenant_id, url, issuer.algorithm, kid)
+                    .await?
+            }
+        };
+        let key = keys.first().ok_or_else(|| {
+            let detail = "the issuer has published no key with the token's kid";
+            Error::new(Code::UnknownKeyId, detail)
+        })?;
+        check_with(token, issuer.algorithm, &key.key)
+    }
+
+    /// Present ownership, asked anew for every request.
+    async fn identity_of(&self, tenant_id: TenantId, account: &Account) -> Result<KnownIdentity> {
+        let mut tx = self.db.begin_tenant(tenant_id).await?;
+        if let Some(known) = users::find_identity(&mut tx, account).await? {
+            return Ok(known);
+        }
+        let made = users::insert_identity(&mut tx, account, self.clock.now()).await?;
+        let identity = match made {
+            Some(made) => made,
+            // Someone else was first, and has committed: the insert waited for that.
+            None => users::find_identity(&mut tx, account)
+                .await?
+                .ok_or_else(|| {
+                    Error::internal(anyhow::anyhow!("an identity vanished at first contact"))
+                })?,
+        };
+        tx.commit().await?;
+        Ok(identity)
+    }
+}
+
+fn invalid(detail: &str) -> Error {
+    Error::new(Code::InvalidToken, detail)
+}
+
+fn decode_part<T: DeserializeOwned>(part: Option<&str>) -> Result<T> {
+    part.and_then(|part| URL_SAFE_NO_PAD.decode(part).ok())
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .ok_or_else(|| invalid("the token is not a JWT with iss, sub and exp"))
+}
+
+/// The tenant whose id is in `aud`, or the one the header names; never two.
+fn tenant_of(claims: &Claims, header: Option<&str>) -> Result<TenantId> {
+    let ambiguous = |detail: &str| Error::new(Code::TenantAmbiguous, detail);
+    let named = match header {
+        Some(text) => Some(
+            text.parse::<TenantId>()
+                .map_err(|_| ambiguous("X-Throughline-Tenant is not a tenant's id"))?,
+        ),
+        None => None,
+    };
+    let audiences = claims.aud.as_slice().iter();
+    let mut tenants: Vec<TenantId> = audiences
+        .filter_map(|audience| audience.parse().ok())
+        .chain(named)
+        .collect();
+    tenants.sort_unstable();
+    tenants.dedup();
+    match tenants[..] {
+        [one] => Ok(one),
+        [] => Err(ambiguous(
+            "put the tenant's id into aud, or into the header X-Throughline-Tenant",
+        )),
+        _ => Err(ambiguous(
+            "the token and the header name more than one tenant",
+        )),
+    }
+}
+
+/// The registration the token is for. One with an audience wants that audience; one without wants the
+/// tenant's id, unless the token has no audience at all: a token for someone else is never taken.
+fn choose<'a>(issuers: &'a [Issuer], tenant_id: TenantId, claims: &Claims) -> Result<&'a Issuer> {
+    if issuers.is_empty() {
+        let detail = "the tenant has not registered the token's issuer";
+        return Err(Error::new(Code::UnknownIssuer, detail));
+    }
+    let meant = |issuer: &&Issuer| match &issuer.audience {
+        Some(audience) => claims.aud.contains(audience),
+        None => claims.aud.as_slice().is_empty() || claims.aud.contains(&tenant_id.to_string()),
+    };
+    issuers.iter().find(meant).ok_or_else(|| {
+        Error::new(
+            Code::WrongAudience,
+            "the token's aud is not the registered audience",
+        )
+    })
+}
+
+/// Only the signature: times are judged by our own clock, names above.
+fn check_with(token: &str, algorithm: TokenAlgorithm, key: &DecodingKey) -> Result<()> {
+    let mut validation = Validation::new(algorithm.to_library());
+    validation.required_spec_claims.clear();
+    validation.validate_exp = false;
+    validation.validate_nbf = false;
+    validation.validate_aud = false;
+    jsonwebtoken::decode::<serde_json::Value>(token, key, &validation)
+        .map(|_| ())
+        .map_err(|_| invalid("the token's signature is not right"))
+}
+
+fn check_times(claims: &Claims, now: DateTime<Utc>) -> Result<()> {
+    let now = now.timestamp() as f64;
+    let leeway = LEEWAY.num_seconds() as f64;
+    if claims.exp <= now - leeway {
+        return Err(Error::new(Code::TokenExpired, "the token has expired"));
+    }
+    let starts = claims.nbf.unwrap_or(now).max(claims.iat.unwrap_or(now));
+    if starts > now + leeway {
+        return Err(Error::new(
+            Code::TokenNotYetValid,
+            "the token is not valid yet",
+        ));
+    }
+    // From when it was made, where it says so: an old token must not grow young again.
+    let begins = claims.iat.unwrap_or(now).min(now);
+    if claims.exp > begins + LONGEST_LIFE.num_seconds() as f64 + leeway {
+        let detail = "a token may be valid for at most 24 hours";
+        return Err(Error::new(Code::TokenLivesTooLong, detail));
+    }
+    Ok(())
+}
+
+fn check_subject(sub: &str) -> Result<()> {
+    let long = sub.chars().count() > MAX_SUBJECT_CHARS;
+    if sub.is_empty() || long || sub.chars().any(char::is_control) {
+        return Err(invalid(
+            "sub must be 1 to 256 characters without control characters",
+        ));
+    }
+    Ok(())
+}

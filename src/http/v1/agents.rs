@@ -1,0 +1,134 @@
+//! `/v1/agents`: the tenant's named assistants. An upstream's key goes in and never comes out.
+
+use actix_web::{HttpResponse, delete, get, put, web};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use crate::agents;
+use crate::app::App;
+use crate::domain::agent::AgentSpec;
+use crate::domain::resource_name::ResourceName;
+use crate::error::{Error, Result};
+use crate::http::callers::{Admin, Reader};
+use crate::http::extract::{JsonBody, PathName};
+use crate::http::paging::ListResponse;
+use crate::store;
+use crate::store::agents::AgentRow;
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct AgentResponse {
+    pub name: String,
+    #[serde(flatten)]
+    pub spec: AgentSpec,
+    /// Whether a key for the upstream is stored.
+    pub has_api_key: bool,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: DateTime<Utc>,
+}
+
+impl From<AgentRow> for AgentResponse {
+    fn from(row: AgentRow) -> Self {
+        Self {
+            name: row.name,
+            spec: row.spec,
+            has_api_key: row.api_key_enc.is_some(),
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        }
+    }
+}
+
+/// Make an agent, or replace it whole. Everything but `upstream` has a default.
+#[utoipa::path(
+    operation_id = "put_agent",
+    tag = "agents",
+    security(("api_key" = ["admin"])),
+    extensions(("x-acts-for" = json!("tenant"))),
+    params(("name" = ResourceName, Path, description = "The agent's name")),
+    request_body = AgentSpec,
+    responses(
+        (status = 200, description = "Replaced", body = AgentResponse),
+        (status = 201, description = "Made", body = AgentResponse),
+    )
+)]
+#[put("/agents/{name}")]
+pub async fn put_agent(
+    app: web::Data<App>,
+    caller: Admin,
+    path: PathName,
+    body: JsonBody<AgentSpec>,
+) -> Result<HttpResponse> {
+    let name = path.or_invalid()?;
+    let mut tx = caller.begin(&app.db).await?;
+    let put = agents::put(&app, &mut tx, &name, body.value).await?;
+    tx.commit().await?;
+    let response = AgentResponse::from(put.agent);
+    Ok(match put.is_new {
+        true => HttpResponse::Created().json(response),
+        false => HttpResponse::Ok().json(response),
+    })
+}
+
+/// All agents of the tenant, by name.
+#[utoipa::path(
+    operation_id = "list_agents",
+    tag = "agents",
+    security(("api_key" = ["admin", "read"])),
+    extensions(("x-acts-for" = json!("tenant"))),
+    responses((status = 200, description = "All of them", body = ListResponse<AgentResponse>))
+)]
+#[get("/agents")]
+pub async fn list_agents(app: web::Data<App>, caller: Reader) -> Result<HttpResponse> {
+    let mut tx = caller.begin(&app.db).await?;
+    let agents = store::agents::list(&mut tx).await?;
+    Ok(HttpResponse::Ok().json(ListResponse::whole(agents, AgentResponse::from)))
+}
+
+/// One agent.
+#[utoipa::path(
+    operation_id = "get_agent",
+    tag = "agents",
+    security(("api_key" = ["admin", "read"])),
+    extensions(("x-acts-for" = json!("tenant"))),
+    params(("name" = ResourceName, Path, description = "The agent's name")),
+    responses((status = 200, description = "The agent", body = AgentResponse))
+)]
+#[get("/agents/{name}")]
+pub async fn get_agent(
+    app: web::Data<App>,
+    caller: Reader,
+    path: PathName,
+) -> Result<HttpResponse> {
+    let name = path.or_missing()?;
+    let mut tx = caller.begin(&app.db).await?;
+    let agent = store::agents::find(&mut tx, name.as_str())
+        .await?
+        .ok_or_else(|| Error::not_found("agent"))?;
+    Ok(HttpResponse::Ok().json(AgentResponse::from(agent)))
+}
+
+/// Delete an agent. `main` stays: it is used where no agent is named.
+#[utoipa::path(
+    operation_id = "delete_agent",
+    tag = "agents",
+    security(("api_key" = ["admin"])),
+    extensions(("x-acts-for" = json!("tenant"))),
+    params(("name" = ResourceName, Path, description = "The agent's name")),
+    responses(
+        (status = 204, description = "Deleted"),
+        (status = 409, description = "In use", body = crate::http::problem::Problem,
+         content_type = "application/problem+json"),
+    )
+)]
+#[delete("/agents/{name}")]
+pub async fn delete_agent(
+    app: web::Data<App>,
+    caller: Admin,
+    path: PathName,
+) -> Result<HttpResponse> {
+    let name = path.or_missing()?;
+    let mut tx = caller.begin(&app.db).await?;
+    agents::delete(&mut tx, &name).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::NoContent().finish())
+}

@@ -1,0 +1,102 @@
+//! People and the accounts they speak from.
+
+use chrono::{DateTime, Utc};
+
+use super::TenantTx;
+use crate::domain::user::{Account, KnownIdentity, User};
+use crate::error::Result;
+use crate::ids::{IdentityId, UserId};
+
+#[derive(sqlx::FromRow)]
+struct Row {
+    id: UserId,
+    external_id: Option<String>,
+    display_name: Option<String>,
+    created_at: DateTime<Utc>,
+}
+
+pub async fn find(tx: &mut TenantTx, id: UserId) -> Result<Option<User>> {
+    let row = sqlx::query_as::<_, Row>(
+        "select id, external_id, display_name, created_at
+           from users
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(row.map(|row| User {
+        id: row.id,
+        external_id: row.external_id,
+        display_name: row.display_name,
+        created_at: row.created_at,
+    }))
+}
+
+pub async fn find_identity(tx: &mut TenantTx, account: &Account) -> Result<Option<KnownIdentity>> {
+    let row: Option<(IdentityId, UserId)> = sqlx::query_as(
+        "select id, user_id
+           from identities
+          where tenant_id = $1
+            and platform = $2
+            and scope = $3
+            and external_id = $4",
+    )
+    .bind(tx.tenant_id())
+    .bind(&account.platform)
+    .bind(&account.scope)
+    .bind(&account.external_id)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(row.map(|(id, user_id)| KnownIdentity { id, user_id }))
+}
+
+/// First contact: makes the identity and its user in one statement, or nothing if someone else has
+/// just made them. The foreign key is checked when the statement ends, so the identity may come first
+/// and decide the race.
+pub async fn insert_identity(
+    tx: &mut TenantTx,
+    account: &Account,
+    now: DateTime<Utc>,
+) -> Result<Option<KnownIdentity>> {
+    let made: Option<(IdentityId, UserId)> = sqlx::query_as(
+        "with identity as (
+           insert into identities (tenant_id, id, user_id, platform, scope, external_id, issuer, created_at)
+           values ($1, $2, $3, $4, $5, $6, $7, $8)
+               on conflict on constraint identities_once do nothing
+        returning tenant_id, id, user_id, created_at
+         ), person as (
+           insert into users (tenant_id, id, created_at)
+           select tenant_id, user_id, created_at
+             from identity
+         )
+         select id, user_id
+           from identity",
+    )
+    .bind(tx.tenant_id())
+    .bind(IdentityId::generate())
+    .bind(UserId::generate())
+    .bind(&account.platform)
+    .bind(&account.scope)
+    .bind(&account.external_id)
+    .bind(&account.issuer)
+    .bind(now)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(made.map(|(id, user_id)| KnownIdentity { id, user_id }))
+}
+
+/// How many identities were first seen since `since`.
+pub async fn count_identities_since(tx: &mut TenantTx, since: DateTime<Utc>) -> Result<i64> {
+    Ok(sqlx::query_scalar(
+        "select count(*)
+           from identities
+          where tenant_id = $1
+            and created_at > $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(since)
+    .fetch_one(tx.connection())
+    .await?)
+}
