@@ -90,7 +90,7 @@ impl KeyVerifier {
         Ok(())
     }
 
-    /// Rarely, and never in the way of an answer: a failure is logged and tried again by the next use.
+    /// Once a minute at most. A failure never fails the request: it is logged, and the next use tries again.
     async fn note_use(&self, key: &FoundKey) {
         let now = self.clock.now();
         let due = now - USE_NOTED_EVERY;

@@ -19,7 +19,7 @@ use crate::domain::api_key::{NewApiKey, Scope};
 use crate::domain::display_name::DisplayName;
 use crate::domain::paging::{MAX_LIMIT, PageRequest};
 use crate::ids::TenantId;
-use crate::server::{Node, wait_for_signal};
+use crate::server::{Node, Signals};
 use crate::store;
 use crate::telemetry;
 use crate::tenants;
@@ -58,12 +58,13 @@ struct Ready {
 
 /// Runs until it is asked to end, or one of its servers ends.
 pub async fn run(options: Options) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
     if let Some(file) = &options.ready_file {
         let _ = std::fs::remove_file(file);
     }
     let data_dir = DataDir::open(&options.data_dir)?;
-    let mut state = data_dir.load()?;
     let setup = setup(&data_dir)?;
+    let mut state = data_dir.load(&setup.dir)?;
     let postgres = PostgresServer::start(&setup, &state.superuser_password).await?;
     let redis = RedisServer::start(&setup, &state.redis_password).await?;
     let env = cluster_environment(&state, &postgres, &redis);
@@ -78,7 +79,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             .metrics_address
             .map(|address| format!("http://{address}/metrics"))
             .unwrap_or_default(),
-        operator_key: state.operator_key.clone(),
+        operator_key: first_key(&env[&variable("OPERATOR_KEY")]),
         tenant_id: demo.tenant_id,
         api_key: demo.api_key,
         database_url: env[&variable("DATABASE_URL")].clone(),
@@ -93,7 +94,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         }
     };
     let outcome = tokio::select! {
-        signal = wait_for_signal() => signal,
+        () = signals.wait() => Ok(()),
         () = ended => Err(anyhow::anyhow!(
             "Postgres or Redis ended; see the logs in {}", setup.dir.display()
         )),
@@ -145,6 +146,11 @@ fn cluster_environment(
     );
     env.insert(variable("REDIS_URL"), redis.url.clone());
     env
+}
+
+/// Several keys may be set: any is good, one is told.
+fn first_key(keys: &str) -> String {
+    keys.split(',').next().unwrap_or_default().trim().to_owned()
 }
 
 async fn migrate(
@@ -222,7 +228,7 @@ fn announce(ready: &Ready, ready_file: Option<&Path>, data_dir: &Path) -> anyhow
          Tenant        {tenant}\n  \
          Admin key     {key}\n  \
          Operator key  {operator}\n\n\
-         Tool servers are not isolated in dev (MCP_ISOLATION={isolation}).\n\n\
+         {isolation}\
          Try it:\n\n  \
          curl -s -H 'Authorization: Bearer {key}' {url}/v1/tenant\n",
         data = data_dir.display(),
@@ -231,7 +237,10 @@ fn announce(ready: &Ready, ready_file: Option<&Path>, data_dir: &Path) -> anyhow
         tenant = ready.tenant_id,
         key = ready.api_key,
         operator = ready.operator_key,
-        isolation = ready.env[&variable("MCP_ISOLATION")],
+        isolation = match ready.env[&variable("MCP_ISOLATION")].as_str() {
+            "none" => "Tool servers are not isolated in dev (MCP_ISOLATION=none).\n\n",
+            _ => "",
+        },
     );
     if let Some(file) = ready_file {
         place::write_private(file, &serde_json::to_string_pretty(ready)?, None)

@@ -60,13 +60,17 @@ impl DataDir {
         self.path.join("dev.json")
     }
 
-    /// The kept state, or a new one that is kept from now on.
-    pub fn load(&self) -> anyhow::Result<State> {
+    /// The kept state, or a new one that is kept from now on. Servers whose passwords are lost with the
+    /// data directory they belonged to begin anew with it.
+    pub fn load(&self, server_dir: &Path) -> anyhow::Result<State> {
         let file = self.state_file();
         if file.exists() {
             let text = std::fs::read_to_string(&file)?;
             return serde_json::from_str(&text)
                 .with_context(|| format!("{} is damaged", file.display()));
+        }
+        if server_dir.exists() && !server_dir.starts_with(&self.path) {
+            std::fs::remove_dir_all(server_dir)?;
         }
         let state = State {
             superuser_password: crypto::random_secret()?,

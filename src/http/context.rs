@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::Uri;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use actix_web::http::{Method, Uri};
 use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpResponse, error::InternalError};
 
@@ -23,13 +23,17 @@ const MAX_URI: usize = 8 * 1024;
 const DEADLINE: Duration = Duration::from_secs(65);
 
 pub async fn surround(
-    request: ServiceRequest,
+    mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
     let started = Instant::now();
     let id = request_id(request.headers());
     let method = request.method().clone();
     let shape = Shape::of_path(request.path());
+    if method == Method::HEAD {
+        // Answered like GET; the connection knows that it was HEAD and sends no body.
+        request.head_mut().method = Method::GET;
+    }
     let outcome = if uri_length(request.uri()) > MAX_URI {
         Err(Error::new(Code::UriTooLong, "the address is too long").into())
     } else {

@@ -1,5 +1,5 @@
 //! What no handler takes: 405 with `Allow` on a path that exists, 404 otherwise. The paths come from
-//! the OpenAPI document, so there is no second list of them.
+//! the OpenAPI document.
 
 use actix_web::dev::ResourceDef;
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -7,18 +7,26 @@ use serde_json::Value;
 
 use crate::error::{Code, Error, Result};
 
+/// The document itself and its reader.
+const UNDOCUMENTED: [&str; 3] = ["/openapi.json", "/docs", "/docs/{file:.*}"];
+
 /// Known paths, each with the methods it takes.
 pub struct KnownPaths(Vec<(ResourceDef, String)>);
 
 impl KnownPaths {
     pub fn of(document: &Value) -> Self {
         let paths = document["paths"].as_object();
-        let known = paths.into_iter().flatten().map(|(path, item)| {
+        let documented = paths.into_iter().flatten().map(|(path, item)| {
             let methods = item.as_object().into_iter().flat_map(|item| item.keys());
-            let allow: Vec<String> = methods.map(|method| method.to_uppercase()).collect();
+            let mut allow: Vec<String> = methods.map(|method| method.to_uppercase()).collect();
+            if allow.iter().any(|method| method == "GET") {
+                allow.push("HEAD".to_owned());
+            }
             (ResourceDef::new(path.as_str()), allow.join(", "))
         });
-        Self(known.collect())
+        let undocumented =
+            UNDOCUMENTED.map(|path| (ResourceDef::new(path), "GET, HEAD".to_owned()));
+        Self(documented.chain(undocumented).collect())
     }
 }
 

@@ -1,9 +1,15 @@
 //! Is the process alive, and can it serve? Public, so it tells names and "ok" or "failed", nothing more.
 
+use std::time::Duration;
+
 use actix_web::{HttpResponse, get, web};
 use serde::Serialize;
 
 use crate::app::App;
+use crate::error::Error;
+
+/// A probe that waits longer has gone away.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -65,8 +71,9 @@ pub async fn get_health() -> HttpResponse {
 )]
 #[get("/readyz")]
 pub async fn get_readiness(app: web::Data<App>) -> HttpResponse {
-    let (postgres, redis) = tokio::join!(app.db.ping(), app.redis.ping());
-    let postgres = Health::of(postgres);
+    let postgres = tokio::time::timeout(PATIENCE, app.db.ping());
+    let (postgres, redis) = tokio::join!(postgres, app.redis.ping());
+    let postgres = Health::of(postgres.unwrap_or_else(|late| Err(Error::internal(late))));
     let ready = postgres == Health::Ok && !app.draining.is_cancelled();
     let body = ReadyResponse {
         status: if ready { Health::Ok } else { Health::Failed },

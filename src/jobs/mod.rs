@@ -16,7 +16,8 @@ mod expire_answers;
 
 const TICK: Duration = Duration::from_secs(1);
 const LEASE: TimeDelta = TimeDelta::minutes(1);
-const BATCH: i64 = 20;
+/// Then others of this loop's duties get their turn.
+const ROUND: usize = 50;
 const MAX_BACKOFF: TimeDelta = TimeDelta::hours(1);
 
 /// Runs until `stop` is cancelled; what is running then is finished.
@@ -26,7 +27,7 @@ pub async fn run(app: App, stop: CancellationToken) {
             tracing::warn!(error = %error, "cannot ask for due jobs");
             0
         });
-        if done < BATCH as usize {
+        if done < ROUND {
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = tokio::time::sleep(TICK) => {}
@@ -35,12 +36,13 @@ pub async fn run(app: App, stop: CancellationToken) {
     }
 }
 
-/// One round: leases what is due and runs it. Answers how many jobs it ran.
+/// One round: runs what is due, each job under a lease of its own. Answers how many it ran.
 pub async fn tick(app: &App) -> Result<usize> {
-    let now = app.clock.now();
-    let due = jobs::claim(&app.db, now, now + LEASE, BATCH).await?;
-    let count = due.len();
-    for job in due {
+    for done in 0..ROUND {
+        let now = app.clock.now();
+        let Some(job) = jobs::claim(&app.db, now, now + LEASE, 1).await?.pop() else {
+            return Ok(done);
+        };
         let (run_at, failed) = match run_one(app, &job).await {
             Ok(next) => (next, false),
             Err(error) => {
@@ -53,7 +55,7 @@ pub async fn tick(app: &App) -> Result<usize> {
         };
         jobs::reschedule(&app.db, &job, run_at, failed).await?;
     }
-    Ok(count)
+    Ok(ROUND)
 }
 
 /// Runs a job and answers when it wants to run next.

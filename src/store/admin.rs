@@ -13,7 +13,12 @@ pub async fn ensure_database(
     owner_password: &str,
     database: &str,
 ) -> anyhow::Result<()> {
-    let mut admin = superuser.connect().await?;
+    // A role is made with its password in the statement.
+    let mut admin = superuser
+        .clone()
+        .disable_statement_logging()
+        .connect()
+        .await?;
     let known = "select exists (select 1 from pg_roles where rolname = $1)";
     if !exists(&mut admin, known, owner).await? {
         let sql = format!(

@@ -18,6 +18,8 @@ const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// Makes the roles, then applies what is missing. Answers how many migrations it applied.
 pub async fn run(config: &MigrateConfig) -> anyhow::Result<usize> {
     let mut owner = connect_options(&config.owner_url, "MIGRATE_DATABASE_URL")?
+        // A role is made with its password in the statement.
+        .disable_statement_logging()
         .connect()
         .await
         .context("cannot connect to Postgres (THROUGHLINE_MIGRATE_DATABASE_URL)")?;

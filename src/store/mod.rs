@@ -43,6 +43,14 @@ impl Db {
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .max_lifetime(Duration::from_secs(30 * 60))
             .test_before_acquire(false)
+            // For what runs outside a tenant's transaction; those set their own.
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    let limits = "set statement_timeout = '15s'; set lock_timeout = '5s'";
+                    sqlx::raw_sql(limits).execute(connection).await?;
+                    Ok(())
+                })
+            })
             .connect_with(options)
             .await
             .context("cannot connect to Postgres (THROUGHLINE_DATABASE_URL)")?;

@@ -180,7 +180,7 @@ async fn is_member(
     Ok(sqlx::query_scalar(
         "select exists (select 1
                           from pg_roles m
-                          join pg_roles r on pg_has_role(m.oid, r.oid, 'member')
+                          join pg_roles r on pg_has_role(m.oid, r.oid, 'usage')
                          where m.rolname = $1
                            and r.rolname = $2)",
     )

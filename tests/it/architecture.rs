@@ -6,7 +6,8 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 15] = [
+const ALLOWED: [(&str, &[&str]); 16] = [
+    ("domain", &["ground"]),
     (
         "main",
         &["dev", "server", "http", "store", "tenants", "ground"],
@@ -57,7 +58,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     ("redis", &["ground"]),
     ("upstream", &["ground"]),
 ];
-const GROUND: [&str; 9] = [
+const GROUND: [&str; 8] = [
     "clock",
     "config",
     "crypto",
@@ -66,7 +67,6 @@ const GROUND: [&str; 9] = [
     "ids",
     "telemetry",
     "text_schema",
-    "domain",
 ];
 
 /// A word and the only files (by beginning of path) that may contain it.

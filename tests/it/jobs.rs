@@ -54,5 +54,7 @@ async fn two_nodes_asking_at_once_never_get_the_same_job() {
     ids.sort();
     let all = ids.len();
     ids.dedup();
-    assert_eq!((all, ids.len()), (10, 10));
+    // Ten tenants', and the operator's unless the node's own loop just has it.
+    assert_eq!(all, ids.len());
+    assert!(all >= 10, "{all}");
 }

@@ -60,3 +60,12 @@ async fn every_answer_has_a_request_id_and_a_sensible_one_is_kept() {
         );
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn head_is_answered_like_get_without_a_body() {
+    let world = World::new().await;
+    for path in ["/healthz", "/readyz", "/openapi.json", "/docs/"] {
+        let reply = Reply::of(reqwest::Client::new().head(world.url(path))).await;
+        assert_eq!((reply.status, reply.text.as_str()), (200, ""), "{path}");
+    }
+}
