@@ -1,6 +1,7 @@
 //! Types and rules. No IO, no async, no HTTP, no SQL: everything here can be tested as data.
 
 pub mod api_key;
+pub mod audit;
 pub mod display_name;
 pub mod paging;
 pub mod platform;

@@ -14,6 +14,7 @@ use crate::ids::TenantId;
 
 pub mod admin;
 pub mod api_keys;
+pub mod audit;
 pub mod idempotency;
 pub mod jobs;
 pub mod migrate;

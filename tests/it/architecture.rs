@@ -6,10 +6,12 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 13] = [
     (
         "main",
-        &["dev", "server", "http", "store", "tenants", "ground"],
+        &[
+            "dev", "server", "http", "store", "tenants", "audit", "ground",
+        ],
     ),
     (
         "dev",
@@ -36,6 +38,7 @@ const ALLOWED: [(&str, &[&str]); 12] = [
         "tenants",
         &[
             "api_keys",
+            "audit",
             "idempotency",
             "app",
             "store",
@@ -43,7 +46,8 @@ const ALLOWED: [(&str, &[&str]); 12] = [
             "ground",
         ],
     ),
-    ("api_keys", &["store", "domain", "ground"]),
+    ("api_keys", &["audit", "store", "domain", "ground"]),
+    ("audit", &["app", "store", "domain", "ground"]),
     ("idempotency", &["app", "store", "ground"]),
     ("app", &["auth", "store", "redis", "ground"]),
     ("auth", &["store", "domain", "ground"]),
@@ -67,7 +71,10 @@ const KEPT_IN: [(&str, &[&str]); 7] = [
     ("sqlx::", &["store/", "dev/servers.rs", "ids.rs"]),
     ("deadpool_redis", &["redis/", "dev/servers.rs"]),
     ("begin_tenant(", &["store/", "auth/"]),
-    ("operator_enter(", &["store/", "tenants.rs", "dev/"]),
+    (
+        "operator_enter(",
+        &["store/", "tenants.rs", "audit/verify.rs", "dev/"],
+    ),
     ("actix_web", &["http/", "server.rs"]),
     ("std::process::Command", &["guard.rs", "dev/"]),
     ("aws_lc_rs", &["crypto.rs"]),
