@@ -39,7 +39,9 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::tenant::get_tenant)
         .service(v1::api_keys::create_api_key)
         .service(v1::api_keys::list_api_keys)
-        .service(v1::api_keys::revoke_api_key);
+        .service(v1::api_keys::revoke_api_key)
+        .service(v1::audit::list_audit)
+        .service(v1::audit::get_audit_head);
 }
 
 fn operator_routes(routes: &mut ServiceConfig) {

@@ -31,7 +31,8 @@ async fn sample(world: &World, operation: &str, own: &Tenant, other: &Tenant) ->
         body: None,
     };
     match operation {
-        "get_health" | "get_readiness" | "get_tenant" | "list_api_keys" | "list_tenants" => plain,
+        "get_health" | "get_readiness" | "get_tenant" | "list_api_keys" | "list_tenants"
+        | "list_audit" | "get_audit_head" => plain,
         "create_tenant" => with_body(json!({"name": "made by the walk"})),
         "create_api_key" => with_body(json!({"name": "made by the walk", "scopes": ["chat"]})),
         "revoke_api_key" => {

@@ -1,5 +1,6 @@
 //! Throughline's own endpoints, one file a resource: routes, wire types and handlers.
 
 pub mod api_keys;
+pub mod audit;
 pub mod tenant;
 pub mod tenants;
