@@ -12,6 +12,7 @@ mod support;
 
 mod api_keys;
 mod architecture;
+mod audit;
 mod authorization;
 mod bad_input;
 mod dev_command;
