@@ -4,7 +4,9 @@ use chrono::{DateTime, Utc};
 use url::Url;
 
 use crate::app::App;
+use crate::audit;
 use crate::domain::agent::{AgentSpec, DEFAULT_AGENT, KeyChange};
+use crate::domain::audit::{Action, Entry};
 use crate::domain::resource_name::ResourceName;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::TenantId;
@@ -25,6 +27,7 @@ pub fn key_context(tenant_id: TenantId, agent: &str) -> String {
 pub async fn put(
     app: &App,
     tx: &mut TenantTx,
+    actor: &str,
     name: &ResourceName,
     spec: AgentSpec,
 ) -> Result<PutAgent> {
@@ -40,6 +43,8 @@ pub async fn put(
     };
     let now = app.clock.now();
     let agent = agents::upsert(tx, name.as_str(), &spec, sealed.as_deref(), now).await?;
+    let entry = Entry::new(actor, Action::AgentPut, name);
+    audit::append(&app.keyring, tx, entry, now).await?;
     Ok(PutAgent {
         agent,
         is_new: before.is_none(),
@@ -91,7 +96,7 @@ pub async fn create_default(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<()>
 }
 
 /// Deletes an agent, but never the one that is used where none is named.
-pub async fn delete(tx: &mut TenantTx, name: &ResourceName) -> Result<()> {
+pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, name: &ResourceName) -> Result<()> {
     if name.as_str() == DEFAULT_AGENT {
         let detail = "main is used where no agent is named: change it instead";
         return Err(Error::new(Code::AgentInUse, detail));
@@ -99,5 +104,6 @@ pub async fn delete(tx: &mut TenantTx, name: &ResourceName) -> Result<()> {
     if !agents::delete(tx, name.as_str()).await? {
         return Err(Error::not_found("agent"));
     }
-    Ok(())
+    let entry = Entry::new(actor, Action::AgentDelete, name);
+    audit::append(&app.keyring, tx, entry, app.clock.now()).await
 }

@@ -1,10 +1,12 @@
-//! Making API keys: the rules for what a key may be, and its text.
+//! Making and revoking API keys: the rules for what a key may be, and its text.
 
 use chrono::{DateTime, Utc};
 use secrecy::SecretString;
 
-use crate::crypto;
+use crate::audit;
+use crate::crypto::{self, Keyring};
 use crate::domain::api_key::{ApiKey, NewApiKey, Scope, digest, key_text};
+use crate::domain::audit::{Action, Detail, Entry};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::ApiKeyId;
 use crate::store::{TenantTx, api_keys, issuers, tenants};
@@ -15,12 +17,23 @@ pub struct CreatedKey {
     pub text: SecretString,
 }
 
-pub async fn create(tx: &mut TenantTx, new: &NewApiKey, now: DateTime<Utc>) -> Result<CreatedKey> {
+/// Makes a key for the tenant of `tx`, on behalf of `actor`.
+pub async fn create(
+    keyring: &Keyring,
+    tx: &mut TenantTx,
+    actor: &str,
+    new: &NewApiKey,
+    now: DateTime<Utc>,
+) -> Result<CreatedKey> {
     check(new, now)?;
     refuse_taken_platforms(tx, new).await?;
     let id = ApiKeyId::generate();
     let text = key_text(tx.tenant_id(), id, crypto::random()?);
     api_keys::insert(tx, id, digest(&text), new, now).await?;
+    let scopes = new.scopes.iter().map(|scope| scope.as_str());
+    let detail = Detail::default().words("scopes", scopes);
+    let entry = Entry::new(actor, Action::ApiKeyCreate, &id).with(detail);
+    audit::append(keyring, tx, entry, now).await?;
     Ok(CreatedKey {
         key: ApiKey {
             id,
@@ -46,12 +59,31 @@ async fn refuse_taken_platforms(tx: &mut TenantTx, new: &NewApiKey) -> Result<()
         .iter()
         .map(|entry| entry.platform().to_owned())
         .collect();
-    tenants::lock(tx).await?;
+    // One change of who vouches for whom at a time.
+    tenants::lock(tx, tx.tenant_id()).await?;
     if issuers::any_vouches_for(tx, &platforms).await? {
         let detail = "an issuer vouches for one of these platforms";
         return Err(Error::new(Code::PlatformTaken, detail));
     }
     Ok(())
+}
+
+/// Revokes a key; one that was revoked before stays as it is.
+pub async fn revoke(
+    keyring: &Keyring,
+    tx: &mut TenantTx,
+    actor: &str,
+    id: ApiKeyId,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    if api_keys::revoke(tx, id, now).await? {
+        let entry = Entry::new(actor, Action::ApiKeyRevoke, &id);
+        audit::append(keyring, tx, entry, now).await
+    } else if api_keys::exists(tx, id).await? {
+        Ok(())
+    } else {
+        Err(Error::not_found("API key"))
+    }
 }
 
 fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {

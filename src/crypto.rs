@@ -9,10 +9,26 @@ const VERSION: u8 = 1;
 const KEY_ID_LEN: usize = 4;
 const HEADER_LEN: usize = 1 + KEY_ID_LEN + NONCE_LEN;
 const SIGNATURE_LEN: usize = 16;
+pub const MAC_LEN: usize = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("sealed data does not open: another key, another context, or damage")]
 pub struct Sealed;
+
+/// A tag that stays in the database for good, and the id of the key that made it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mac {
+    pub key_id: [u8; KEY_ID_LEN],
+    pub tag: [u8; MAC_LEN],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadMac {
+    #[error("made with a key that is not in THROUGHLINE_SECRET_KEY")]
+    UnknownKey,
+    #[error("not made by a key of this service")]
+    Wrong,
+}
 
 /// The keys of `SECRET_KEY`. The first seals and signs; all open and verify, so a key is rotated by
 /// putting a new one in front.
@@ -24,6 +40,7 @@ struct DerivedKey {
     id: [u8; KEY_ID_LEN],
     seal: LessSafeKey,
     sign: hmac::Key,
+    mac: hmac::Key,
 }
 
 impl DerivedKey {
@@ -38,6 +55,7 @@ impl DerivedKey {
             id,
             seal: LessSafeKey::new(seal),
             sign: hmac::Key::new(hmac::HMAC_SHA256, purpose("sign").as_ref()),
+            mac: hmac::Key::new(hmac::HMAC_SHA256, purpose("mac").as_ref()),
         })
     }
 
@@ -103,25 +121,55 @@ impl Keyring {
 
     /// Signs `message` for `context` with the newest key.
     pub fn sign(&self, context: &str, message: &[u8]) -> [u8; SIGNATURE_LEN] {
-        tag(&self.first().sign, context, message)
+        signature_of(self.first(), context, message)
     }
 
     /// True if any of the keys signed `message` for `context`.
     pub fn verify(&self, context: &str, message: &[u8], signature: &[u8]) -> bool {
         self.keys
             .iter()
-            .any(|key| constant_time_eq(&tag(&key.sign, context, message), signature))
+            .any(|key| constant_time_eq(&signature_of(key, context, message), signature))
+    }
+
+    /// A full-length tag of `message` for `context`, by the newest key.
+    pub fn mac(&self, context: &str, message: &[u8]) -> Mac {
+        let key = self.first();
+        Mac {
+            key_id: key.id,
+            tag: tag(&key.mac, context, message),
+        }
+    }
+
+    /// Whether the key called `key_id` made `mac` of `message` for `context`.
+    pub fn check_mac(
+        &self,
+        context: &str,
+        message: &[u8],
+        key_id: &[u8],
+        mac: &[u8],
+    ) -> Result<(), BadMac> {
+        let key = self.keys.iter().find(|key| key.id == key_id);
+        let key = key.ok_or(BadMac::UnknownKey)?;
+        let expected: [u8; MAC_LEN] = tag(&key.mac, context, message);
+        constant_time_eq(&expected, mac)
+            .then_some(())
+            .ok_or(BadMac::Wrong)
     }
 }
 
-fn tag(key: &hmac::Key, context: &str, message: &[u8]) -> [u8; SIGNATURE_LEN] {
+fn signature_of(key: &DerivedKey, context: &str, message: &[u8]) -> [u8; SIGNATURE_LEN] {
+    tag(&key.sign, context, message)
+}
+
+/// The first `N` bytes of an HMAC; `N` is at most 32.
+fn tag<const N: usize>(key: &hmac::Key, context: &str, message: &[u8]) -> [u8; N] {
     let mut signing = hmac::Context::with_key(key);
     // The length parts the two: no context and message can be read as another pair.
     signing.update(&(context.len() as u64).to_be_bytes());
     signing.update(context.as_bytes());
     signing.update(message);
-    let mut out = [0; SIGNATURE_LEN];
-    out.copy_from_slice(&signing.sign().as_ref()[..SIGNATURE_LEN]);
+    let mut out = [0; N];
+    out.copy_from_slice(&signing.sign().as_ref()[..N]);
     out
 }
 
@@ -220,6 +268,23 @@ mod tests {
         assert!(ring.verify("ab", b"c", &signature));
         assert!(!ring.verify("a", b"bc", &signature));
         assert!(!ring.verify("ab", b"c", &signature[..8]));
+    }
+
+    #[test]
+    fn a_mac_names_its_key_and_outlives_a_rotation() {
+        let made = ring(&[OLD]).mac("c", b"text");
+        let check = |ring: &Keyring, context: &str, message: &[u8]| {
+            ring.check_mac(context, message, &made.key_id, &made.tag)
+        };
+        let both = ring(&[NEW, OLD]);
+        assert_eq!(check(&both, "c", b"text"), Ok(()));
+        assert_eq!(check(&both, "c", b"test"), Err(BadMac::Wrong));
+        assert_eq!(check(&both, "d", b"text"), Err(BadMac::Wrong));
+        assert_eq!(check(&ring(&[NEW]), "c", b"text"), Err(BadMac::UnknownKey));
+        let newest = both.mac("c", b"text");
+        assert_ne!(newest.key_id, made.key_id);
+        let mixed = both.check_mac("c", b"text", &newest.key_id, &made.tag);
+        assert_eq!(mixed, Err(BadMac::Wrong));
     }
 
     #[test]

@@ -32,6 +32,9 @@ fn parse(text: &str, prefix: &str) -> Result<Uuid, InvalidId> {
     Uuid::try_parse(rest).map_err(|_| InvalidId)
 }
 
+/// Any of the ids below: what may stand where text may not.
+pub trait Id: fmt::Display {}
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
@@ -55,6 +58,8 @@ macro_rules! id {
                 self.0
             }
         }
+
+        impl Id for $name {}
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

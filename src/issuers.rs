@@ -3,7 +3,9 @@
 use serde_json::Value;
 
 use crate::app::App;
+use crate::audit;
 use crate::auth;
+use crate::domain::audit::{Action, Detail, Entry};
 use crate::domain::issuer::{Issuer, KeyChoice, KeySource, TokenAlgorithm};
 use crate::domain::platform::PlatformScope;
 use crate::domain::resource_name::ResourceName;
@@ -24,9 +26,15 @@ pub struct NewIssuer {
 }
 
 /// Registers or replaces an issuer, whole. Answers it and whether it is new.
-pub async fn register(app: &App, tx: &mut TenantTx, new: NewIssuer) -> Result<(Issuer, bool)> {
+pub async fn register(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    new: NewIssuer,
+) -> Result<(Issuer, bool)> {
     check(app, &new)?;
-    tenants::lock(tx).await?;
+    // One change of who vouches for whom at a time.
+    tenants::lock(tx, tx.tenant_id()).await?;
     let now = app.clock.now();
     if api_keys::any_vouches_for(tx, new.platform.platform(), now).await? {
         let detail = "a bridge key vouches for this platform";
@@ -52,7 +60,18 @@ pub async fn register(app: &App, tx: &mut TenantTx, new: NewIssuer) -> Result<(I
     };
     let is_new = issuers::upsert(tx, &issuer).await?;
     let stored = issuers::find(tx, issuer.name.as_str()).await?;
+    let detail = Detail::default().word("algorithm", issuer.algorithm.as_str());
+    let entry = Entry::new(actor, Action::IssuerPut, &issuer.name).with(detail);
+    audit::append(&app.keyring, tx, entry, now).await?;
     Ok((stored.unwrap_or(issuer), is_new))
+}
+
+pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, name: &ResourceName) -> Result<()> {
+    if !issuers::delete(tx, name.as_str()).await? {
+        return Err(Error::not_found("issuer"));
+    }
+    let entry = Entry::new(actor, Action::IssuerDelete, name);
+    audit::append(&app.keyring, tx, entry, app.clock.now()).await
 }
 
 fn check(app: &App, new: &NewIssuer) -> Result<()> {

@@ -5,7 +5,7 @@
 //!
 //! - `server`, `dev`: start listeners and background loops; start everything for a developer
 //! - `http`, `jobs`: the surfaces: requests and background work
-//! - `tenants`, `api_keys`, `idempotency`: use cases, one room each
+//! - `tenants`, `api_keys`, `audit`, `idempotency`: use cases, one room each
 //! - `app`: what they all work with
 //! - `auth`: who calls; a caller is what opens a tenant's transaction
 //! - `store`, `redis`: the only rooms with SQL and with Redis
@@ -36,6 +36,7 @@ pub mod app;
 
 pub mod agents;
 pub mod api_keys;
+pub mod audit;
 pub mod idempotency;
 pub mod issuers;
 pub mod tenants;

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use throughline::config::{Config, LogConfig, MigrateConfig, environment};
-use throughline::{dev, guard, http, server, store, telemetry, tenants};
+use throughline::ids::TenantId;
+use throughline::{audit, dev, guard, http, server, store, telemetry, tenants};
 
 /// One assistant conversation across every platform, for many tenants at once.
 #[derive(Parser)]
@@ -36,6 +37,9 @@ enum Command {
     /// Make tenants
     #[command(subcommand)]
     Tenant(TenantCommand),
+    /// Check the audit
+    #[command(subcommand)]
+    Audit(AuditCommand),
     #[command(hide = true)]
     Guard { spec: String },
 }
@@ -44,6 +48,16 @@ enum Command {
 enum TenantCommand {
     /// Make a tenant and print it as JSON, with its first admin key
     Create { name: String },
+}
+
+#[derive(Subcommand)]
+enum AuditCommand {
+    /// Walk the chains of entries; name the first that was changed or removed, and fail
+    Verify {
+        /// Only this tenant's chain
+        #[arg(long)]
+        tenant: Option<TenantId>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -90,6 +104,9 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Openapi => print!("{}", http::openapi::to_text(&http::document()?)?),
             Command::Tenant(TenantCommand::Create { name }) => {
                 tenants::create_from_command_line(config()?, &name).await?;
+            }
+            Command::Audit(AuditCommand::Verify { tenant }) => {
+                audit::verify::verify_from_command_line(config()?, tenant).await?;
             }
             Command::Guard { spec } => guard::run(&spec)?,
         }

@@ -189,7 +189,9 @@ async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow
     };
     let tenants = store::tenants::list(&app.db, &all).await?.rows;
     let now = app.clock.now();
-    let mut tx = OperatorCaller::local().begin(&app.db).await?;
+    let operator = OperatorCaller::local();
+    let actor = operator.principal();
+    let mut tx = operator.begin(&app.db).await?;
     let demo = match tenants.into_iter().find(|tenant| tenant.name == DEMO_NAME) {
         Some(tenant) => {
             tx.operator_enter(tenant.id).await?;
@@ -199,14 +201,15 @@ async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow
                 platforms: Vec::new(),
                 expires_at: None,
             };
-            let made = api_keys::create(&mut tx, &key, now).await?;
+            let made = api_keys::create(&app.keyring, &mut tx, &actor, &key, now).await?;
             Demo {
                 tenant_id: tenant.id,
                 api_key: made.text.expose_secret().to_owned(),
             }
         }
         None => {
-            let made = tenants::create(&mut tx, &DisplayName::parse(DEMO_NAME)?, now).await?;
+            let name = DisplayName::parse(DEMO_NAME)?;
+            let made = tenants::create(&app.keyring, &mut tx, &actor, &name, now).await?;
             Demo {
                 tenant_id: made.tenant.id,
                 api_key: made.api_key.expose_secret().to_owned(),

@@ -3,6 +3,7 @@
 pub mod agent;
 mod agent_rules;
 pub mod api_key;
+pub mod audit;
 pub mod display_name;
 pub mod issuer;
 pub mod paging;

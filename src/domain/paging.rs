@@ -14,14 +14,14 @@ pub struct Position {
     pub id: Uuid,
 }
 
-/// What a list query asks of the store: rows after `after`, at most `limit`.
+/// What a list query asks of the store: rows after `after`, at most `limit`. `P` is what orders the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageRequest {
+pub struct PageRequest<P = Position> {
     pub limit: u32,
-    pub after: Option<Position>,
+    pub after: Option<P>,
 }
 
-impl PageRequest {
+impl<P> PageRequest<P> {
     /// One row more than was asked for tells whether there is a next page.
     pub fn fetch_limit(&self) -> i64 {
         i64::from(self.limit) + 1
@@ -29,14 +29,14 @@ impl PageRequest {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Page<T> {
+pub struct Page<T, P = Position> {
     pub rows: Vec<T>,
-    pub next: Option<Position>,
+    pub next: Option<P>,
 }
 
-impl<T> Page<T> {
+impl<T, P> Page<T, P> {
     /// Cuts what `fetch_limit` fetched down to the page, and remembers where it ends.
-    pub fn cut(mut rows: Vec<T>, request: &PageRequest, position: impl Fn(&T) -> Position) -> Self {
+    pub fn cut(mut rows: Vec<T>, request: &PageRequest<P>, position: impl Fn(&T) -> P) -> Self {
         let limit = request.limit as usize;
         let more = rows.len() > limit;
         rows.truncate(limit);

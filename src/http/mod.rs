@@ -49,7 +49,9 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::agents::get_agent)
         .service(v1::agents::delete_agent)
         .service(v1::users::get_own_user)
-        .service(v1::users::get_user);
+        .service(v1::users::get_user)
+        .service(v1::audit::list_audit)
+        .service(v1::audit::get_audit_head);
 }
 
 fn operator_routes(routes: &mut ServiceConfig) {

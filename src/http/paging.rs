@@ -4,10 +4,11 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::auth::{KeyCaller, OperatorCaller};
 use crate::crypto::Keyring;
-use crate::domain::paging::{DEFAULT_LIMIT, MAX_LIMIT, Page, PageRequest, Position};
+use crate::domain::paging::{DEFAULT_LIMIT, MAX_LIMIT, Page, PageRequest};
 use crate::error::{Code, Error, FieldError, Result};
 
 const SIGNATURE: usize = 16;
@@ -60,12 +61,12 @@ impl ListName {
     }
 
     /// Reads `?limit=` and `?cursor=`.
-    pub fn open(
+    pub fn open<P: DeserializeOwned>(
         &self,
         keyring: &Keyring,
         limit: Option<u32>,
         cursor: Option<&str>,
-    ) -> Result<PageRequest> {
+    ) -> Result<PageRequest<P>> {
         let limit = limit.unwrap_or(DEFAULT_LIMIT);
         if !(1..=MAX_LIMIT).contains(&limit) {
             let detail = format!("must be from 1 to {MAX_LIMIT}");
@@ -79,10 +80,10 @@ impl ListName {
     }
 
     /// Renders a page with the cursor of the next one.
-    pub fn close<T, R>(
+    pub fn close<T, R, P: Serialize>(
         &self,
         keyring: &Keyring,
-        page: Page<T>,
+        page: Page<T, P>,
         render: impl Fn(T) -> R,
     ) -> Result<ListResponse<R>> {
         let next_cursor = page
@@ -95,14 +96,14 @@ impl ListName {
         })
     }
 
-    fn write_cursor(&self, keyring: &Keyring, position: &Position) -> Result<String> {
+    fn write_cursor(&self, keyring: &Keyring, position: &impl Serialize) -> Result<String> {
         let place = serde_json::to_vec(position).map_err(Error::internal)?;
         let mut bytes = keyring.sign(&self.context(), &place).to_vec();
         bytes.extend_from_slice(&place);
         Ok(URL_SAFE_NO_PAD.encode(bytes))
     }
 
-    fn read_cursor(&self, keyring: &Keyring, cursor: &str) -> Option<Position> {
+    fn read_cursor<P: DeserializeOwned>(&self, keyring: &Keyring, cursor: &str) -> Option<P> {
         let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
         let (signature, place) = bytes.split_at_checked(SIGNATURE)?;
         if !keyring.verify(&self.context(), place, signature) {
@@ -124,6 +125,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::domain::paging::Position;
 
     #[test]
     fn a_cursor_is_good_only_for_its_own_list_and_caller() {
@@ -140,10 +142,11 @@ mod tests {
         let cursor = mine.write_cursor(&keyring, &position).unwrap();
         assert_eq!(mine.read_cursor(&keyring, &cursor), Some(position));
         for other in [name("b", "keys"), name("a", "keys?archived")] {
-            assert_eq!(other.read_cursor(&keyring, &cursor), None);
+            assert_eq!(other.read_cursor::<Position>(&keyring, &cursor), None);
         }
         for damaged in ["", "AAAA", "ü", &cursor[1..], &format!("{cursor}A")] {
-            assert_eq!(mine.read_cursor(&keyring, damaged), None, "{damaged}");
+            let read = mine.read_cursor::<Position>(&keyring, damaged);
+            assert_eq!(read, None, "{damaged}");
         }
     }
 }

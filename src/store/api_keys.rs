@@ -175,13 +175,24 @@ pub async fn any_vouches_for(
     .await?)
 }
 
-/// True if there is such a key; revoking it again keeps the first time.
+pub async fn exists(tx: &mut TenantTx, id: ApiKeyId) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1 from api_keys where tenant_id = $1 and id = $2)",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_one(tx.connection())
+    .await?)
+}
+
+/// True if this call revoked it: there is such a key, and nobody had.
 pub async fn revoke(tx: &mut TenantTx, id: ApiKeyId, now: DateTime<Utc>) -> Result<bool> {
     let done = sqlx::query(
         "update api_keys
-            set revoked_at = coalesce(revoked_at, $3)
+            set revoked_at = $3
           where tenant_id = $1
-            and id = $2",
+            and id = $2
+            and revoked_at is null",
     )
     .bind(tx.tenant_id())
     .bind(id)

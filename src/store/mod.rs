@@ -15,6 +15,7 @@ use crate::ids::TenantId;
 pub mod admin;
 pub mod agents;
 pub mod api_keys;
+pub mod audit;
 pub mod idempotency;
 pub mod issuers;
 pub mod jobs;

@@ -61,15 +61,6 @@ pub async fn find(db: &Db, id: TenantId) -> Result<Option<Tenant>> {
     .transpose()
 }
 
-/// Holds the tenant's row until the transaction ends: one change of who vouches for whom at a time.
-pub async fn lock(tx: &mut TenantTx) -> Result<()> {
-    sqlx::query("select id from tenants where id = $1 for update")
-        .bind(tx.tenant_id())
-        .execute(tx.connection())
-        .await?;
-    Ok(())
-}
-
 /// Newest first.
 pub async fn list(db: &Db, page: &PageRequest) -> Result<Page<Tenant>> {
     let rows = sqlx::query_as::<_, Row>(
@@ -95,25 +86,35 @@ pub async fn list(db: &Db, page: &PageRequest) -> Result<Page<Tenant>> {
     }))
 }
 
-/// Sets the state and answers the tenant; setting it again changes nothing.
-pub async fn update_state(
-    db: &Db,
-    id: TenantId,
-    state: TenantState,
-    now: DateTime<Utc>,
-) -> Result<Option<Tenant>> {
+/// The tenant, held until `tx` ends; new rows of it can still be added.
+pub async fn lock(tx: &mut TenantTx, id: TenantId) -> Result<Option<Tenant>> {
     sqlx::query_as::<_, Row>(
-        "update tenants
-            set state = $2, updated_at = $3
+        "select id, name, state, created_at
+           from tenants
           where id = $1
             and state <> 'operator'
-      returning id, name, state, created_at",
+            for no key update",
     )
     .bind(id)
-    .bind(state.as_str())
-    .bind(now)
-    .fetch_optional(&db.pool)
+    .fetch_optional(tx.connection())
     .await?
     .map(Tenant::try_from)
     .transpose()
+}
+
+/// Sets the state of the tenant that `tx` has entered.
+pub async fn update_state(tx: &mut TenantTx, state: TenantState, now: DateTime<Utc>) -> Result<()> {
+    let tenant_id = tx.tenant_id();
+    sqlx::query(
+        "update tenants
+            set state = $2, updated_at = $3
+          where id = $1
+            and state <> 'operator'",
+    )
+    .bind(tenant_id)
+    .bind(state.as_str())
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
 }

@@ -57,7 +57,9 @@ async fn sample(world: &World, operation: &str, own: &Tenant, other: &Tenant) ->
     };
     match operation {
         "get_health" | "get_readiness" | "get_tenant" | "list_api_keys" | "list_tenants"
-        | "list_issuers" | "list_agents" | "get_own_user" => plain,
+        | "list_issuers" | "list_agents" | "get_own_user" | "list_audit" | "get_audit_head" => {
+            plain
+        }
         "create_tenant" => with_body(json!({"name": "made by the walk"})),
         "create_api_key" => with_body(json!({"name": "made by the walk", "scopes": ["chat"]})),
         "revoke_api_key" => {

@@ -13,6 +13,7 @@ mod support;
 mod agents;
 mod api_keys;
 mod architecture;
+mod audit;
 mod authorization;
 mod bad_input;
 mod dev_command;

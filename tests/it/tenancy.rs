@@ -48,6 +48,8 @@ async fn every_way_to_break_a_rule_is_noticed() {
         "create view all_keys as select id from api_keys",
         "create materialized view all_keys as select id from api_keys",
         "grant truncate on api_keys to throughline_service",
+        "grant update (actor) on audit to throughline_service",
+        "grant delete on audit to throughline_service",
         "grant select on api_keys to public",
         "grant select on api_keys to throughline",
         "create function peek() returns bigint language sql security definer
@@ -240,6 +242,18 @@ async fn two_tenants_with_equal_ids(world: &World) {
         ("canary-b victim".to_owned(), false),
     ];
     assert_eq!(uses, expected);
+
+    // Both chains have the same numbers; each tenant sees its own, and its own head.
+    for (key, own, foreign) in [(&a_key, &made_a, &made_b), (&b_key, &made_b, &made_a)] {
+        let listed = world.get(key, "/v1/audit?limit=200").await;
+        let entries = listed.expect(200)["data"].as_array().unwrap().clone();
+        let head = world.get(key, "/v1/audit/head").await.expect(200);
+        assert_eq!(head["hash"], entries[0]["hash"]);
+        assert_eq!(head["seq"], entries.len());
+        let id = |reply: &Reply| reply.expect(201)["id"].as_str().unwrap().to_owned();
+        assert!(listed.text.contains(&id(own)), "{}", listed.text);
+        assert!(!listed.text.contains(&id(foreign)), "{}", listed.text);
+    }
 
     // Background work of one tenant leaves the other's alone: only a's job is due.
     sqlx::query("update jobs set run_at = now() - interval '1 minute' where tenant_id = $1")

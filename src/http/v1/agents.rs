@@ -60,7 +60,7 @@ pub async fn put_agent(
 ) -> Result<HttpResponse> {
     let name = path.or_invalid()?;
     let mut tx = caller.begin(&app.db).await?;
-    let put = agents::put(&app, &mut tx, &name, body.value).await?;
+    let put = agents::put(&app, &mut tx, &caller.principal(), &name, body.value).await?;
     tx.commit().await?;
     let response = AgentResponse::from(put.agent);
     Ok(match put.is_new {
@@ -128,7 +128,7 @@ pub async fn delete_agent(
 ) -> Result<HttpResponse> {
     let name = path.or_missing()?;
     let mut tx = caller.begin(&app.db).await?;
-    agents::delete(&mut tx, &name).await?;
+    agents::delete(&app, &mut tx, &caller.principal(), &name).await?;
     tx.commit().await?;
     Ok(HttpResponse::NoContent().finish())
 }

@@ -10,7 +10,7 @@ use crate::app::App;
 use crate::domain::api_key::{ApiKey, NewApiKey, Scope};
 use crate::domain::display_name::DisplayName;
 use crate::domain::platform::PlatformScope;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::http::callers::{Admin, Reader};
 use crate::http::extract::{JsonBody, PathId, Query};
 use crate::http::paging::{ListName, ListResponse};
@@ -106,7 +106,8 @@ pub async fn create_api_key(
     };
     retryable
         .answer(&app, tx, caller.principal(), body.hash, async |tx| {
-            let made = api_keys::create(tx, &request, app.clock.now()).await?;
+            let (actor, now) = (caller.principal(), app.clock.now());
+            let made = api_keys::create(&app.keyring, tx, &actor, &request, now).await?;
             let answer = Answer::new(
                 201,
                 &CreatedApiKeyResponse {
@@ -164,10 +165,8 @@ pub async fn revoke_api_key(
     PathId(id): PathId<ApiKeyId>,
 ) -> Result<HttpResponse> {
     let mut tx = caller.begin(&app.db).await?;
-    let revoked = store::api_keys::revoke(&mut tx, id, app.clock.now()).await?;
+    let (actor, now) = (caller.principal(), app.clock.now());
+    api_keys::revoke(&app.keyring, &mut tx, &actor, id, now).await?;
     tx.commit().await?;
-    if !revoked {
-        return Err(Error::not_found("API key"));
-    }
     Ok(HttpResponse::NoContent().finish())
 }

@@ -108,7 +108,7 @@ pub async fn put_issuer(
         jwks_url: request.jwks_url,
     };
     let mut tx = caller.begin(&app.db).await?;
-    let (issuer, is_new) = issuers::register(&app, &mut tx, new).await?;
+    let (issuer, is_new) = issuers::register(&app, &mut tx, &caller.principal(), new).await?;
     tx.commit().await?;
     let response = IssuerResponse::from(issuer);
     Ok(match is_new {
@@ -172,10 +172,7 @@ pub async fn delete_issuer(
 ) -> Result<HttpResponse> {
     let name = path.or_missing()?;
     let mut tx = caller.begin(&app.db).await?;
-    let deleted = store::issuers::delete(&mut tx, name.as_str()).await?;
+    issuers::delete(&app, &mut tx, &caller.principal(), &name).await?;
     tx.commit().await?;
-    if !deleted {
-        return Err(Error::not_found("issuer"));
-    }
     Ok(HttpResponse::NoContent().finish())
 }

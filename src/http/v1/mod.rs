@@ -2,6 +2,7 @@
 
 pub mod agents;
 pub mod api_keys;
+pub mod audit;
 pub mod issuers;
 pub mod tenant;
 pub mod tenants;

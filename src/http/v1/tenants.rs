@@ -6,9 +6,10 @@ use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 
 use crate::app::App;
+use crate::auth::OperatorCaller;
 use crate::domain::display_name::DisplayName;
 use crate::domain::tenant::{Tenant, TenantState};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::http::callers::Operator;
 use crate::http::extract::{JsonBody, PathId, Query};
 use crate::http::paging::{ListName, ListResponse};
@@ -82,7 +83,8 @@ pub async fn create_tenant(
     let request = body.value;
     retryable
         .answer(&app, tx, operator.principal(), body.hash, async |tx| {
-            let made = tenants::create(tx, &request.name, app.clock.now()).await?;
+            let (actor, now) = (operator.principal(), app.clock.now());
+            let made = tenants::create(&app.keyring, tx, &actor, &request.name, now).await?;
             let answer = Answer::new(
                 201,
                 &CreatedTenantResponse {
@@ -132,10 +134,10 @@ pub async fn list_tenants(
 #[post("/tenants/{id}/suspend")]
 pub async fn suspend_tenant(
     app: web::Data<App>,
-    _operator: Operator,
+    Operator(operator): Operator,
     PathId(id): PathId<TenantId>,
 ) -> Result<HttpResponse> {
-    set_state(&app, id, TenantState::Suspended).await
+    set_state(&app, &operator, id, TenantState::Suspended).await
 }
 
 /// Take a suspended tenant's credentials again.
@@ -150,15 +152,20 @@ pub async fn suspend_tenant(
 #[post("/tenants/{id}/resume")]
 pub async fn resume_tenant(
     app: web::Data<App>,
-    _operator: Operator,
+    Operator(operator): Operator,
     PathId(id): PathId<TenantId>,
 ) -> Result<HttpResponse> {
-    set_state(&app, id, TenantState::Active).await
+    set_state(&app, &operator, id, TenantState::Active).await
 }
 
-async fn set_state(app: &App, id: TenantId, state: TenantState) -> Result<HttpResponse> {
-    let tenant = store::tenants::update_state(&app.db, id, state, app.clock.now())
-        .await?
-        .ok_or_else(|| Error::not_found("tenant"))?;
+async fn set_state(
+    app: &App,
+    operator: &OperatorCaller,
+    id: TenantId,
+    state: TenantState,
+) -> Result<HttpResponse> {
+    let mut tx = operator.begin(&app.db).await?;
+    let tenant = tenants::update_state(app, &mut tx, &operator.principal(), id, state).await?;
+    tx.commit().await?;
     Ok(HttpResponse::Ok().json(TenantResponse::from(tenant)))
 }

@@ -11,7 +11,7 @@ const DEFINER_FUNCTIONS: [&str; 2] = ["find_api_key", "find_issuers"];
 const POLICY: &str = "(tenant_id = ( SELECT (NULLIF(current_setting('app.tenant_id'::text, true), ''::text))::uuid AS \"nullif\"))";
 
 /// Each rule: what it holds, and a query for what breaks it ($1 is the list of global tables).
-const RULES: [(&str, &str); 13] = [
+const RULES: [(&str, &str); 14] = [
     (
         "row-level security is enabled and forced",
         "select c.relname::text from pg_class c
@@ -94,6 +94,13 @@ const RULES: [(&str, &str); 13] = [
                     and g.privilege_type in ('TRUNCATE', 'REFERENCES', 'TRIGGER')
                  or g.grantee = 'throughline_definer' and g.privilege_type <> 'SELECT'
                  or g.grantee = 'throughline')",
+    ),
+    (
+        "the service can only add to the audit and read it",
+        "select p from unnest(array['UPDATE', 'DELETE', 'TRUNCATE']) p
+          where $1::text[] is not null
+            and (has_table_privilege('throughline_service', 'audit', p)
+                 or p = 'UPDATE' and has_any_column_privilege('throughline_service', 'audit', p))",
     ),
     (
         "views run as their caller",

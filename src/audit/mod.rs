@@ -1,0 +1,83 @@
+//! The audit: what was done in a tenant, as a chain of entries that nobody without the service's keys
+//! can change, shorten or fork unnoticed. An entry is written in the transaction of what it tells of.
+
+use chrono::{DateTime, Utc};
+
+use crate::crypto::{BadMac, Keyring, Mac};
+use crate::domain::audit::{BEGINNING, Entry, Head, Link};
+use crate::error::{Error, Result};
+use crate::ids::TenantId;
+use crate::store::TenantTx;
+use crate::store::audit::{self, SignedHead};
+
+pub mod verify;
+
+/// Parts the two uses of a MAC: a head is no entry.
+const ENTRY: &str = "audit/entry";
+const HEAD: &str = "audit/head";
+
+/// Adds `entry` to the chain of the tenant that `tx` is in. Locks the chain's head until `tx` ends, so
+/// call it when every other lock is held.
+pub async fn append(
+    keyring: &Keyring,
+    tx: &mut TenantTx,
+    entry: Entry,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let tenant_id = tx.tenant_id();
+    let last = lock_head(keyring, tx, now).await?;
+    // Else whatever somebody made of the head would now be signed as ours.
+    check_head(keyring, tenant_id, &last).map_err(|bad| {
+        Error::internal(anyhow::anyhow!(
+            "the head of the audit of {tenant_id} is {bad}: run `throughline audit verify`"
+        ))
+    })?;
+    let detail = entry.detail.into_value();
+    let link = Link {
+        tenant_id,
+        seq: last.head.seq + 1,
+        at: now,
+        actor: &entry.actor,
+        action: entry.action.as_str(),
+        target: entry.target.as_deref(),
+        detail: &detail,
+        prev_hash: &last.head.hash,
+    };
+    let hash = keyring.mac(ENTRY, &link.encode());
+    audit::insert(tx, &link, &hash).await?;
+    let head = Head {
+        seq: link.seq,
+        hash: hash.tag.to_vec(),
+        at: now,
+    };
+    audit::update_head(tx, &head, &sign_head(keyring, tenant_id, &head)).await
+}
+
+/// Begins the chain with its first entry.
+async fn lock_head(keyring: &Keyring, tx: &mut TenantTx, now: DateTime<Utc>) -> Result<SignedHead> {
+    if let Some(head) = audit::lock_head(tx).await? {
+        return Ok(head);
+    }
+    let head = Head {
+        seq: 0,
+        hash: BEGINNING.to_vec(),
+        at: now,
+    };
+    let mac = sign_head(keyring, tx.tenant_id(), &head);
+    audit::insert_head(tx, &head, &mac).await?;
+    let gone = || Error::internal(anyhow::anyhow!("an audit head vanished"));
+    audit::lock_head(tx).await?.ok_or_else(gone)
+}
+
+fn sign_head(keyring: &Keyring, tenant_id: TenantId, head: &Head) -> Mac {
+    keyring.mac(HEAD, &head.encode(tenant_id))
+}
+
+fn check_head(
+    keyring: &Keyring,
+    tenant_id: TenantId,
+    signed: &SignedHead,
+) -> std::result::Result<(), BadMac> {
+    let message = signed.head.encode(tenant_id);
+    keyring.check_mac(HEAD, &message, &signed.key_id, &signed.mac)
+}
