@@ -7,7 +7,7 @@ use actix_web::dev::ServerHandle;
 use actix_web::{HttpResponse, HttpServer, web};
 use anyhow::Context;
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::app::App;
@@ -133,23 +133,38 @@ fn listen(variable: &str, address: SocketAddr) -> anyhow::Result<(TcpListener, S
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = telemetry::init_metrics()?;
     let app = App::build(config, Clock::system()).await?;
+    let signals = Signals::listen()?;
     let node = Node::start(app, Some(metrics)).await?;
     tracing::info!(address = %node.address, "serving");
-    wait_for_signal().await?;
+    signals.wait().await;
     tracing::info!("shutting down");
     node.stop().await;
     Ok(())
 }
 
-/// Returns when the process is asked to end.
-pub async fn wait_for_signal() -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        _ = hangup.recv() => {}
+/// What asks the process to end. Listened for before anyone is told that it runs: a signal that comes
+/// earlier would end it without order.
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    pub fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
     }
-    Ok(())
+
+    /// Returns when one has come.
+    pub async fn wait(mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
 }

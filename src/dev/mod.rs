@@ -18,7 +18,7 @@ use crate::domain::api_key::{NewApiKey, Scope};
 use crate::domain::display_name::DisplayName;
 use crate::domain::paging::{MAX_LIMIT, PageRequest};
 use crate::ids::TenantId;
-use crate::server::{Node, wait_for_signal};
+use crate::server::{Node, Signals};
 use crate::store;
 use crate::telemetry;
 use crate::tenants;
@@ -84,6 +84,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         redis_url: redis.url.clone(),
         env,
     };
+    let signals = Signals::listen()?;
     announce(&ready, options.ready_file.as_deref(), data_dir.path())?;
     let mut servers = [postgres.guarded, redis.guarded];
     let ended = async {
@@ -92,7 +93,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         }
     };
     let outcome = tokio::select! {
-        signal = wait_for_signal() => signal,
+        () = signals.wait() => Ok(()),
         () = ended => Err(anyhow::anyhow!(
             "Postgres or Redis ended; see the logs in {}", setup.dir.display()
         )),
