@@ -60,6 +60,7 @@ error_codes! {
     UriTooLong, "uri_too_long", 414, Useless, "The address is too long";
     UnsupportedMediaType, "unsupported_media_type", 415, Useless, "The body must be application/json";
     InvalidValue, "invalid_value", 422, Useless, "A value breaks a rule";
+    RateLimited, "rate_limited", 429, Helps, "There were too many requests";
     Internal, "internal", 500, Helps, "Something went wrong on our side";
     Unavailable, "unavailable", 503, Helps, "The service cannot answer right now";
     Timeout, "timeout", 504, Helps, "The answer took too long";
@@ -90,6 +91,8 @@ pub struct Error {
     pub errors: Vec<FieldError>,
     /// Methods the path takes; only with `MethodNotAllowed`.
     pub allow: Option<String>,
+    /// Seconds after which a retry may succeed, where that is known.
+    pub retry_after: Option<u32>,
     /// Logged once where the error is answered, never shown.
     pub cause: Option<anyhow::Error>,
 }
@@ -101,6 +104,7 @@ impl Error {
             detail: detail.into(),
             errors: Vec::new(),
             allow: None,
+            retry_after: None,
             cause: None,
         }
     }
