@@ -9,8 +9,11 @@ use crate::auth::{KeyVerifier, OperatorKeys};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
+use crate::ids::BootId;
+use crate::limits::Limiter;
 use crate::redis::Redis;
 use crate::store::Db;
+use crate::usage::UsageMeter;
 
 /// Cheap to clone; all clones are the same node.
 #[derive(Clone)]
@@ -20,12 +23,16 @@ pub struct App {
 
 pub struct Inner {
     pub config: Config,
+    /// Tells this start of this node from all others.
+    pub boot_id: BootId,
     pub clock: Clock,
     pub db: Db,
     pub redis: Redis,
     pub keyring: Keyring,
     pub operators: OperatorKeys,
     pub keys: KeyVerifier,
+    pub limits: Limiter,
+    pub usage: UsageMeter,
     /// Cancelled when the node begins to shut down.
     pub draining: CancellationToken,
 }
@@ -37,15 +44,19 @@ impl App {
         let redis = Redis::new(&config.redis_url)?;
         let db = Db::connect(&config.database_url, config.database_pool).await?;
         let keys = KeyVerifier::new(db.clone(), clock.clone());
+        let limits = Limiter::new(redis.clone(), clock.clone());
         Ok(Self {
             inner: Arc::new(Inner {
                 config,
+                boot_id: BootId::generate(),
                 clock,
                 db,
                 redis,
                 keyring,
                 operators,
                 keys,
+                limits,
+                usage: UsageMeter::default(),
                 draining: CancellationToken::new(),
             }),
         })

@@ -107,6 +107,14 @@ id!(
     ApiKeyId, "key"
 );
 id!(
+    /// One person inside a tenant.
+    UserId, "usr"
+);
+id!(
+    /// One start of a node; never shown.
+    BootId, "boot"
+);
+id!(
     /// One row of the jobs table; never shown.
     JobId, "job"
 );

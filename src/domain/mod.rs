@@ -2,6 +2,8 @@
 
 pub mod api_key;
 pub mod display_name;
+pub mod limits;
 pub mod paging;
 pub mod platform;
 pub mod tenant;
+pub mod usage;

@@ -17,8 +17,10 @@ pub mod api_keys;
 pub mod idempotency;
 pub mod jobs;
 pub mod migrate;
+pub mod nodes;
 pub mod roles;
 pub mod tenants;
+pub mod usage;
 
 /// A request that waits longer for a connection is better answered with 503.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);

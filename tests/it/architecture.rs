@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 14] = [
     (
         "main",
         &["dev", "server", "http", "store", "tenants", "ground"],
@@ -25,6 +25,7 @@ const ALLOWED: [(&str, &[&str]); 12] = [
             "tenants",
             "idempotency",
             "app",
+            "limits",
             "auth",
             "store",
             "domain",
@@ -45,7 +46,12 @@ const ALLOWED: [(&str, &[&str]); 12] = [
     ),
     ("api_keys", &["store", "domain", "ground"]),
     ("idempotency", &["app", "store", "ground"]),
-    ("app", &["auth", "store", "redis", "ground"]),
+    (
+        "app",
+        &["limits", "usage", "auth", "store", "redis", "ground"],
+    ),
+    ("limits", &["redis", "ground"]),
+    ("usage", &["auth", "store", "domain", "ground"]),
     ("auth", &["store", "domain", "ground"]),
     ("store", &["domain", "ground"]),
     ("redis", &["ground"]),
@@ -74,11 +80,13 @@ const KEPT_IN: [(&str, &[&str]); 7] = [
 ];
 
 /// Statements without a tenant: on global tables, on Postgres' own catalog, on definer functions.
-const TENANTLESS: [&str; 8] = [
+const TENANTLESS: [&str; 10] = [
     "from tenants",
     "update tenants",
     "into tenants",
     "from jobs",
+    "into nodes",
+    "delete from nodes",
     "pg_roles",
     "pg_database",
     "_sqlx_migrations",
