@@ -1,10 +1,10 @@
 # Thin on purpose: every recipe is what you would type yourself.
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test openapi bench-idle
+.PHONY: help dev test openapi bench-idle bench-limits
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 dev: ## Run everything here: a node, Postgres, Redis, a demo tenant (ARGS="--port 9000")
 	@scripts/install-missing
@@ -24,3 +24,7 @@ openapi: ## Write openapi/openapi.json anew, after a change to the API
 bench-idle: ## Measure the memory and the start of an idle release node
 	@scripts/install-missing
 	cargo bench --bench idle
+
+bench-limits: ## Measure what a noisy tenant costs a quiet one on a release node
+	@scripts/install-missing
+	cargo bench --bench limits

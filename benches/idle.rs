@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -18,14 +17,15 @@ use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use throughline::dev::servers::free_port;
-use throughline::guard::{Guarded, Spec, StopSignal};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_throughline");
+mod dev;
+
+use dev::{Dev, PROGRAM};
+
 const RUNS: usize = 7;
 const IDLE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(1);
 const NODE_WAIT: Duration = Duration::from_secs(10);
-const DEV_WAIT: Duration = Duration::from_secs(60);
 
 /// In megabytes and milliseconds.
 struct Limit {
@@ -48,9 +48,10 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!("$ cargo bench --bench idle   # {RUNS} starts of an idle node\n");
-    let dev = Dev::start()?;
+    let dev = Dev::start("idle")?;
+    let program = Program::copy(&dev)?;
     let runs = (0..RUNS)
-        .map(|_| measure(&dev))
+        .map(|_| measure(&program))
         .collect::<anyhow::Result<Vec<Run>>>()?;
     dev.stop()?;
 
@@ -93,13 +94,31 @@ struct Run {
     start: f64,
 }
 
-fn measure(dev: &Dev) -> anyhow::Result<Run> {
+/// A copy of the program, and what a node of `dev` needs.
+struct Program {
+    copy: PathBuf,
+    env: BTreeMap<String, String>,
+}
+
+impl Program {
+    fn copy(dev: &Dev) -> anyhow::Result<Self> {
+        let copy = dev.dir.join("throughline");
+        fs::copy(PROGRAM, &copy)?;
+        let env = serde_json::from_value(dev.ready["env"].clone());
+        Ok(Self {
+            copy,
+            env: env.context("env of the ready file")?,
+        })
+    }
+}
+
+fn measure(program: &Program) -> anyhow::Result<Run> {
     let listen = loopback(free_port()?);
     let metrics = loopback(free_port()?);
-    let mut command = Command::new(&dev.copy);
+    let mut command = Command::new(&program.copy);
     command
         .arg("serve")
-        .envs(&dev.env)
+        .envs(&program.env)
         .env("THROUGHLINE_LISTEN", listen.to_string())
         .env("THROUGHLINE_METRICS_LISTEN", metrics.to_string())
         .env("THROUGHLINE_LOG", "warn");
@@ -168,65 +187,5 @@ impl Drop for Node {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// `throughline dev` in a directory of its own. The guard ends it and removes the directory however we
-/// end.
-struct Dev {
-    guarded: Guarded,
-    log: PathBuf,
-    copy: PathBuf,
-    env: BTreeMap<String, String>,
-}
-
-impl Dev {
-    fn start() -> anyhow::Result<Self> {
-        let name = format!("throughline-idle-{}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        // Postgres, as another account when we are root, passes through.
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o711))?;
-        let ready_file = dir.join("ready.json");
-        // Beside the directory: it tells why `dev` ended when the directory is gone.
-        let log = dir.with_extension("log");
-        let args = ["dev", "--port", "0", "--data-dir"].map(str::to_owned);
-        let more = [
-            dir.display().to_string(),
-            "--ready-file".to_owned(),
-            ready_file.display().to_string(),
-        ];
-        let spec = Spec {
-            program: PROGRAM.into(),
-            args: args.into_iter().chain(more).collect(),
-            run_as: None,
-            stop_signal: StopSignal::Terminate,
-            log: log.clone(),
-            lock: dir.join("dev.lock"),
-            remove: Some(dir.clone()),
-        };
-        let mut guarded = Guarded::start(Path::new(PROGRAM), &spec)?;
-        let began = Instant::now();
-        while !ready_file.exists() {
-            if guarded.has_ended() || began.elapsed() > DEV_WAIT {
-                bail!("`throughline dev` does not start, see {}", log.display());
-            }
-            sleep(POLL);
-        }
-        let copy = dir.join("throughline");
-        fs::copy(PROGRAM, &copy)?;
-        let ready: serde_json::Value = serde_json::from_str(&fs::read_to_string(&ready_file)?)?;
-        let env = serde_json::from_value(ready["env"].clone()).context("env of the ready file")?;
-        Ok(Self {
-            guarded,
-            log,
-            copy,
-            env,
-        })
-    }
-
-    fn stop(self) -> anyhow::Result<()> {
-        self.guarded.stop();
-        Ok(fs::remove_file(self.log)?)
     }
 }

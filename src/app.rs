@@ -9,9 +9,12 @@ use crate::auth::{KeyVerifier, OperatorKeys, TokenVerifier, Verifiers};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
+use crate::ids::BootId;
+use crate::limits::Limiter;
 use crate::redis::Redis;
 use crate::store::Db;
 use crate::upstream::{GuardedClient, OwnPorts};
+use crate::usage::UsageMeter;
 
 /// Cheap to clone; all clones are the same node.
 #[derive(Clone)]
@@ -21,6 +24,8 @@ pub struct App {
 
 pub struct Inner {
     pub config: Config,
+    /// Tells this start of this node from all others.
+    pub boot_id: BootId,
     pub clock: Clock,
     pub db: Db,
     pub redis: Redis,
@@ -28,6 +33,8 @@ pub struct Inner {
     /// For every URL that a tenant or user gives.
     pub upstream: GuardedClient,
     pub verifiers: Verifiers,
+    pub limits: Limiter,
+    pub usage: UsageMeter,
     /// Cancelled when the node begins to shut down.
     pub draining: CancellationToken,
 }
@@ -50,15 +57,19 @@ impl App {
                 upstream.clone(),
             ),
         };
+        let limits = Limiter::new(redis.clone(), clock.clone());
         Ok(Self {
             inner: Arc::new(Inner {
                 config,
+                boot_id: BootId::generate(),
                 clock,
                 db,
                 redis,
                 keyring,
                 upstream,
                 verifiers,
+                limits,
+                usage: UsageMeter::default(),
                 draining: CancellationToken::new(),
             }),
         })

@@ -73,6 +73,7 @@ error_codes! {
     UnsupportedMediaType, "unsupported_media_type", 415, Useless, "The body must be application/json";
     InvalidValue, "invalid_value", 422, Useless, "A value breaks a rule";
     SecretRequired, "secret_required", 422, Useless, "The address changed: give its secret anew, or null";
+    RateLimited, "rate_limited", 429, Helps, "There were too many requests";
     Internal, "internal", 500, Helps, "Something went wrong on our side";
     Unavailable, "unavailable", 503, Helps, "The service cannot answer right now";
     Timeout, "timeout", 504, Helps, "The answer took too long";
@@ -103,6 +104,8 @@ pub struct Error {
     pub errors: Vec<FieldError>,
     /// Methods the path takes; only with `MethodNotAllowed`.
     pub allow: Option<String>,
+    /// Seconds after which a retry may succeed, where that is known.
+    pub retry_after: Option<u32>,
     /// Logged once where the error is answered, never shown.
     pub cause: Option<anyhow::Error>,
 }
@@ -114,6 +117,7 @@ impl Error {
             detail: detail.into(),
             errors: Vec::new(),
             allow: None,
+            retry_after: None,
             cause: None,
         }
     }

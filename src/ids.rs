@@ -120,6 +120,10 @@ id!(
     IdentityId, "idn"
 );
 id!(
+    /// One start of a node; never shown.
+    BootId, "boot"
+);
+id!(
     /// One row of the jobs table; never shown.
     JobId, "job"
 );

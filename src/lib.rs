@@ -7,6 +7,7 @@
 //! - `http`, `jobs`: the surfaces: requests and background work
 //! - `tenants`, `api_keys`, `audit`, `idempotency`: use cases, one room each
 //! - `app`: what they all work with
+//! - `limits`, `usage`: how much a tenant may use, and has used
 //! - `auth`: who calls; a caller is what opens a tenant's transaction
 //! - `store`, `redis`: the only rooms with SQL and with Redis
 //! - `upstream`: the only way out to a URL that a tenant gives
@@ -31,6 +32,9 @@ pub mod store;
 pub mod upstream;
 
 pub mod auth;
+
+pub mod limits;
+pub mod usage;
 
 pub mod app;
 

@@ -19,6 +19,8 @@ use crate::telemetry;
 
 /// Enough for the handful of scrapers a node has.
 const METRICS_WORKERS: usize = 1;
+/// How long the last writes of an ending node may take.
+const FINISH: Duration = Duration::from_secs(2);
 
 pub struct Node {
     pub app: App,
@@ -49,8 +51,12 @@ impl Node {
         if let Some(metrics) = metrics {
             node.metrics_address = Some(node.serve_metrics(metrics)?);
         }
-        let stop = node.app.draining.clone();
-        node.tasks.spawn(jobs::run(node.app.clone(), stop));
+        let (app, stop) = (&node.app, &node.app.draining);
+        node.tasks.spawn(jobs::run(app.clone(), stop.clone()));
+        node.tasks
+            .spawn(jobs::heartbeat::run(app.clone(), stop.clone()));
+        node.tasks
+            .spawn(jobs::flush_usage::run(app.clone(), stop.clone()));
         Ok(node)
     }
 
@@ -118,6 +124,10 @@ impl Node {
         };
         if tokio::time::timeout(grace, finish).await.is_err() {
             tracing::warn!("some requests did not finish within the grace period");
+        }
+        let finished = tokio::time::timeout(FINISH, jobs::finish(&self.app)).await;
+        if !matches!(finished, Ok(Ok(()))) {
+            tracing::warn!("the database did not take what this node had left");
         }
         self.app.db.close().await;
     }

@@ -54,6 +54,7 @@ impl KeyVerifier {
             key_id: found.id,
             scopes: found.scopes,
             platforms: found.platforms,
+            limits: found.tenant_limits,
         })
     }
 

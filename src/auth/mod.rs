@@ -5,6 +5,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::crypto;
 use crate::domain::api_key::Scope;
+use crate::domain::limits::Limits;
 use crate::domain::platform::PlatformScope;
 use crate::error::{Error, Result};
 use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
@@ -39,6 +40,7 @@ pub struct KeyCaller {
     key_id: ApiKeyId,
     scopes: Vec<Scope>,
     platforms: Vec<PlatformScope>,
+    limits: Limits,
 }
 
 /// A person, proven by a token of a registered issuer. Acts for its own user alone.
@@ -78,6 +80,15 @@ impl KeyCaller {
     /// The platforms a bridge key vouches for.
     pub fn platforms(&self) -> &[PlatformScope] {
         &self.platforms
+    }
+
+    pub fn key_id(&self) -> ApiKeyId {
+        self.key_id
+    }
+
+    /// What its tenant may use, as of less than a second ago.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Names this credential in what is stored about it.
@@ -131,6 +142,11 @@ impl JobCaller {
         Self {
             tenant_id: job.tenant_id,
         }
+    }
+
+    /// For what this node counted while it served `tenant_id`.
+    pub fn of_served_tenant(tenant_id: TenantId) -> Self {
+        Self { tenant_id }
     }
 
     pub async fn begin(&self, db: &Db) -> Result<TenantTx> {

@@ -10,6 +10,7 @@ use actix_web::http::header::{self, HeaderMap};
 use actix_web::middleware::Next;
 use actix_web::{FromRequest, HttpMessage, HttpRequest, web};
 
+use super::limits;
 use crate::app::App;
 use crate::auth::{self, Caller, KeyCaller, OperatorCaller, Presented, UserCaller};
 use crate::domain::api_key::Scope;
@@ -35,10 +36,11 @@ impl Authenticated {
     }
 }
 
-/// Judges the credential of every request in a scope, before its handler's extractors run.
+/// Judges the credential of every request in a scope, and whether its limits admit it, before its
+/// handler's extractors run.
 pub async fn authenticate(
     request: ServiceRequest,
-    next: Next<impl MessageBody>,
+    next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     if let Some(app) = request.app_data::<web::Data<App>>().cloned() {
         let presented = presented(request.headers());
@@ -48,9 +50,20 @@ pub async fn authenticate(
             detail: error.detail,
             cause: error.cause.map(|cause| format!("{cause:#}")),
         });
+        let admitted = match &judged {
+            Ok(Caller::Key(key)) => Some(limits::admit(&app, key).await),
+            Ok(Caller::Operator(_) | Caller::User(_)) | Err(_) => None,
+        };
         request.extensions_mut().insert(Authenticated(judged));
+        if let Some(admitted) = admitted {
+            request.extensions_mut().insert(admitted.allowance);
+            if let Some(refusal) = admitted.refusal {
+                return Ok(request.error_response(refusal).map_into_right_body());
+            }
+        }
     }
-    next.call(request).await
+    let response = next.call(request).await?;
+    Ok(response.map_into_left_body())
 }
 
 fn presented(headers: &HeaderMap) -> Presented {

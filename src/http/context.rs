@@ -11,6 +11,7 @@ use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpResponse, error::InternalError};
 
 use super::callers::Authenticated;
+use super::limits;
 use super::problem::{self, Shape};
 use crate::error::{Code, Error};
 use crate::ids::RequestId;
@@ -59,6 +60,7 @@ pub async fn surround(
         }
     };
     set_request_id(response.headers_mut(), &id);
+    limits::set_headers(&mut response);
     let request = response.request();
     let tenant = request
         .extensions()

@@ -17,6 +17,7 @@ mod docs;
 mod extract;
 mod fallback;
 mod health;
+mod limits;
 pub mod openapi;
 mod paging;
 mod problem;
@@ -37,6 +38,7 @@ pub enum Surface {
 fn tenant_routes(routes: &mut ServiceConfig) {
     routes
         .service(v1::tenant::get_tenant)
+        .service(v1::usage::get_usage)
         .service(v1::api_keys::create_api_key)
         .service(v1::api_keys::list_api_keys)
         .service(v1::api_keys::revoke_api_key)
@@ -59,7 +61,8 @@ fn operator_routes(routes: &mut ServiceConfig) {
         .service(v1::tenants::create_tenant)
         .service(v1::tenants::list_tenants)
         .service(v1::tenants::suspend_tenant)
-        .service(v1::tenants::resume_tenant);
+        .service(v1::tenants::resume_tenant)
+        .service(v1::limits::set_tenant_limits);
 }
 
 fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {

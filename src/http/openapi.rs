@@ -66,6 +66,9 @@ pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
 /// Adds the headers and refusals that an operation has by being what it is.
 fn share(method: &str, operation: &mut Value) {
     let public = operation["security"] == json!([{}]);
+    let limited = operation["security"]
+        .as_array()
+        .is_some_and(|rules| rules.iter().any(|rule| rule.get("api_key").is_some()));
     let has_body = operation.get("requestBody").is_some();
     let creates = method == "post" && has_body;
     let names_something = operation["parameters"]
@@ -81,6 +84,9 @@ fn share(method: &str, operation: &mut Value) {
     if !public {
         refusals.push((401, "The credential is missing or not valid"));
         refusals.push((403, "The credential lacks the right to do this"));
+    }
+    if limited {
+        refusals.push((429, "There were too many requests"));
     }
     if names_something {
         refusals.push((404, "There is no such thing, or it is not yours"));
@@ -106,11 +112,22 @@ fn share(method: &str, operation: &mut Value) {
             })
         });
     }
-    for (_, response) in responses.iter_mut() {
-        response["headers"]["X-Request-Id"] = json!({
-            "description": "Names this request in logs", "schema": {"type": "string"},
-        });
+    for (status, response) in responses.iter_mut() {
+        response["headers"]["X-Request-Id"] = header("Names this request in logs");
+        if limited && (status.starts_with('2') || status == "429") {
+            response["headers"]["RateLimit-Policy"] =
+                header("The caller's tightest limit: its quota `q` in a window of `w` seconds");
+            response["headers"]["RateLimit"] =
+                header("What is left of it, `r`, and the seconds until the window ends, `t`");
+        }
+        if status == "429" {
+            response["headers"]["Retry-After"] = header("Seconds until the window ends");
+        }
     }
+}
+
+fn header(description: &str) -> Value {
+    json!({"description": description, "schema": {"type": "string"}})
 }
 
 fn push_parameter(operation: &mut Value) {

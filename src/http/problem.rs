@@ -70,7 +70,9 @@ pub fn render(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
     if status == StatusCode::UNAUTHORIZED {
         response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
     }
-    if status == StatusCode::SERVICE_UNAVAILABLE {
+    if let Some(seconds) = error.retry_after {
+        response.insert_header((header::RETRY_AFTER, seconds));
+    } else if status == StatusCode::SERVICE_UNAVAILABLE {
         response.insert_header((header::RETRY_AFTER, "1"));
     }
     if let Some(allow) = &error.allow

@@ -8,17 +8,37 @@ use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::auth::JobCaller;
-use crate::error::Result;
+use crate::error::{Code, Result};
 use crate::idempotency;
 use crate::store::jobs::{self, DueJob};
+use crate::store::nodes;
 
 mod expire_answers;
+pub mod flush_usage;
+pub mod heartbeat;
 
 const TICK: Duration = Duration::from_secs(1);
 const LEASE: TimeDelta = TimeDelta::minutes(1);
 /// Then others of this loop's duties get their turn.
 const ROUND: usize = 50;
 const MAX_BACKOFF: TimeDelta = TimeDelta::hours(1);
+
+/// Called when nothing else of this node runs: hands over what it still holds. Connections that a
+/// listener's thread opened ended with it, which shows when one is used: hence the attempts.
+pub async fn finish(app: &App) -> Result<()> {
+    let mut attempts = app.config.database_pool;
+    loop {
+        match hand_over(app).await {
+            Err(error) if attempts > 0 && error.code == Code::Unavailable => attempts -= 1,
+            outcome => return outcome,
+        }
+    }
+}
+
+async fn hand_over(app: &App) -> Result<()> {
+    app.usage.flush(&app.db).await?;
+    nodes::delete(&app.db, app.boot_id).await
+}
 
 /// Runs until `stop` is cancelled; what is running then is finished.
 pub async fn run(app: App, stop: CancellationToken) {

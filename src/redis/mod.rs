@@ -9,6 +9,8 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::error::{Error, Result};
 
+pub mod limits;
+
 /// A Redis that takes longer is as good as down.
 const WAIT: Duration = Duration::from_millis(1500);
 const CONNECTIONS: usize = 8;

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 
 use super::{Db, TenantTx};
 use crate::domain::api_key::{ApiKey, NewApiKey, PresentedKey, Scope};
+use crate::domain::limits::{LimitOverrides, Limits};
 use crate::domain::paging::{Page, PageRequest, Position};
 use crate::domain::platform::PlatformScope;
 use crate::error::{Error, Result};
@@ -49,6 +50,7 @@ pub struct FoundKey {
     pub revoked_at: Option<DateTime<Utc>>,
     pub last_used_at: Option<DateTime<Utc>>,
     pub tenant_active: bool,
+    pub tenant_limits: Limits,
 }
 
 #[derive(sqlx::FromRow)]
@@ -61,6 +63,7 @@ struct FoundRow {
     revoked_at: Option<DateTime<Utc>>,
     last_used_at: Option<DateTime<Utc>>,
     tenant_state: String,
+    tenant_limits: serde_json::Value,
 }
 
 fn parse_scopes(columns: &[String]) -> Result<Vec<Scope>> {
@@ -81,7 +84,8 @@ fn parse_platforms(columns: &[String]) -> Result<Vec<PlatformScope>> {
 /// Looks a presented key up, before any tenant is known.
 pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundKey>> {
     let row = sqlx::query_as::<_, FoundRow>(
-        "select tenant_id, id, scopes, platforms, expires_at, revoked_at, last_used_at, tenant_state
+        "select tenant_id, id, scopes, platforms, expires_at, revoked_at, last_used_at,
+                tenant_state, tenant_limits
            from find_api_key($1, $2, $3)",
     )
     .bind(key.tenant_id)
@@ -99,6 +103,7 @@ pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundK
         revoked_at: row.revoked_at,
         last_used_at: row.last_used_at,
         tenant_active: row.tenant_state == "active",
+        tenant_limits: LimitOverrides::from_column(&row.tenant_limits).effective(),
     }))
 }
 

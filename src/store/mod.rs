@@ -20,8 +20,10 @@ pub mod idempotency;
 pub mod issuers;
 pub mod jobs;
 pub mod migrate;
+pub mod nodes;
 pub mod roles;
 pub mod tenants;
+pub mod usage;
 pub mod users;
 
 /// A request that waits longer for a connection is better answered with 503.

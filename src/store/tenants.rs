@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 
 use super::{Db, TenantTx};
 use crate::domain::display_name::DisplayName;
+use crate::domain::limits::LimitOverrides;
 use crate::domain::paging::{Page, PageRequest, Position};
 use crate::domain::tenant::{Tenant, TenantState};
 use crate::error::{Error, Result};
@@ -117,4 +118,25 @@ pub async fn update_state(tx: &mut TenantTx, state: TenantState, now: DateTime<U
     .execute(tx.connection())
     .await?;
     Ok(())
+}
+
+/// Sets what the tenant may use; true if there is such a tenant.
+pub async fn update_limits(
+    db: &Db,
+    id: TenantId,
+    limits: &LimitOverrides,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    let done = sqlx::query(
+        "update tenants
+            set limits = $2, updated_at = $3
+          where id = $1
+            and state <> 'operator'",
+    )
+    .bind(id)
+    .bind(sqlx::types::Json(limits))
+    .bind(now)
+    .execute(&db.pool)
+    .await?;
+    Ok(done.rows_affected() == 1)
 }

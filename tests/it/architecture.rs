@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 17] = [
+const ALLOWED: [(&str, &[&str]); 19] = [
     ("domain", &["ground"]),
     (
         "main",
@@ -30,6 +30,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
             "issuers",
             "tenants",
             "app",
+            "limits",
             "auth",
             "store",
             "domain",
@@ -59,7 +60,14 @@ const ALLOWED: [(&str, &[&str]); 17] = [
         &["app", "audit", "auth", "store", "domain", "ground"],
     ),
     ("idempotency", &["app", "store", "ground"]),
-    ("app", &["auth", "store", "redis", "upstream", "ground"]),
+    (
+        "app",
+        &[
+            "limits", "usage", "auth", "store", "redis", "upstream", "ground",
+        ],
+    ),
+    ("limits", &["redis", "ground"]),
+    ("usage", &["auth", "store", "domain", "ground"]),
     ("auth", &["store", "upstream", "domain", "ground"]),
     ("store", &["domain", "ground"]),
     ("redis", &["ground"]),
@@ -93,11 +101,13 @@ const KEPT_IN: [(&str, &[&str]); 9] = [
 ];
 
 /// Statements without a tenant: on global tables, on Postgres' own catalog, on definer functions.
-const TENANTLESS: [&str; 8] = [
+const TENANTLESS: [&str; 10] = [
     "from tenants",
     "update tenants",
     "into tenants",
     "from jobs",
+    "into nodes",
+    "delete from nodes",
     "pg_roles",
     "pg_database",
     "_sqlx_migrations",

@@ -56,10 +56,9 @@ async fn sample(world: &World, operation: &str, own: &Tenant, other: &Tenant) ->
         body: None,
     };
     match operation {
-        "get_health" | "get_readiness" | "get_tenant" | "list_api_keys" | "list_tenants"
-        | "list_issuers" | "list_agents" | "get_own_user" | "list_audit" | "get_audit_head" => {
-            plain
-        }
+        "get_health" | "get_readiness" | "get_tenant" | "get_usage" | "list_api_keys"
+        | "list_tenants" | "list_issuers" | "list_agents" | "get_own_user" | "list_audit"
+        | "get_audit_head" => plain,
         "create_tenant" => with_body(json!({"name": "made by the walk"})),
         "create_api_key" => with_body(json!({"name": "made by the walk", "scopes": ["chat"]})),
         "revoke_api_key" => {
@@ -110,6 +109,13 @@ async fn sample(world: &World, operation: &str, own: &Tenant, other: &Tenant) ->
         "suspend_tenant" | "resume_tenant" => {
             let tenant = world.tenant("made by the walk").await;
             with_ids(tenant.id, "ten_01a1e2373db47013a539524902c63338".to_owned())
+        }
+        "set_tenant_limits" => {
+            let tenant = world.tenant("made by the walk").await;
+            Sample {
+                ids: Some((tenant.id, "ten_01a1e2373db47013a539524902c63338".to_owned())),
+                body: Some(json!({"open_streams": 10})),
+            }
         }
         unknown => {
             panic!("the operation {unknown} has no sample: add one, so that its rights are tested")

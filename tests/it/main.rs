@@ -19,6 +19,7 @@ mod bad_input;
 mod dev_command;
 mod idempotency;
 mod jobs;
+mod limits;
 mod model_script;
 mod openapi;
 mod serve_command;

@@ -70,7 +70,8 @@ impl Served {
     /// Ends it with SIGTERM and gives the rest of the log.
     fn terminate(mut self) -> String {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).unwrap();
-        assert!(self.child.wait().unwrap().success());
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}");
         self.log.iter().collect::<Vec<_>>().join("\n")
     }
 }

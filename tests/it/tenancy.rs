@@ -255,13 +255,34 @@ async fn two_tenants_with_equal_ids(world: &World) {
         assert!(!listed.text.contains(&id(foreign)), "{}", listed.text);
     }
 
-    // Background work of one tenant leaves the other's alone: only a's job is due.
-    sqlx::query("update jobs set run_at = now() - interval '1 minute' where tenant_id = $1")
-        .bind(uuid_of(&a))
+    for (tenant, count) in [(&a, 1_000_000), (&b, 2_000_000)] {
+        sqlx::query(
+            "insert into usage_hourly (tenant_id, hour, agent, user_id, model, source, requests,
+                                       turns, input_tokens, output_tokens)
+             values ($1, date_trunc('hour', now()), 'planted', $1, '', 'api', $2, 0, 0, 0)",
+        )
+        .bind(uuid_of(tenant))
+        .bind(count)
         .execute(&mut world.superuser().await)
         .await
         .unwrap();
+    }
+    for (key, count) in [(&a_key, 1), (&b_key, 2)] {
+        let usage = world
+            .get(key, "/v1/usage?group_by=source")
+            .await
+            .expect(200);
+        let requests = usage["data"][0]["requests"].as_i64().unwrap();
+        assert_eq!(requests / 1_000_000, count, "{usage}");
+    }
+
+    // Background work of one tenant leaves the other's alone: only a's job is due.
     sqlx::query("update idempotency set created_at = now() - interval '2 days'")
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+    sqlx::query("update jobs set run_at = now() - interval '1 minute' where tenant_id = $1")
+        .bind(uuid_of(&a))
         .execute(&mut world.superuser().await)
         .await
         .unwrap();
@@ -321,6 +342,7 @@ async fn fill_every_table(world: &World, tenant: &Tenant) {
     let claims = json!({"iss": "i", "aud": tenant.id, "sub": "fill", "exp": expires});
     let token = crate::support::tokens::hs256(&claims, secret);
     world.get(&token, "/v1/users/me").await.expect(200);
+    throughline::jobs::flush_usage::tick(world.app()).await;
 }
 
 fn uuid_of(tenant: &Tenant) -> sqlx::types::Uuid {

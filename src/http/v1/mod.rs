@@ -4,6 +4,8 @@ pub mod agents;
 pub mod api_keys;
 pub mod audit;
 pub mod issuers;
+pub mod limits;
 pub mod tenant;
 pub mod tenants;
+pub mod usage;
 pub mod users;

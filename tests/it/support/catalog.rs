@@ -4,7 +4,7 @@
 use sqlx::PgConnection;
 
 /// Tables without a tenant's rows. Adding one here is a decision, not a formality.
-const GLOBAL_TABLES: [&str; 3] = ["_sqlx_migrations", "jobs", "tenants"];
+const GLOBAL_TABLES: [&str; 4] = ["_sqlx_migrations", "jobs", "nodes", "tenants"];
 /// Functions that look before a tenant is known. Each is an opening in the wall.
 const DEFINER_FUNCTIONS: [&str; 2] = ["find_api_key", "find_issuers"];
 /// The policy's text as Postgres prints it; written in one migration.

@@ -57,7 +57,7 @@ impl Reply {
     pub fn header(&self, name: &str) -> &str {
         let value = self.headers.get(name);
         value
-            .unwrap_or_else(|| panic!("no header {name}"))
+            .unwrap_or_else(|| panic!("no header {name}: {self:?}"))
             .to_str()
             .unwrap()
     }

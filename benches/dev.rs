@@ -1,0 +1,73 @@
+//! `throughline dev` in a directory of its own, for benches. The guard ends it and removes the directory
+//! however we end.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use throughline::guard::{Guarded, Spec, StopSignal};
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_throughline");
+const POLL: Duration = Duration::from_millis(1);
+const DEV_WAIT: Duration = Duration::from_secs(60);
+
+pub struct Dev {
+    guarded: Guarded,
+    log: PathBuf,
+    /// Where it keeps everything; gone with it.
+    #[allow(dead_code, reason = "not every bench puts something there")]
+    pub dir: PathBuf,
+    /// What it wrote when it was ready.
+    pub ready: serde_json::Value,
+}
+
+impl Dev {
+    pub fn start(bench: &str) -> anyhow::Result<Self> {
+        let name = format!("throughline-{bench}-{}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        // Postgres, as another account when we are root, passes through.
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o711))?;
+        let ready_file = dir.join("ready.json");
+        // Beside the directory: it tells why `dev` ended when the directory is gone.
+        let log = dir.with_extension("log");
+        let args = ["dev", "--port", "0", "--data-dir"].map(str::to_owned);
+        let more = [
+            dir.display().to_string(),
+            "--ready-file".to_owned(),
+            ready_file.display().to_string(),
+        ];
+        let spec = Spec {
+            program: PROGRAM.into(),
+            args: args.into_iter().chain(more).collect(),
+            run_as: None,
+            stop_signal: StopSignal::Terminate,
+            log: log.clone(),
+            lock: dir.join("dev.lock"),
+            remove: Some(dir.clone()),
+        };
+        let mut guarded = Guarded::start(Path::new(PROGRAM), &spec)?;
+        let began = Instant::now();
+        while !ready_file.exists() {
+            if guarded.has_ended() || began.elapsed() > DEV_WAIT {
+                bail!("`throughline dev` does not start, see {}", log.display());
+            }
+            sleep(POLL);
+        }
+        let ready = serde_json::from_str(&fs::read_to_string(&ready_file)?)?;
+        Ok(Self {
+            guarded,
+            log,
+            dir,
+            ready,
+        })
+    }
+
+    pub fn stop(self) -> anyhow::Result<()> {
+        self.guarded.stop();
+        Ok(fs::remove_file(self.log)?)
+    }
+}

@@ -1,0 +1,124 @@
+//! What a tenant may use. An operator changes single limits; the rest keep their defaults.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::FieldError;
+
+macro_rules! limits {
+    ($($(#[$doc:meta])* $name:ident, $default:tt, $least:tt, $most:tt;)+) => {
+        /// The limits that apply to a tenant.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+        pub struct Limits { $($(#[$doc])* pub $name: u32),+ }
+
+        impl Default for Limits {
+            fn default() -> Self {
+                Self { $($name: $default),+ }
+            }
+        }
+
+        /// The limits that an operator changed. Wide numbers, so that one out of range is told as such.
+        #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct LimitOverrides {
+            $(
+                $(#[$doc])*
+                #[serde(skip_serializing_if = "Option::is_none")]
+                #[schema(minimum = $least, maximum = $most)]
+                pub $name: Option<i64>
+            ),+
+        }
+
+        impl LimitOverrides {
+            /// What breaks a bound, with pointers.
+            pub fn errors(&self) -> Vec<FieldError> {
+                let mut errors = Vec::new();
+                $(
+                    if self.$name.is_some_and(|value| !($least..=$most).contains(&value)) {
+                        let detail = concat!("must be from ", $least, " to ", $most);
+                        errors.push(FieldError::new(concat!("/", stringify!($name)), detail));
+                    }
+                )+
+                errors
+            }
+
+            /// As a column holds them. What this version does not know or cannot read has its
+            /// default: a stored value must never shut a tenant out.
+            pub fn from_column(stored: &Value) -> Self {
+                Self { $($name: stored.get(stringify!($name)).and_then(Value::as_i64)),+ }
+            }
+
+            /// All limits: the changed ones and the defaults.
+            pub fn effective(&self) -> Limits {
+                let default = Limits::default();
+                Limits {
+                    $(
+                        $name: self.$name
+                            .and_then(|value| u32::try_from(value.clamp($least, $most)).ok())
+                            .unwrap_or(default.$name)
+                    ),+
+                }
+            }
+        }
+    };
+}
+
+limits! {
+    /// API requests of the whole tenant.
+    requests_per_minute, 6_000, 1, 10_000_000;
+    /// API requests of one key.
+    requests_per_minute_per_key, 3_000, 1, 10_000_000;
+    /// API requests for one acting person.
+    requests_per_minute_per_person, 600, 1, 1_000_000;
+    /// Tokens of models, in and out.
+    tokens_per_minute, 2_000_000, 1, 1_000_000_000;
+    /// Turns that run at one time.
+    concurrent_turns, 100, 1, 100_000;
+    /// Event streams and long polls that are open at one time.
+    open_streams, 1_000, 1, 1_000_000;
+    /// Identities seen for the first time; 0 admits nobody new.
+    new_identities_per_hour, 10_000, 0, 10_000_000;
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_changed_has_its_default() {
+        let overrides = LimitOverrides::from_column(&json!({"open_streams": 7, "of_a_newer": 1}));
+        let expected = Limits {
+            open_streams: 7,
+            ..Limits::default()
+        };
+        assert_eq!(overrides.effective(), expected);
+        assert_eq!(
+            serde_json::to_value(&overrides).unwrap(),
+            json!({"open_streams": 7})
+        );
+        for unreadable in [json!({}), json!({"open_streams": "x"}), json!(null)] {
+            let overrides = LimitOverrides::from_column(&unreadable);
+            assert_eq!(overrides.effective(), Limits::default());
+        }
+    }
+
+    #[test]
+    fn every_limit_out_of_range_is_pointed_at() {
+        let overrides: LimitOverrides = serde_json::from_value(json!({
+            "requests_per_minute": 0, "concurrent_turns": -1, "new_identities_per_hour": 0,
+            "tokens_per_minute": 1_000_000_001
+        }))
+        .unwrap();
+        let pointers: Vec<String> = overrides.errors().into_iter().map(|e| e.pointer).collect();
+        assert_eq!(
+            pointers,
+            [
+                "/requests_per_minute",
+                "/tokens_per_minute",
+                "/concurrent_turns"
+            ]
+        );
+    }
+}

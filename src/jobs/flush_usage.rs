@@ -1,0 +1,27 @@
+//! Writes what this node counted of its tenants' use, each second.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::app::App;
+
+const TICK: Duration = Duration::from_secs(1);
+
+/// Runs until `stop` is cancelled; `jobs::finish` writes the rest.
+pub async fn run(app: App, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(TICK) => tick(&app).await,
+        }
+    }
+}
+
+pub async fn tick(app: &App) {
+    if let Err(error) = app.usage.flush(&app.db).await {
+        tracing::warn!(
+            error = %error, cause = ?error.cause, "cannot write the usage; it is kept and tried again"
+        );
+    }
+}

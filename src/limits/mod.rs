@@ -1,0 +1,296 @@
+//! Limits on how often something may be done, held across nodes without a trip to Redis for each time:
+//! a node takes chunks of a window's limit from Redis and spends them from memory. While Redis does not
+//! answer, a node spends its share: the limit divided by the nodes that live.
+//!
+//! Windows are fixed and begin at whole minutes or hours of the node's clock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::ids::{ApiKeyId, TenantId, UserId};
+use crate::redis::Redis;
+use crate::redis::limits::LimitWindow;
+
+mod breaker;
+mod buckets;
+
+use breaker::Breaker;
+use buckets::{Buckets, Key, Source, Step};
+
+/// How long a request waits for Redis before it counts on its node's share.
+const PATIENCE_MS: u32 = 50;
+const MINUTE: i64 = 60;
+const HOUR: i64 = 3600;
+
+/// What is counted, inside a tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Bucket {
+    Requests,
+    KeyRequests(ApiKeyId),
+    /// By the acting person.
+    PersonRequests(UserId),
+    Tokens,
+    NewIdentities,
+}
+
+impl Bucket {
+    /// What clients read in `RateLimit`.
+    pub const fn policy(&self) -> &'static str {
+        match self {
+            Self::Requests => "tenant",
+            Self::KeyRequests(_) => "key",
+            Self::PersonRequests(_) => "person",
+            Self::Tokens => "tokens",
+            Self::NewIdentities => "identities",
+        }
+    }
+
+    pub const fn window_seconds(&self) -> i64 {
+        match self {
+            Self::Requests | Self::KeyRequests(_) | Self::PersonRequests(_) | Self::Tokens => {
+                MINUTE
+            }
+            Self::NewIdentities => HOUR,
+        }
+    }
+
+    /// The number of the window that `now` lies in.
+    fn window_at(&self, now: i64) -> i64 {
+        now.div_euclid(self.window_seconds())
+    }
+
+    fn window_name(&self, tenant_id: TenantId, window: i64) -> String {
+        let policy = self.policy();
+        match self {
+            Self::KeyRequests(id) => format!("{tenant_id}:{policy}:{id}:{window}"),
+            Self::PersonRequests(id) => format!("{tenant_id}:{policy}:{id}:{window}"),
+            Self::Requests | Self::Tokens | Self::NewIdentities => {
+                format!("{tenant_id}:{policy}:{window}")
+            }
+        }
+    }
+}
+
+/// One limit that something must keep.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand {
+    pub bucket: Bucket,
+    pub limit: u32,
+    /// How much of it is spent at once.
+    pub cost: u32,
+}
+
+impl Demand {
+    pub const fn one(bucket: Bucket, limit: u32) -> Self {
+        Self {
+            bucket,
+            limit,
+            cost: 1,
+        }
+    }
+}
+
+/// Where a limit stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    pub policy: &'static str,
+    pub limit: u32,
+    pub window_seconds: u32,
+    /// As far as this node knows: others may have taken some since.
+    pub remaining: u32,
+    /// Seconds until the window ends.
+    pub resets_in: u32,
+}
+
+pub struct Limiter {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    redis: Redis,
+    clock: Clock,
+    buckets: Buckets,
+    breaker: Breaker,
+    live_nodes: AtomicU32,
+    patience_ms: AtomicU32,
+    /// The minute in which a failure of Redis was last logged.
+    logged: AtomicI64,
+}
+
+impl Limiter {
+    pub fn new(redis: Redis, clock: Clock) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                redis,
+                clock,
+                buckets: Buckets::new(),
+                breaker: Breaker::new(),
+                live_nodes: AtomicU32::new(1),
+                patience_ms: AtomicU32::new(PATIENCE_MS),
+                logged: AtomicI64::new(0),
+            }),
+        }
+    }
+
+    /// Among how many nodes a limit is divided while Redis does not answer.
+    pub fn set_live_nodes(&self, count: u32) {
+        self.inner.live_nodes.store(count.max(1), Ordering::Relaxed);
+    }
+
+    pub fn live_nodes(&self) -> u32 {
+        self.inner.live_nodes.load(Ordering::Relaxed)
+    }
+
+    /// For tests of exact counts, on machines too busy for the usual patience.
+    pub fn set_patience(&self, milliseconds: u32) {
+        self.inner
+            .patience_ms
+            .store(milliseconds, Ordering::Relaxed);
+    }
+
+    pub fn forget_past(&self) {
+        let now = self.inner.clock.now().timestamp();
+        self.inner.buckets.forget_past(now);
+    }
+
+    /// Spends from all of `demands`, or from none, and answers the tightest; an error is the one that
+    /// refused.
+    pub async fn take(
+        &self,
+        tenant_id: TenantId,
+        demands: &[Demand],
+    ) -> Result<Option<Allowance>, Allowance> {
+        let now = self.inner.clock.now().timestamp();
+        let mut tightest: Option<Allowance> = None;
+        for (place, demand) in demands.iter().enumerate() {
+            match self.inner.take_one(tenant_id, demand, now).await {
+                Ok(taken) => {
+                    if tightest.is_none_or(|known| taken.remaining < known.remaining) {
+                        tightest = Some(taken);
+                    }
+                }
+                Err(refused) => {
+                    for Demand { bucket, cost, .. } in &demands[..place] {
+                        let key = (tenant_id, *bucket);
+                        let window = bucket.window_at(now);
+                        self.inner.buckets.give_back(key, window, *cost);
+                    }
+                    return Err(refused);
+                }
+            }
+        }
+        Ok(tightest)
+    }
+}
+
+impl Inner {
+    async fn take_one(
+        self: &Arc<Self>,
+        tenant_id: TenantId,
+        demand: &Demand,
+        now: i64,
+    ) -> Result<Allowance, Allowance> {
+        let key = (tenant_id, demand.bucket);
+        let window = demand.bucket.window_at(now);
+        let share = self.share(demand.limit);
+        let may_ask = || self.breaker.lets_through();
+        let mut source = Source::RedisIf(&may_ask);
+        let mut waited_since = None;
+        loop {
+            let mut asked = match self.buckets.step(key, window, demand, share, &source) {
+                Step::Taken { remaining } => return Ok(allowance(demand, now, remaining)),
+                Step::Refused => return Err(allowance(demand, now, 0)),
+                Step::Wait(asked) => asked,
+                Step::Ask {
+                    amount,
+                    done,
+                    asked,
+                } => {
+                    self.clone().ask(key, window, demand.limit, amount, done);
+                    asked
+                }
+            };
+            let since = *waited_since.get_or_insert_with(Instant::now);
+            let left = self.patience().saturating_sub(since.elapsed());
+            if tokio::time::timeout(left, asked.changed()).await.is_err() {
+                self.note_failure("no answer in time");
+                source = Source::Share;
+            }
+        }
+    }
+
+    /// Asks Redis for a chunk. On a task of its own: the grant is kept if it comes too late for who
+    /// asked, or if they went away.
+    fn ask(
+        self: Arc<Self>,
+        key: Key,
+        window: i64,
+        limit: u32,
+        amount: u64,
+        done: watch::Sender<()>,
+    ) {
+        tokio::spawn(async move {
+            let (tenant_id, bucket) = key;
+            let name = LimitWindow {
+                name: bucket.window_name(tenant_id, window),
+                limit,
+                kept_seconds: 2 * bucket.window_seconds(),
+            };
+            let began = Instant::now();
+            let grant = match self.redis.take_from_limit(&name, amount).await {
+                Ok(grant) => {
+                    // A late answer is good, and yet nobody shall wait for the next.
+                    if began.elapsed() < self.patience() {
+                        self.breaker.close();
+                    }
+                    Some(grant)
+                }
+                Err(error) => {
+                    let cause = error.cause.map(|cause| format!("{cause:#}"));
+                    self.note_failure(cause.as_deref().unwrap_or("no answer"));
+                    None
+                }
+            };
+            self.buckets.settle(key, window, limit, amount, grant);
+            drop(done);
+        });
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience_ms.load(Ordering::Relaxed).into())
+    }
+
+    fn share(&self, limit: u32) -> u64 {
+        let nodes = self.live_nodes.load(Ordering::Relaxed);
+        u64::from((limit / nodes).max(limit.min(1)))
+    }
+
+    fn note_failure(&self, cause: &str) {
+        self.breaker.open();
+        let minute = self.clock.now().timestamp() / MINUTE;
+        if self.logged.swap(minute, Ordering::Relaxed) != minute {
+            let nodes = self.live_nodes.load(Ordering::Relaxed);
+            tracing::warn!(
+                nodes,
+                cause,
+                "limits are not counted in Redis: this node keeps its share of them"
+            );
+        }
+    }
+}
+
+fn allowance(demand: &Demand, now: i64, remaining: u32) -> Allowance {
+    let window = demand.bucket.window_seconds();
+    let seconds = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);
+    Allowance {
+        policy: demand.bucket.policy(),
+        limit: demand.limit,
+        window_seconds: seconds(window),
+        remaining,
+        resets_in: seconds(window - now.rem_euclid(window)),
+    }
+}

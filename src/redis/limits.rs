@@ -1,0 +1,49 @@
+//! The count of what all nodes took from a limit in a window. A node takes chunks, so it asks rarely.
+
+use deadpool_redis::redis::cmd;
+
+use super::{Redis, WAIT};
+use crate::error::{Error, Result};
+
+const TAKE: &str = include_str!("take_from_limit.lua");
+
+/// One window of one limit.
+pub struct LimitWindow {
+    /// Tells it apart from all others; begins with the tenant's id.
+    pub name: String,
+    pub limit: u32,
+    /// How long Redis remembers it.
+    pub kept_seconds: i64,
+}
+
+/// What Redis let a node have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    pub taken: u64,
+    /// How much of the window all nodes have taken.
+    pub used: u64,
+}
+
+impl Redis {
+    /// Takes up to `amount` of a limit; less, or nothing, when the window has no more.
+    pub async fn take_from_limit(&self, window: &LimitWindow, amount: u64) -> Result<Grant> {
+        let asking = async {
+            let mut connection = self.pool.get().await.map_err(anyhow::Error::from)?;
+            cmd("EVAL")
+                .arg(TAKE)
+                .arg(1)
+                .arg(format!("throughline:limits:{}", window.name))
+                .arg(window.limit)
+                .arg(amount)
+                .arg(window.kept_seconds)
+                .query_async::<(u64, u64)>(&mut connection)
+                .await
+                .map_err(anyhow::Error::from)
+        };
+        match tokio::time::timeout(WAIT, asking).await {
+            Ok(Ok((taken, used))) => Ok(Grant { taken, used }),
+            Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
+            Err(late) => Err(Error::unavailable("Redis", late)),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The nodes that run now: global, and by the clock of Postgres, so that no node's own clock decides
+//! whether another lives.
+
+use super::Db;
+use crate::error::Result;
+use crate::ids::BootId;
+
+/// Says that this node lives, forgets those that have not said so for a minute, and answers how many
+/// live: those that missed two beats of five seconds do not count.
+pub async fn beat(db: &Db, boot_id: BootId, addr: Option<&str>) -> Result<u32> {
+    let others: i64 = sqlx::query_scalar(
+        "with beat as (
+           insert into nodes (boot_id, addr, seen_at)
+           values ($1, $2, now())
+               on conflict on constraint nodes_pkey do update
+              set addr = excluded.addr, seen_at = excluded.seen_at
+         ), gone as (
+           delete from nodes
+            where boot_id <> $1
+              and seen_at < now() - interval '1 minute'
+         )
+         select count(*)
+           from nodes
+          where boot_id <> $1
+            and seen_at > now() - interval '12 seconds'",
+    )
+    .bind(boot_id)
+    .bind(addr)
+    .fetch_one(&db.pool)
+    .await?;
+    Ok(u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1))
+}
+
+/// This node ends.
+pub async fn delete(db: &Db, boot_id: BootId) -> Result<()> {
+    sqlx::query(
+        "delete from nodes
+          where boot_id = $1",
+    )
+    .bind(boot_id)
+    .execute(&db.pool)
+    .await?;
+    Ok(())
+}
