@@ -112,7 +112,8 @@ pub async fn list(db: &Db, page: &PageRequest) -> Result<Page<Tenant>> {
     }))
 }
 
-/// The tenant, held until `tx` ends; new rows of it can still be added.
+/// The tenant, held until `tx` ends; new rows of it can still be added. `for update` would keep them out,
+/// the audit's entries too: who holds the audit's head would wait for us, and we for the head.
 pub async fn lock(tx: &mut TenantTx, id: TenantId) -> Result<Option<Tenant>> {
     sqlx::query_as::<_, Row>(
         "select id, name, state, created_at
