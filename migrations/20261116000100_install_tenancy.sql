@@ -43,19 +43,27 @@ $$;
 revoke execute on function install_definer_read(regclass) from public;
 
 -- Global, allow-listed: one row a customer, nothing a customer wrote but its name and settings.
+--   limits           only what its operator changed, so that a new default reaches everyone else
+--   settings         a document that the service checks
+--   allowed_origins  apart from it, because every credential brings them along
+-- A tenant that is being deleted refuses every credential at once; its rows go in the background.
 -- The row with the nil id is the operator's own plane: it scopes what operators do (idempotency,
 -- audit) and no key can ever be made for it.
 create table tenants (
-  id          uuid        constraint tenants_pkey primary key,
-  name        text        not null constraint tenants_name_length check (char_length(name) between 1 and 100),
-  state       text        not null constraint tenants_state_known check (state in ('active', 'suspended', 'operator')),
-  created_at  timestamptz not null,
-  updated_at  timestamptz not null,
+  id               uuid        constraint tenants_pkey primary key,
+  name             text        not null constraint tenants_name_length check (char_length(name) between 1 and 100),
+  state            text        not null constraint tenants_state_known
+                   check (state in ('active', 'suspended', 'deleting', 'operator')),
+  limits           jsonb       not null default '{}' constraint tenants_limits_object check (jsonb_typeof(limits) = 'object'),
+  settings         jsonb       not null default '{}' constraint tenants_settings_object check (jsonb_typeof(settings) = 'object'),
+  allowed_origins  text[]      not null default '{}',
+  created_at       timestamptz not null,
+  updated_at       timestamptz not null,
   constraint tenants_operator_is_nil
     check ((state = 'operator') = (id = '00000000-0000-0000-0000-000000000000'))
 );
 grant select, insert on tenants to throughline_service;
-grant update (name, state, updated_at) on tenants to throughline_service;
+grant update (name, state, limits, settings, allowed_origins, updated_at) on tenants to throughline_service;
 grant select on tenants to throughline_definer;
 
 insert into tenants (id, name, state, created_at, updated_at)

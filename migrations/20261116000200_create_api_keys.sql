@@ -24,16 +24,18 @@ grant insert on api_keys to throughline_service;
 grant update (revoked_at, last_used_at) on api_keys to throughline_service;
 
 -- Who calls? Asked before any tenant is set, so it runs as the definer; it answers only to whoever
--- already holds the key's text.
+-- already holds the key's text, and with what binds every credential of the tenant.
 create function find_api_key(p_tenant_id uuid, p_id uuid, p_digest bytea)
 returns table (
   tenant_id uuid, id uuid, scopes text[], platforms text[],
-  expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz, tenant_state text
+  expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz,
+  tenant_state text, tenant_limits jsonb, allowed_origins text[]
 )
 language sql stable security definer
 set search_path = pg_catalog, public
 as $$
-  select k.tenant_id, k.id, k.scopes, k.platforms, k.expires_at, k.revoked_at, k.last_used_at, t.state
+  select k.tenant_id, k.id, k.scopes, k.platforms, k.expires_at, k.revoked_at, k.last_used_at,
+         t.state, t.limits, t.allowed_origins
     from api_keys k
     join tenants t on t.id = k.tenant_id
    where k.tenant_id = p_tenant_id

@@ -31,13 +31,14 @@ create function find_issuers(p_tenant_id uuid, p_iss text)
 returns table (
   tenant_id uuid, name text, iss text, audience text, platform text, algorithm text,
   secret_enc bytea, jwks jsonb, jwks_url text, created_at timestamptz, updated_at timestamptz,
-  tenant_state text
+  tenant_state text, tenant_limits jsonb, allowed_origins text[]
 )
 language sql stable security definer
 set search_path = pg_catalog, public
 as $$
   select i.tenant_id, i.name, i.iss, i.audience, i.platform, i.algorithm,
-         i.secret_enc, i.jwks, i.jwks_url, i.created_at, i.updated_at, t.state
+         i.secret_enc, i.jwks, i.jwks_url, i.created_at, i.updated_at,
+         t.state, t.limits, t.allowed_origins
     from issuers i
     join tenants t on t.id = i.tenant_id
    where i.tenant_id = p_tenant_id

@@ -82,11 +82,7 @@ fn check(app: &App, spec: &AgentSpec) -> Result<()> {
     {
         errors.push(FieldError::new("/upstream/base_url", refused.to_string()));
     }
-    if errors.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::invalid(errors))
-    }
+    Error::check(errors)
 }
 
 /// The agent every tenant begins with.

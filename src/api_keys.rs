@@ -113,11 +113,7 @@ fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
     if new.expires_at.is_some_and(|at| at <= now) {
         errors.push(FieldError::new("/expires_at", "must lie in the future"));
     }
-    if errors.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::invalid(errors))
-    }
+    Error::check(errors)
 }
 
 fn has_twice<T: PartialEq>(items: &[T]) -> bool {

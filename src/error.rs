@@ -128,6 +128,14 @@ impl Error {
         Self::fields(Code::InvalidValue, errors)
     }
 
+    /// Fine if nothing was found wrong.
+    pub fn check(errors: Vec<FieldError>) -> Result<()> {
+        match errors.is_empty() {
+            true => Ok(()),
+            false => Err(Self::invalid(errors)),
+        }
+    }
+
     /// `code` with the fields it is about; the detail names the first.
     pub fn fields(code: Code, errors: Vec<FieldError>) -> Self {
         let detail = errors

@@ -87,14 +87,7 @@ macro_rules! id {
             }
         }
 
-        impl<'de> serde::Deserialize<'de> for $name {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-                text.parse().map_err(serde::de::Error::custom)
-            }
-        }
-
-        text_schema!(
+        wire_text!(
             $name,
             concat!("^", $prefix, "_[0-9a-f]{32}$"),
             $prefix.len() + 33,

@@ -101,9 +101,5 @@ fn check(app: &App, new: &NewIssuer) -> Result<()> {
     {
         errors.push(FieldError::new("/jwks_url", refused.to_string()));
     }
-    if errors.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::invalid(errors))
-    }
+    Error::check(errors)
 }

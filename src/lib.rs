@@ -15,7 +15,7 @@
 //! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`: the ground
 
 #[macro_use]
-mod text_schema;
+mod wire_text;
 
 pub mod clock;
 pub mod config;

@@ -79,7 +79,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     telemetry::init_logs(&LogConfig::from_lookup(&environment)?)?;
     let config = || Config::from_lookup(&environment);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(1)
         .enable_all()
         .build()?;
     runtime.block_on(async {

@@ -68,7 +68,7 @@ impl Node {
     ) -> anyhow::Result<SocketAddr> {
         let (listener, address) = listen(variable, address)?;
         self.app.upstream.add_own_port(address.port());
-        let shared = Shared::new(self.app.clone(), surface)?;
+        let shared = Shared::new(self.app.clone(), surface);
         let grace = self.app.config.shutdown_grace.as_secs().max(1);
         let server = HttpServer::new(move || http::application(shared.clone()))
             .listen(listener)?

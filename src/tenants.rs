@@ -46,7 +46,9 @@ pub async fn create(
     let entry = Entry::new(actor, Action::TenantCreate, &id);
     audit::append(keyring, tx, entry, now).await?;
     let first = NewApiKey {
-        name: DisplayName::parse("first admin key").map_err(Error::internal)?,
+        name: "first admin key"
+            .parse::<DisplayName>()
+            .map_err(Error::internal)?,
         scopes: vec![Scope::Admin],
         platforms: Vec::new(),
         expires_at: None,
@@ -125,10 +127,7 @@ pub async fn set_limits(
     id: TenantId,
     limits: &LimitOverrides,
 ) -> Result<()> {
-    let errors = limits.errors();
-    if !errors.is_empty() {
-        return Err(Error::invalid(errors));
-    }
+    Error::check(limits.errors())?;
     tenants::lock(tx, id)
         .await?
         .ok_or_else(|| Error::not_found("tenant"))?;
@@ -165,11 +164,7 @@ impl SettingsChange {
             let detail = format!("must be from 1 to {MAX_RETENTION_DAYS}, or null");
             errors.push(FieldError::new("/retention/conversations_days", detail));
         }
-        if errors.is_empty() {
-            Ok(())
-        } else {
-            Err(Error::invalid(errors))
-        }
+        Error::check(errors)
     }
 }
 
@@ -202,7 +197,9 @@ pub async fn update_settings(
 
 /// `throughline tenant create`: prints the tenant and its first admin key as JSON.
 pub async fn create_from_command_line(config: Config, name: &str) -> anyhow::Result<()> {
-    let name = DisplayName::parse(name).map_err(|problem| anyhow::anyhow!("the name {problem}"))?;
+    let name = name
+        .parse::<DisplayName>()
+        .map_err(|problem| anyhow::anyhow!("the name {problem}"))?;
     let app = App::build(config, Clock::system()).await?;
     let operator = OperatorCaller::local();
     let mut tx = operator.begin(&app.db).await?;

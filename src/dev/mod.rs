@@ -196,7 +196,7 @@ async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow
         Some(tenant) => {
             tx.operator_enter(tenant.id).await?;
             let key = NewApiKey {
-                name: DisplayName::parse("demo admin key")?,
+                name: "demo admin key".parse::<DisplayName>()?,
                 scopes: vec![Scope::Admin],
                 platforms: Vec::new(),
                 expires_at: None,
@@ -208,7 +208,7 @@ async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow
             }
         }
         None => {
-            let name = DisplayName::parse(DEMO_NAME)?;
+            let name = DEMO_NAME.parse::<DisplayName>()?;
             let made = tenants::create(&app.keyring, &mut tx, &actor, &name, now).await?;
             Demo {
                 tenant_id: made.tenant.id,

@@ -1,9 +1,8 @@
 //! Web origins (`https://app.example`): which pages may call with a tenant's credentials.
 
-use std::borrow::Cow;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use url::Url;
 
 const MAX_CHARS: usize = 300;
@@ -12,7 +11,7 @@ const MAX_CHARS: usize = 300;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Origin(String);
 
-text_schema!(Origin, r"^https?://[a-z0-9.:\[\]-]+$", 8, MAX_CHARS);
+wire_text!(Origin, r"^https?://[a-z0-9.:\[\]-]+$", 8, MAX_CHARS);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("must be an origin as browsers send it, like https://app.example or http://localhost:3000")]
@@ -41,13 +40,6 @@ impl FromStr for Origin {
         } else {
             Err(InvalidOrigin)
         }
-    }
-}
-
-impl<'de> Deserialize<'de> for Origin {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

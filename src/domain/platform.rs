@@ -1,10 +1,9 @@
 //! Platforms and their scopes (`telegram`, `slack@T012`): what a bridge key may vouch for.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 
 /// Words with a place in session keys; a platform of that name could forge one.
 const RESERVED: [&str; 6] = ["dm", "group", "channel", "thread", "user", "main"];
@@ -18,7 +17,7 @@ pub struct PlatformScope {
     scope: Option<String>,
 }
 
-text_schema!(
+wire_text!(
     PlatformScope,
     "^(?!(dm|group|channel|thread|user|main)(@|$))[a-z][a-z0-9_-]{0,31}(@[!-~]{1,128})?$",
     1,
@@ -96,13 +95,6 @@ impl fmt::Display for PlatformScope {
 impl Serialize for PlatformScope {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for PlatformScope {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -1,18 +1,17 @@
 //! Names that tenants give to agents and issuers. They stand in paths and in session keys, so they
 //! have no character that means something there.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 const MAX: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ResourceName(String);
 
-text_schema!(ResourceName, "^[a-z0-9][a-z0-9_-]{0,63}$", 1, MAX);
+wire_text!(ResourceName, "^[a-z0-9][a-z0-9_-]{0,63}$", 1, MAX);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a name is 1 to {MAX} of a-z, 0-9, _ and -, beginning with a letter or digit")]
@@ -43,13 +42,6 @@ impl FromStr for ResourceName {
 impl fmt::Display for ResourceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for ResourceName {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

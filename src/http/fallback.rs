@@ -3,7 +3,7 @@
 
 use actix_web::dev::ResourceDef;
 use actix_web::{HttpRequest, HttpResponse, web};
-use serde_json::Value;
+use utoipa::openapi::{OpenApi, PathItem};
 
 use crate::error::{Code, Error, Result};
 
@@ -14,20 +14,33 @@ const UNDOCUMENTED: [&str; 3] = ["/openapi.json", "/docs", "/docs/{file:.*}"];
 pub struct KnownPaths(Vec<(ResourceDef, String)>);
 
 impl KnownPaths {
-    pub fn of(document: &Value) -> Self {
-        let paths = document["paths"].as_object();
-        let documented = paths.into_iter().flatten().map(|(path, item)| {
-            let methods = item.as_object().into_iter().flat_map(|item| item.keys());
-            let mut allow: Vec<String> = methods.map(|method| method.to_uppercase()).collect();
-            if allow.iter().any(|method| method == "GET") {
-                allow.push("HEAD".to_owned());
-            }
-            (ResourceDef::new(path.as_str()), allow.join(", "))
-        });
+    pub fn of(api: &OpenApi) -> Self {
+        let documented = api
+            .paths
+            .paths
+            .iter()
+            .map(|(path, item)| (ResourceDef::new(path.as_str()), methods(item)));
         let undocumented =
             UNDOCUMENTED.map(|path| (ResourceDef::new(path), "GET, HEAD".to_owned()));
         Self(documented.chain(undocumented).collect())
     }
+}
+
+/// As `Allow` has them.
+fn methods(item: &PathItem) -> String {
+    let known = [
+        ("GET, HEAD", item.get.is_some()),
+        ("POST", item.post.is_some()),
+        ("PUT", item.put.is_some()),
+        ("PATCH", item.patch.is_some()),
+        ("DELETE", item.delete.is_some()),
+    ];
+    let taken: Vec<&str> = known
+        .iter()
+        .filter(|(_, is)| *is)
+        .map(|(name, _)| *name)
+        .collect();
+    taken.join(", ")
 }
 
 pub async fn refuse(request: HttpRequest, paths: web::Data<KnownPaths>) -> Result<HttpResponse> {

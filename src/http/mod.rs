@@ -6,6 +6,7 @@ use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
 use actix_web::middleware::from_fn;
 use actix_web::web;
 use serde_json::Value;
+use utoipa::openapi::OpenApi;
 use utoipa_actix_web::service_config::ServiceConfig;
 use utoipa_actix_web::{AppExt, scope};
 
@@ -88,18 +89,19 @@ fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {
     }
 }
 
-/// The OpenAPI document of all routes.
-pub fn document() -> anyhow::Result<Value> {
-    document_of(Surface::All)
-}
-
-fn document_of(surface: Surface) -> anyhow::Result<Value> {
+/// The routes as OpenAPI, before what all operations share is added.
+fn collect(surface: Surface) -> OpenApi {
     let (_, collected) = actix_web::App::new()
         .into_utoipa_app()
         .openapi(openapi::skeleton())
         .configure(routes(surface))
         .split_for_parts();
-    openapi::finish(&collected)
+    collected
+}
+
+/// The OpenAPI document of all routes.
+pub fn document() -> anyhow::Result<Value> {
+    openapi::finish(&collect(Surface::All))
 }
 
 /// What the worker threads of one listener share; made once.
@@ -107,20 +109,16 @@ fn document_of(surface: Surface) -> anyhow::Result<Value> {
 pub struct Shared {
     surface: Surface,
     app: web::Data<App>,
-    document: web::Data<docs::Document>,
     paths: web::Data<fallback::KnownPaths>,
 }
 
 impl Shared {
-    pub fn new(app: App, surface: Surface) -> anyhow::Result<Self> {
-        let document = document_of(surface)?;
-        let text = serde_json::to_vec(&document)?;
-        Ok(Self {
+    pub fn new(app: App, surface: Surface) -> Self {
+        Self {
             surface,
             app: web::Data::new(app),
-            document: web::Data::new(docs::Document(text.into())),
-            paths: web::Data::new(fallback::KnownPaths::of(&document)),
-        })
+            paths: web::Data::new(fallback::KnownPaths::of(&collect(surface))),
+        }
     }
 }
 
@@ -141,7 +139,6 @@ pub fn application(
         .configure(routes(shared.surface))
         .split_for_parts();
     app.app_data(shared.app)
-        .app_data(shared.document)
         .app_data(shared.paths)
         .route("/openapi.json", web::get().to(docs::get_document))
         .route("/docs", web::get().to(docs::redirect_to_docs))

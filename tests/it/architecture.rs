@@ -84,7 +84,7 @@ const GROUND: [&str; 8] = [
     "guard",
     "ids",
     "telemetry",
-    "text_schema",
+    "wire_text",
 ];
 
 /// A word and the only files (by beginning of path) that may contain it.

@@ -1,0 +1,28 @@
+//! Types that are text on the wire: read by their own rule (`FromStr`), documented by a pattern of it.
+
+/// `wire_text!(Type, pattern, min_length, max_length)`: a body that breaks the rule is refused with a
+/// pointer to the member, and the document says what the rule is.
+macro_rules! wire_text {
+    ($name:ident, $pattern:expr, $min:expr, $max:expr) => {
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+                utoipa::openapi::schema::ObjectBuilder::new()
+                    .schema_type(utoipa::openapi::schema::Type::String)
+                    .pattern(Some($pattern))
+                    .min_length(Some($min))
+                    .max_length(Some($max))
+                    .build()
+                    .into()
+            }
+        }
+
+        impl utoipa::ToSchema for $name {}
+    };
+}
