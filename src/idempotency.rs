@@ -18,7 +18,8 @@ pub const SECRETS_KEPT: TimeDelta = TimeDelta::minutes(10);
 /// The job that forgets what is no longer kept.
 pub const EXPIRY_JOB: &str = "expire_answers";
 
-/// Plans that job for the tenant of `tx`, for good.
+/// Plans that job for the tenant of `tx`: from then on it runs for good, and in time for secrets that
+/// are stored now.
 pub async fn plan_expiry(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<()> {
     jobs::insert(tx, EXPIRY_JOB, now + SECRETS_KEPT).await
 }
@@ -92,7 +93,10 @@ pub async fn once(
     let body = seal(&answer.body)?;
     let secrets = match answer.secrets.is_empty() {
         true => None,
-        false => Some(seal(&answer.secrets)?),
+        false => {
+            plan_expiry(&mut tx, now).await?;
+            Some(seal(&answer.secrets)?)
+        }
     };
     let status = i16::try_from(answer.status).map_err(Error::internal)?;
     idempotency::update_answer(&mut tx, &request.name, status, &body, secrets.as_deref()).await?;

@@ -6,13 +6,11 @@ use crate::app::App;
 use crate::audit;
 use crate::auth;
 use crate::domain::audit::{Action, Detail, Entry};
-use crate::domain::issuer::{Issuer, KeyChoice, KeySource, TokenAlgorithm};
+use crate::domain::issuer::{Issuer, KeyChoice, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm};
 use crate::domain::platform::PlatformScope;
 use crate::domain::resource_name::ResourceName;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::store::{TenantTx, api_keys, issuers, tenants};
-
-const MAX_NAME_CHARS: usize = 512;
 
 pub struct NewIssuer {
     pub name: ResourceName,
@@ -87,8 +85,8 @@ fn check(app: &App, new: &NewIssuer) -> Result<()> {
         ("/audience", new.audience.as_ref()),
     ];
     for (pointer, text) in texts {
-        if text.is_some_and(|text| !(1..=MAX_NAME_CHARS).contains(&text.chars().count())) {
-            let detail = format!("must have 1 to {MAX_NAME_CHARS} characters");
+        if text.is_some_and(|text| !(1..=MAX_ISSUER_CHARS).contains(&text.chars().count())) {
+            let detail = format!("must have 1 to {MAX_ISSUER_CHARS} characters");
             errors.push(FieldError::new(pointer, detail));
         }
     }

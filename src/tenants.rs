@@ -66,6 +66,14 @@ pub async fn create(
     })
 }
 
+/// The tenant, held until `tx` ends; one that is being deleted is gone for everyone but the deletion.
+async fn lock_living(tx: &mut TenantTx, id: TenantId) -> Result<Tenant> {
+    tenants::lock(tx, id)
+        .await?
+        .filter(|tenant| tenant.state != TenantState::Deleting)
+        .ok_or_else(|| Error::not_found("tenant"))
+}
+
 /// Suspends or resumes a tenant and answers it; doing it again changes nothing. `tx` is the operator's,
 /// and is again when this returns.
 pub async fn update_state(
@@ -75,12 +83,7 @@ pub async fn update_state(
     id: TenantId,
     state: TenantState,
 ) -> Result<Tenant> {
-    let before = tenants::lock(tx, id)
-        .await?
-        .ok_or_else(|| Error::not_found("tenant"))?;
-    if before.state == TenantState::Deleting {
-        return Err(Error::not_found("tenant"));
-    }
+    let before = lock_living(tx, id).await?;
     if before.state == state {
         return Ok(before);
     }
@@ -128,9 +131,7 @@ pub async fn set_limits(
     limits: &LimitOverrides,
 ) -> Result<()> {
     Error::check(limits.errors())?;
-    tenants::lock(tx, id)
-        .await?
-        .ok_or_else(|| Error::not_found("tenant"))?;
+    lock_living(tx, id).await?;
     let now = app.clock.now();
     tx.operator_enter(id).await?;
     tenants::update_limits(tx, limits, now).await?;

@@ -1,13 +1,12 @@
 //! Public keys that issuers publish at a URL: fetched through the guarded client, remembered, and
 //! asked for again once when a token names a key that is not there.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use moka::future::Cache;
 use serde_json::Value;
-use tokio::sync::Mutex;
 
 use crate::clock::Clock;
 use crate::domain::issuer::{TokenAlgorithm, VerifyingKey, verifying_keys};
@@ -21,33 +20,66 @@ const STALE_BUT_GOOD: TimeDelta = TimeDelta::hours(1);
 /// Made-up key ids must not become a load on the publisher.
 const REFETCH_EVERY: TimeDelta = TimeDelta::minutes(1);
 /// After a failure, so that a dead publisher costs one waiting request and not all of them.
-const RETRY_EVERY: TimeDelta = TimeDelta::seconds(5);
+const RETRY_EVERY: TimeDelta = TimeDelta::seconds(10);
 const MAX_BYTES: usize = 256 * 1024;
-const DEADLINE: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(3);
 const REMEMBERED: u64 = 10_000;
 
 #[derive(Default)]
-struct KeySet {
+struct Publisher {
+    /// Held while someone fetches: who needs the answer waits, who has good keys goes on with them.
+    fetching: tokio::sync::Mutex<()>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default, Clone)]
+struct Known {
     document: Option<Arc<Value>>,
     fetched_at: Option<DateTime<Utc>>,
-    tried_at: Option<DateTime<Utc>>,
+    failed_at: Option<DateTime<Utc>>,
     refetched_at: Option<DateTime<Utc>>,
+}
+
+impl Publisher {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn is_within(&self, age: TimeDelta, now: DateTime<Utc>) -> bool {
+        self.fetched_at.is_some_and(|at| now - at <= age)
+    }
+
+    /// Whether this is a time to ask the publisher.
+    fn wants_fetch(&self, found: bool, now: DateTime<Utc>) -> bool {
+        let older = |at: Option<DateTime<Utc>>, than| at.is_none_or(|at| now - at > than);
+        let stale = !self.is_within(FRESH, now);
+        let rotated = !found && older(self.refetched_at, REFETCH_EVERY);
+        (stale || rotated) && older(self.failed_at, RETRY_EVERY)
+    }
+
+    fn select(&self, algorithm: TokenAlgorithm, kid: Option<&str>) -> Vec<VerifyingKey> {
+        match &self.document {
+            Some(document) => matching(verifying_keys(document, algorithm), kid),
+            None => Vec::new(),
+        }
+    }
 }
 
 pub struct KeySets {
     client: GuardedClient,
     clock: Clock,
-    /// One lock a URL: while one request fetches, the others wait for its answer.
-    sets: Cache<(TenantId, String), Arc<Mutex<KeySet>>>,
+    publishers: Cache<(TenantId, String), Arc<Publisher>>,
 }
 
 impl KeySets {
     pub fn new(client: GuardedClient, clock: Clock) -> Self {
-        let sets = Cache::builder().max_capacity(REMEMBERED).build();
+        let publishers = Cache::builder().max_capacity(REMEMBERED).build();
         Self {
             client,
             clock,
-            sets,
+            publishers,
         }
     }
 
@@ -60,47 +92,78 @@ impl KeySets {
         kid: Option<&str>,
     ) -> Result<Vec<VerifyingKey>> {
         let name = (tenant_id, url.to_owned());
-        let set = self.sets.get_with(name, async { Arc::default() }).await;
-        let mut set = set.lock().await;
+        let publisher = self
+            .publishers
+            .get_with(name, async { Arc::default() })
+            .await;
         let now = self.clock.now();
-        let older =
-            |at: Option<DateTime<Utc>>, than: TimeDelta| at.is_none_or(|at| now - at > than);
-        let mut last_failure = None;
-        if older(set.fetched_at, FRESH) && older(set.tried_at, RETRY_EVERY) {
-            last_failure = self.fetch(url, &mut set, now).await.err();
+        let good = |known: &Known| {
+            let keys = known.select(algorithm, kid);
+            (!keys.is_empty() && known.is_within(STALE_BUT_GOOD, now)).then_some(keys)
+        };
+        let known = publisher.known().clone();
+        let keys = good(&known);
+        if !known.wants_fetch(keys.is_some(), now) {
+            return answer(keys, &known, now);
         }
-        let mut found = select(&set, algorithm, kid);
-        if found.is_empty()
-            && set.fetched_at.is_some_and(|at| at != now)
-            && older(set.refetched_at, REFETCH_EVERY)
-        {
-            set.refetched_at = Some(now);
-            last_failure = self.fetch(url, &mut set, now).await.err();
-            found = select(&set, algorithm, kid);
+        let fetching = match &keys {
+            Some(_) => publisher.fetching.try_lock().ok(),
+            None => Some(publisher.fetching.lock().await),
+        };
+        // Whoever held the lock may have fetched, or failed to, in the meantime.
+        let wanted = publisher.known().wants_fetch(keys.is_some(), now);
+        if fetching.is_some() && wanted {
+            self.fetch(&publisher, url, known.fetched_at.is_some())
+                .await;
         }
-        if older(set.fetched_at, STALE_BUT_GOOD) {
-            let cause =
-                last_failure.unwrap_or_else(|| anyhow::anyhow!("fetching failed just before"));
-            return Err(Error::unavailable("the issuer's key set", cause));
-        }
-        Ok(found)
+        let known = publisher.known().clone();
+        answer(good(&known), &known, now)
     }
 
-    async fn fetch(&self, url: &str, set: &mut KeySet, now: DateTime<Utc>) -> anyhow::Result<()> {
-        set.tried_at = Some(now);
+    async fn fetch(&self, publisher: &Publisher, url: &str, again: bool) {
+        let fetched = self.fetch_document(url).await;
+        let now = self.clock.now();
+        let mut known = publisher.known();
+        if again {
+            known.refetched_at = Some(now);
+        }
+        match fetched {
+            Ok(document) => {
+                known.document = Some(Arc::new(document));
+                known.fetched_at = Some(now);
+                known.failed_at = None;
+            }
+            Err(error) => {
+                tracing::warn!(error = format!("{error:#}"), "a key set cannot be fetched");
+                known.failed_at = Some(now);
+            }
+        }
+    }
+
+    async fn fetch_document(&self, url: &str) -> anyhow::Result<Value> {
         let url = self.client.check_url(url)?;
         let bytes = self.client.get_bytes(&url, MAX_BYTES, DEADLINE).await?;
-        set.document = Some(Arc::new(serde_json::from_slice(&bytes)?));
-        set.fetched_at = Some(now);
-        Ok(())
+        let document: Value = serde_json::from_slice(&bytes)?;
+        // An error page that happens to be JSON must not push good keys out.
+        let has_keys = document["keys"]
+            .as_array()
+            .is_some_and(|keys| !keys.is_empty());
+        anyhow::ensure!(has_keys, "the document is no key set");
+        Ok(document)
     }
 }
 
-fn select(set: &KeySet, algorithm: TokenAlgorithm, kid: Option<&str>) -> Vec<VerifyingKey> {
-    match &set.document {
-        Some(document) => matching(verifying_keys(document, algorithm), kid),
-        None => Vec::new(),
+/// No key is a fault of the token, unless there is no key set to look it up in.
+fn answer(
+    keys: Option<Vec<VerifyingKey>>,
+    known: &Known,
+    now: DateTime<Utc>,
+) -> Result<Vec<VerifyingKey>> {
+    if keys.is_none() && !known.is_within(STALE_BUT_GOOD, now) {
+        let cause = anyhow::anyhow!("it could not be fetched");
+        return Err(Error::unavailable("the issuer's key set", cause));
     }
+    Ok(keys.unwrap_or_default())
 }
 
 /// The keys a token may mean: the one it names, or, if it names none, the only one there is.

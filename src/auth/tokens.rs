@@ -16,7 +16,7 @@ use super::UserCaller;
 use super::key_sets::{KeySets, matching};
 use crate::clock::Clock;
 use crate::crypto::Keyring;
-use crate::domain::issuer::{Issuer, KeySource, TokenAlgorithm, verifying_keys};
+use crate::domain::issuer::{Issuer, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm, verifying_keys};
 use crate::domain::limits::Limits;
 use crate::domain::user::{Account, KnownIdentity};
 use crate::error::{Code, Error, Result};
@@ -39,6 +39,8 @@ const REMEMBERED_ISSUERS: u64 = 10_000;
 struct Header {
     alg: String,
     kid: Option<String>,
+    /// Extensions that must be understood; we understand none.
+    crit: Option<serde_json::Value>,
 }
 
 #[derive(Deserialize)]
@@ -130,6 +132,9 @@ impl TokenVerifier {
         let mut parts = token.split('.');
         let header: Header = decode_part(parts.next())?;
         let claims: Claims = decode_part(parts.next())?;
+        if header.crit.is_some() {
+            return Err(invalid("the token has a critical extension"));
+        }
         let tenant_id = tenant_of(&claims, tenant_header)?;
         let found = self.find_issuers(tenant_id, &claims.iss).await?;
         let issuer = choose(&found.issuers, tenant_id, &claims)?;
@@ -165,6 +170,9 @@ impl TokenVerifier {
     }
 
     async fn find_issuers(&self, tenant_id: TenantId, iss: &str) -> Result<Arc<FoundIssuers>> {
+        if iss.chars().count() > MAX_ISSUER_CHARS {
+            return Err(unknown_issuer());
+        }
         let name = (tenant_id, iss.to_owned());
         if let Some(answer) = self.issuers.get(&name).await
             && answer.asked_at.elapsed() < BELIEVED
@@ -224,9 +232,12 @@ impl TokenVerifier {
         if let Some(known) = users::find_identity(&mut tx, account).await? {
             return Ok(known);
         }
+        // The limiter may wait for Redis: not while a connection is held.
+        drop(tx);
         let demand = Demand::one(Bucket::NewIdentities, limits.new_identities_per_hour);
         let admitted = self.limiter.take(tenant_id, &[demand]).await;
         admitted.map_err(|refused| refused.refusal())?;
+        let mut tx = self.db.begin_tenant(tenant_id).await?;
         let made = users::insert_identity(&mut tx, account, self.clock.now()).await?;
         let identity = match made {
             Some(made) => made,
@@ -240,6 +251,11 @@ impl TokenVerifier {
         tx.commit().await?;
         Ok(identity)
     }
+}
+
+fn unknown_issuer() -> Error {
+    let detail = "the tenant has not registered the token's issuer";
+    Error::new(Code::UnknownIssuer, detail)
 }
 
 fn invalid(detail: &str) -> Error {
@@ -284,8 +300,7 @@ fn tenant_of(claims: &Claims, header: Option<&str>) -> Result<TenantId> {
 /// tenant's id, unless the token has no audience at all: a token for someone else is never taken.
 fn choose<'a>(issuers: &'a [Issuer], tenant_id: TenantId, claims: &Claims) -> Result<&'a Issuer> {
     if issuers.is_empty() {
-        let detail = "the tenant has not registered the token's issuer";
-        return Err(Error::new(Code::UnknownIssuer, detail));
+        return Err(unknown_issuer());
     }
     let meant = |issuer: &&Issuer| match &issuer.audience {
         Some(audience) => claims.aud.contains(audience),

@@ -180,7 +180,11 @@ fn node_config(env: &BTreeMap<String, String>, port: u16) -> anyhow::Result<Conf
 /// Makes the demo tenant once. If we were stopped between making it and noting its key, it gets a new
 /// key instead of a twin.
 async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow::Result<Demo> {
-    if let Some(demo) = &state.demo {
+    if let Some(demo) = &state.demo
+        && store::tenants::find(&app.db, demo.tenant_id)
+            .await?
+            .is_some()
+    {
         return Ok(demo.clone());
     }
     let all = PageRequest {

@@ -60,7 +60,7 @@ mod tests {
         }
         assert_eq!(" ".parse::<DisplayName>(), Err(InvalidName::Empty));
         assert_eq!(
-            &"é".repeat(101).parse::<DisplayName>(),
+            "é".repeat(101).parse::<DisplayName>(),
             Err(InvalidName::TooLong)
         );
         for bad in ["a\nb", "a\0b", "a\u{7f}", "a\u{85}b", "a\u{2028}b"] {

@@ -15,6 +15,8 @@ pub const MIN_SECRET_BYTES: usize = 32;
 /// 2048 bits, in base64url characters.
 const MIN_MODULUS_CHARS: usize = 341;
 pub const MAX_KEYS: usize = 100;
+/// Of `iss` and of an audience.
+pub const MAX_ISSUER_CHARS: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub enum TokenAlgorithm {

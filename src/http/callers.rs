@@ -31,6 +31,7 @@ pub struct Authenticated {
 struct Refusal {
     code: Code,
     detail: String,
+    retry_after: Option<u32>,
     cause: Option<String>,
 }
 
@@ -57,6 +58,7 @@ pub async fn authenticate(
         let judged = judged.map_err(|error| Refusal {
             code: error.code,
             detail: error.detail,
+            retry_after: error.retry_after,
             cause: error.cause.map(|cause| format!("{cause:#}")),
         });
         let (mut admitted, mut origin) = (None, None);
@@ -104,6 +106,7 @@ fn caller(request: &HttpRequest) -> Result<Caller> {
     {
         Some(Ok(caller)) => Ok(caller.clone()),
         Some(Err(refusal)) => Err(Error {
+            retry_after: refusal.retry_after,
             cause: refusal.cause.clone().map(anyhow::Error::msg),
             ..Error::new(refusal.code, refusal.detail.clone())
         }),

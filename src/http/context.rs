@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
-use actix_web::http::{Method, Uri};
+use actix_web::http::{Method, StatusCode, Uri};
 use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpResponse, error::InternalError};
 
@@ -69,6 +69,8 @@ pub async fn surround(
     };
     if let Some(origin) = origin {
         cors::allow(response.headers_mut(), origin);
+    } else if response.status() == StatusCode::UNAUTHORIZED {
+        cors::allow_anyone(response.headers_mut());
     }
     let request = response.request();
     let tenant = tenant.map(|tenant| tenant.to_string());

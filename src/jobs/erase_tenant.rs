@@ -15,7 +15,7 @@ const AT_ONCE: Duration = Duration::from_secs(20);
 
 pub async fn run(app: &App, tenant_id: TenantId) -> Result<DateTime<Utc>> {
     let started = Instant::now();
-    while started.elapsed() < AT_ONCE {
+    while started.elapsed() < AT_ONCE && !app.draining.is_cancelled() {
         // The last batch takes the tenant's row and this very job with it.
         if tenants::erase(&app.db, tenant_id, BATCH).await? == 0 {
             break;

@@ -61,6 +61,9 @@ pub async fn run(app: App, stop: CancellationToken) {
 /// One round: runs what is due, each job under a lease of its own. Answers how many it ran.
 pub async fn tick(app: &App) -> Result<usize> {
     for done in 0..ROUND {
+        if app.draining.is_cancelled() {
+            return Ok(done);
+        }
         let now = app.clock.now();
         let Some(job) = jobs::claim(&app.db, now, now + LEASE, 1).await?.pop() else {
             return Ok(done);

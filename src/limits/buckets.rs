@@ -172,7 +172,7 @@ impl Buckets {
     ) -> Step {
         let mut shard = self.shard(&key);
         if shard.len() >= MAX_IN_SHARD && !shard.contains_key(&key) {
-            make_room(&mut shard, window);
+            make_room(&mut shard, key.1, window);
         }
         let held = shard.entry(key).or_default();
         held.enter(window);
@@ -211,8 +211,10 @@ impl Buckets {
     }
 }
 
-fn make_room(shard: &mut HashMap<Key, Held>, window: i64) {
-    shard.retain(|_, held| held.window >= window);
+/// Windows are numbered by their own length: only those of as long ones can be told to be over.
+fn make_room(shard: &mut HashMap<Key, Held>, wanted: Bucket, window: i64) {
+    let length = wanted.window_seconds();
+    shard.retain(|(_, bucket), held| bucket.window_seconds() != length || held.window >= window);
     if shard.len() >= MAX_IN_SHARD
         && let Some(any) = shard.keys().next().copied()
     {

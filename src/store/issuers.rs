@@ -99,7 +99,7 @@ pub async fn upsert(tx: &mut TenantTx, issuer: &Issuer) -> Result<bool> {
                 algorithm = excluded.algorithm, secret_enc = excluded.secret_enc,
                 jwks = excluded.jwks, jwks_url = excluded.jwks_url, updated_at = excluded.updated_at
           where i.tenant_id = $1
-      returning created_at = updated_at",
+      returning xmax = 0",
     )
     .bind(tx.tenant_id())
     .bind(issuer.name.as_str())

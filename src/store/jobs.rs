@@ -16,12 +16,15 @@ pub struct DueJob {
     pub attempts: i32,
 }
 
-/// Asks for `kind` to run in the tenant of `tx` at `run_at`. One that is already planned stays as it is.
+/// Asks for `kind` to run in the tenant of `tx` at `run_at` or earlier. One that is planned for later is
+/// brought forward.
 pub async fn insert(tx: &mut TenantTx, kind: &str, run_at: DateTime<Utc>) -> Result<()> {
     sqlx::query(
         "insert into jobs (id, tenant_id, kind, run_at)
          values ($1, $2, $3, $4)
-             on conflict on constraint jobs_once do nothing",
+             on conflict on constraint jobs_once do update
+            set run_at = excluded.run_at
+          where jobs.run_at > excluded.run_at",
     )
     .bind(JobId::generate())
     .bind(tx.tenant_id())

@@ -90,7 +90,7 @@ pub async fn list(
     let rows = sqlx::query_as::<_, UsageRow>(
         "select hour, source, agent, model, user_id, requests, turns, input_tokens, output_tokens,
                 place_hour, place_id
-           from (select g.*, coalesce(g.hour, $2) as place_hour,
+           from (select g.*, coalesce(g.hour, 'epoch'::timestamptz) as place_hour,
                         md5(concat_ws('/', g.source, length(g.agent), g.agent, length(g.model), g.model,
                                       g.user_id))::uuid as place_id
                    from (select case when 'hour' = any ($4) then hour end as hour,

@@ -121,6 +121,9 @@ async fn a_page_the_tenant_has_not_allowed_is_refused_before_any_effect() {
         2,
         "only the allowed page made one"
     );
+    let unknown = make_key("tl_wrong", "https://evil.example").await;
+    unknown.expect_problem(401, "unauthorized");
+    assert_eq!(unknown.header("access-control-allow-origin"), "*");
     let own = format!("http://{}", world.nodes[0].address);
     make_key(&tenant.key, &own).await.expect(201);
 }

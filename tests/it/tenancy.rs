@@ -243,6 +243,8 @@ async fn two_tenants_with_equal_ids(world: &World) {
     ];
     assert_eq!(uses, expected);
 
+    named_things_never_meet(world, (&a, &a_key), (&b, &b_key)).await;
+
     // Both chains have the same numbers; each tenant sees its own, and its own head.
     for (key, own, foreign) in [(&a_key, &made_a, &made_b), (&b_key, &made_b, &made_a)] {
         let listed = world.get(key, "/v1/audit?limit=200").await;
@@ -302,6 +304,87 @@ async fn two_tenants_with_equal_ids(world: &World) {
     )
     .await;
     assert_eq!(left().await, [uuid_of(&b)]);
+}
+
+/// Agents and issuers of the same name, people with the same id.
+async fn named_things_never_meet(world: &World, a: (&Tenant, &str), b: (&Tenant, &str)) {
+    let secret = "a secret of thirty-two bytes or more";
+    let person = throughline::ids::UserId::generate();
+    for ((tenant, key), mark) in [(a, "canary-a"), (b, "canary-b")] {
+        let agent = json!({"upstream": {"kind": "demo"}, "system_prompt": mark});
+        world.put(key, "/v1/agents/same", agent).await.expect(201);
+        let issuer = json!({
+            "issuer": "same", "audience": mark, "platform": "web", "algorithm": "HS256", "secret": secret,
+        });
+        world.put(key, "/v1/issuers/same", issuer).await.expect(201);
+        sqlx::query("insert into users (tenant_id, id, display_name, created_at) values ($1, $2, $3, now())")
+            .bind(uuid_of(tenant))
+            .bind(person)
+            .bind(mark)
+            .execute(&mut world.superuser().await)
+            .await
+            .unwrap();
+    }
+    let tokens = [(a.0, "canary-a"), (b.0, "canary-b")].map(|(tenant, mark)| {
+        let expires = world.clock.now().timestamp() + 60;
+        let claims =
+            json!({"iss": "same", "aud": [tenant.id, mark], "sub": "same", "exp": expires});
+        crate::support::tokens::hs256(&claims, secret)
+    });
+    let (in_a, in_b) = (
+        world.get(&tokens[0], "/v1/users/me").await.expect(200),
+        world.get(&tokens[1], "/v1/users/me").await.expect(200),
+    );
+    assert_ne!(in_a["id"], in_b["id"]);
+    let foreign = format!("/v1/users/{}", in_b["id"].as_str().unwrap());
+    world
+        .get(a.1, &foreign)
+        .await
+        .expect_problem(404, "not_found");
+    let everything = async |key: &str| {
+        let mut text = String::new();
+        for path in [
+            "/v1/agents",
+            "/v1/agents/same",
+            "/v1/issuers",
+            "/v1/issuers/same",
+            "/v1/tenant",
+        ] {
+            text += &world.get(key, path).await.text;
+        }
+        text + &world.get(key, &format!("/v1/users/{person}")).await.text
+    };
+    for ((_, key), own, other) in [(a, "canary-a", "canary-b"), (b, "canary-b", "canary-a")] {
+        let text = everything(key).await;
+        assert!(text.contains(own) && !text.contains(other), "{text}");
+    }
+    let of_b = everything(b.1).await;
+    let changed = json!({"upstream": {"kind": "demo"}, "system_prompt": "changed"});
+    world.put(a.1, "/v1/agents/same", changed).await.expect(200);
+    world.delete(a.1, "/v1/agents/same").await.expect(204);
+    world.delete(a.1, "/v1/issuers/same").await.expect(204);
+    let patch = world
+        .request(Method::PATCH, "/v1/tenant", a.1)
+        .json(&json!({"name": "changed"}));
+    Reply::of(patch).await.expect(200);
+    assert_eq!(
+        everything(b.1).await,
+        of_b,
+        "what one tenant does changes nothing of the other"
+    );
+    let vouch = json!({"name": "x", "scopes": ["bridge"], "platforms": ["web"]});
+    world
+        .post(a.1, "/v1/api-keys", vouch.clone())
+        .await
+        .expect(201);
+    world
+        .post(b.1, "/v1/api-keys", vouch)
+        .await
+        .expect_problem(409, "platform_taken");
+    let issuer = json!({"issuer": "i", "platform": "irc", "algorithm": "HS256", "secret": secret});
+    let bridge = json!({"name": "x", "scopes": ["bridge"], "platforms": ["irc"]});
+    world.post(b.1, "/v1/api-keys", bridge).await.expect(201);
+    world.put(a.1, "/v1/issuers/irc", issuer).await.expect(201);
 }
 
 async fn create_key(world: &World, key: &str, idempotency_key: &str) -> Reply {

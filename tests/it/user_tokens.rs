@@ -313,6 +313,63 @@ async fn a_key_set_that_cannot_be_fetched_is_a_503_and_a_private_one_is_refused_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_that_hangs_holds_requests_up_once_and_not_one_after_another() {
+    let world = World::with(WorldOptions {
+        private_upstreams: true,
+        ..WorldOptions::default()
+    })
+    .await;
+    let tenant = world.tenant("Acme").await;
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/jwks", silent.local_addr().unwrap());
+    let body = json!({"issuer": ISS, "platform": "web", "algorithm": "ES256", "jwks_url": url});
+    world
+        .put(&tenant.key, "/v1/issuers/idp", body)
+        .await
+        .expect(201);
+    let token = SigningKey::generate("ES256", "k").sign(&claims(&world, &tenant));
+    let started = std::time::Instant::now();
+    let asks = (0..6).map(|_| me(&world, &token));
+    for reply in futures_util::future::join_all(asks).await {
+        reply.expect_problem(503, "unavailable");
+    }
+    // One fetch gives up after three seconds; six in a row would take eighteen.
+    assert!(
+        started.elapsed() < Duration::from_secs(9),
+        "{:?}",
+        started.elapsed()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publishers_error_page_does_not_push_good_keys_out() {
+    let world = World::with(WorldOptions {
+        private_upstreams: true,
+        ..WorldOptions::default()
+    })
+    .await;
+    let tenant = world.tenant("Acme").await;
+    let key = SigningKey::generate("ES256", "k");
+    let (url, published) = publish(SigningKey::jwks(&[&key])).await;
+    let body = json!({"issuer": ISS, "platform": "web", "algorithm": "ES256", "jwks_url": url});
+    world
+        .put(&tenant.key, "/v1/issuers/idp", body)
+        .await
+        .expect(201);
+    me(&world, &key.sign(&claims(&world, &tenant)))
+        .await
+        .expect(200);
+    published.lock().unwrap().0 = json!({"error": "sorry"});
+    world.clock.advance(Duration::from_secs(11 * 60));
+    me(&world, &key.sign(&claims(&world, &tenant)))
+        .await
+        .expect(200);
+    world.clock.advance(Duration::from_secs(60 * 60));
+    let late = me(&world, &key.sign(&claims(&world, &tenant))).await;
+    late.expect_problem(503, "unavailable");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_platform_has_one_voucher() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
@@ -542,7 +599,9 @@ async fn a_person_and_new_people_have_limits_of_their_own() {
     );
     assert!(refused.header("retry-after").parse::<u32>().unwrap() <= 60);
     me(&world, &bob).await.expect(200);
-    me(&world, &carol).await.expect_problem(429, "rate_limited");
+    let refused = me(&world, &carol).await;
+    refused.expect_problem(429, "rate_limited");
+    assert!(refused.header("retry-after").parse::<u32>().unwrap() <= 3600);
     assert_eq!(
         people(&world).await,
         4,
