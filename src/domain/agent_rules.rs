@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::domain::agent::{AgentSpec, KeyChange, Upstream, UpstreamKind};
+use crate::domain::agent::{AgentSpec, KeyChange, MAX_TOOL_CHARS, Upstream, UpstreamKind};
 use crate::domain::platform::PlatformScope;
 use crate::error::FieldError;
 
@@ -47,7 +47,8 @@ impl AgentSpec {
         errors.platforms("/toolsets", self.toolsets.keys());
         for (platform, tools) in &self.toolsets {
             for (place, tool) in tools.iter().enumerate() {
-                errors.text(&format!("/toolsets/{platform}/{place}"), tool, 1, 200);
+                let pointer = format!("/toolsets/{platform}/{place}");
+                errors.text(&pointer, &tool.0, 1, MAX_TOOL_CHARS);
             }
         }
         errors.platforms("/home_channels", self.home_channels.keys());

@@ -11,6 +11,8 @@ use crate::ids::{Id, TenantId};
 /// What an entry of the chain hashes to; the next one names it.
 pub type Hash = [u8; MAC_LEN];
 
+const MAX_ACTOR: usize = 100;
+
 /// What the first entry of a chain names as the hash before it.
 pub const BEGINNING: Hash = [0; MAC_LEN];
 
@@ -55,6 +57,31 @@ actions! {
     IssuerDelete, "issuer.delete";
     AgentPut, "agent.put";
     AgentDelete, "agent.delete";
+}
+
+/// A principal that a question about the audit names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ActorName(String);
+
+text_schema!(ActorName, "^[!-~]+$", 1, MAX_ACTOR);
+
+impl ActorName {
+    pub fn into_text(self) -> String {
+        self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for ActorName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
+        if visible && (1..=MAX_ACTOR).contains(&text.len()) {
+            Ok(Self(text))
+        } else {
+            let rule = format!("an actor is 1 to {MAX_ACTOR} visible ASCII characters");
+            Err(serde::de::Error::custom(rule))
+        }
+    }
 }
 
 /// One thing that somebody did, before it has its place in the chain.
