@@ -47,6 +47,7 @@ impl App {
         let upstream = GuardedClient::new(config.allow_private_upstreams.clone(), own_ports)?;
         let redis = Redis::new(&config.redis_url)?;
         let db = Db::connect(&config.database_url, config.database_pool).await?;
+        let limits = Limiter::new(redis.clone(), clock.clone());
         let verifiers = Verifiers {
             operators: OperatorKeys::new(&config.operator_keys),
             keys: KeyVerifier::new(db.clone(), clock.clone()),
@@ -55,9 +56,9 @@ impl App {
                 clock.clone(),
                 keyring.clone(),
                 upstream.clone(),
+                limits.clone(),
             ),
         };
-        let limits = Limiter::new(redis.clone(), clock.clone());
         Ok(Self {
             inner: Arc::new(Inner {
                 config,

@@ -61,6 +61,7 @@ error_codes! {
     TenantAmbiguous, "tenant_ambiguous", 401, Useless, "The token does not say for which one tenant it is";
     MissingScope, "missing_scope", 403, Useless, "The credential lacks the right to do this";
     TenantSuspended, "tenant_suspended", 403, Useless, "The tenant is suspended";
+    OriginNotAllowed, "origin_not_allowed", 403, Useless, "The tenant has not allowed calls from this origin";
     NotFound, "not_found", 404, Useless, "There is no such thing";
     MethodNotAllowed, "method_not_allowed", 405, Useless, "The path does not take this method";
     RequestTimeout, "request_timeout", 408, Helps, "The request did not arrive in time";

@@ -11,14 +11,17 @@ use crate::auth::OperatorCaller;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
+use crate::domain::agent::DmScope;
 use crate::domain::api_key::{NewApiKey, Scope};
 use crate::domain::audit::{Action, Entry};
 use crate::domain::display_name::DisplayName;
-use crate::domain::tenant::{Tenant, TenantState};
-use crate::error::{Error, Result};
+use crate::domain::limits::LimitOverrides;
+use crate::domain::origin::Origin;
+use crate::domain::tenant::{MAX_RETENTION_DAYS, Retention, Tenant, TenantState};
+use crate::error::{Error, FieldError, Result};
 use crate::idempotency;
 use crate::ids::TenantId;
-use crate::store::{TenantTx, tenants};
+use crate::store::{TenantTx, jobs, tenants};
 
 pub struct CreatedTenant {
     pub tenant: Tenant,
@@ -73,6 +76,9 @@ pub async fn update_state(
     let before = tenants::lock(tx, id)
         .await?
         .ok_or_else(|| Error::not_found("tenant"))?;
+    if before.state == TenantState::Deleting {
+        return Err(Error::not_found("tenant"));
+    }
     if before.state == state {
         return Ok(before);
     }
@@ -80,12 +86,118 @@ pub async fn update_state(
     let action = match state {
         TenantState::Suspended => Action::TenantSuspend,
         TenantState::Active => Action::TenantResume,
+        TenantState::Deleting => Action::TenantDelete,
     };
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
     audit::append(&app.keyring, tx, Entry::new(actor, action, &id), now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
     Ok(Tenant { state, ..before })
+}
+
+/// The job that deletes a tenant's rows.
+pub const ERASE_JOB: &str = "erase_tenant";
+
+/// Begins to delete a tenant; again changes nothing. Told in the operator's own audit: the tenant's goes
+/// with it. `tx` is the operator's, and is again when this returns.
+pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, id: TenantId) -> Result<Tenant> {
+    let before = tenants::lock(tx, id)
+        .await?
+        .ok_or_else(|| Error::not_found("tenant"))?;
+    if before.state == TenantState::Deleting {
+        return Ok(before);
+    }
+    let (now, state) = (app.clock.now(), TenantState::Deleting);
+    tx.operator_enter(id).await?;
+    tenants::update_state(tx, state, now).await?;
+    jobs::insert(tx, ERASE_JOB, now).await?;
+    tx.operator_enter(TenantId::OPERATOR).await?;
+    let entry = Entry::new(actor, Action::TenantDelete, &id);
+    audit::append(&app.keyring, tx, entry, now).await?;
+    Ok(Tenant { state, ..before })
+}
+
+/// Sets what an operator lets a tenant use. `tx` is the operator's, and is again when this returns.
+pub async fn set_limits(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    id: TenantId,
+    limits: &LimitOverrides,
+) -> Result<()> {
+    let errors = limits.errors();
+    if !errors.is_empty() {
+        return Err(Error::invalid(errors));
+    }
+    tenants::lock(tx, id)
+        .await?
+        .ok_or_else(|| Error::not_found("tenant"))?;
+    let now = app.clock.now();
+    tx.operator_enter(id).await?;
+    tenants::update_limits(tx, limits, now).await?;
+    let entry = Entry::new(actor, Action::TenantLimits, &id);
+    audit::append(&app.keyring, tx, entry, now).await?;
+    tx.operator_enter(TenantId::OPERATOR).await
+}
+
+/// What a tenant changes about itself; the rest stays.
+pub struct SettingsChange {
+    pub name: Option<DisplayName>,
+    pub dm_scope: Option<DmScope>,
+    pub allowed_origins: Option<Vec<Origin>>,
+    pub retention: Option<Retention>,
+}
+
+const MAX_ORIGINS: usize = 50;
+
+impl SettingsChange {
+    fn check(&self) -> Result<()> {
+        let mut errors = Vec::new();
+        let origins = self.allowed_origins.as_ref().map_or(0, Vec::len);
+        if origins > MAX_ORIGINS {
+            let detail = format!("must have at most {MAX_ORIGINS} entries");
+            errors.push(FieldError::new("/allowed_origins", detail));
+        }
+        let days = self
+            .retention
+            .and_then(|retention| retention.conversations_days);
+        if days.is_some_and(|days| !(1..=MAX_RETENTION_DAYS).contains(&days)) {
+            let detail = format!("must be from 1 to {MAX_RETENTION_DAYS}, or null");
+            errors.push(FieldError::new("/retention/conversations_days", detail));
+        }
+        if errors.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::invalid(errors))
+        }
+    }
+}
+
+pub async fn update_settings(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    change: SettingsChange,
+) -> Result<()> {
+    change.check()?;
+    tenants::lock(tx, tx.tenant_id()).await?;
+    let mut own = tenants::get_own(tx).await?;
+    if let Some(name) = change.name {
+        own.tenant.name = name.as_str().to_owned();
+    }
+    if let Some(dm_scope) = change.dm_scope {
+        own.settings.dm_scope = dm_scope;
+    }
+    if let Some(retention) = change.retention {
+        own.settings.retention = retention;
+    }
+    if let Some(origins) = change.allowed_origins {
+        own.allowed_origins = origins.iter().map(|o| o.as_str().to_owned()).collect();
+    }
+    let now = app.clock.now();
+    tenants::update_settings(tx, &own, now).await?;
+    let entry = Entry::new(actor, Action::TenantUpdate, &own.tenant.id);
+    audit::append(&app.keyring, tx, entry, now).await
 }
 
 /// `throughline tenant create`: prints the tenant and its first admin key as JSON.

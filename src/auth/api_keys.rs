@@ -54,7 +54,7 @@ impl KeyVerifier {
             key_id: found.id,
             scopes: found.scopes,
             platforms: found.platforms,
-            limits: found.tenant_limits,
+            terms: found.terms,
         })
     }
 
@@ -84,11 +84,7 @@ impl KeyVerifier {
         if key.expires_at.is_some_and(|at| at <= self.clock.now()) {
             return Err(Error::new(Code::KeyExpired, "the API key has expired"));
         }
-        if !key.tenant_active {
-            let detail = "the tenant is suspended; its operator can resume it";
-            return Err(Error::new(Code::TenantSuspended, detail));
-        }
-        Ok(())
+        key.terms.check_state()
     }
 
     /// Once a minute at most. A failure never fails the request: it is logged, and the next use tries again.

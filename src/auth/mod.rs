@@ -6,7 +6,9 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::crypto;
 use crate::domain::api_key::Scope;
 use crate::domain::limits::Limits;
+use crate::domain::origin::Origin;
 use crate::domain::platform::PlatformScope;
+use crate::domain::tenant::TenantTerms;
 use crate::error::{Error, Result};
 use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
 use crate::store::jobs::DueJob;
@@ -40,7 +42,7 @@ pub struct KeyCaller {
     key_id: ApiKeyId,
     scopes: Vec<Scope>,
     platforms: Vec<PlatformScope>,
-    limits: Limits,
+    terms: TenantTerms,
 }
 
 /// A person, proven by a token of a registered issuer. Acts for its own user alone.
@@ -49,6 +51,7 @@ pub struct UserCaller {
     tenant_id: TenantId,
     user_id: UserId,
     identity_id: IdentityId,
+    terms: TenantTerms,
 }
 
 /// The service itself, doing a tenant's background work.
@@ -65,6 +68,20 @@ impl Caller {
             Self::Key(key) => Some(key.tenant_id),
             Self::User(user) => Some(user.tenant_id),
         }
+    }
+
+    /// Whether the tenant lets pages at `origin` call. The operator has no such list.
+    pub fn allows_origin(&self, origin: &Origin) -> bool {
+        let terms = match self {
+            Self::Operator(_) => return false,
+            Self::Key(key) => &key.terms,
+            Self::User(user) => &user.terms,
+        };
+        let origin = origin.as_str();
+        terms
+            .allowed_origins
+            .iter()
+            .any(|allowed| allowed == origin)
     }
 }
 
@@ -88,7 +105,7 @@ impl KeyCaller {
 
     /// What its tenant may use, as of less than a second ago.
     pub fn limits(&self) -> &Limits {
-        &self.limits
+        &self.terms.limits
     }
 
     /// Names this credential in what is stored about it.
@@ -104,6 +121,11 @@ impl KeyCaller {
 impl UserCaller {
     pub fn tenant_id(&self) -> TenantId {
         self.tenant_id
+    }
+
+    /// What its tenant may use, as of less than a second ago.
+    pub fn limits(&self) -> &Limits {
+        &self.terms.limits
     }
 
     pub fn user_id(&self) -> UserId {

@@ -17,9 +17,11 @@ use super::key_sets::{KeySets, matching};
 use crate::clock::Clock;
 use crate::crypto::Keyring;
 use crate::domain::issuer::{Issuer, KeySource, TokenAlgorithm, verifying_keys};
+use crate::domain::limits::Limits;
 use crate::domain::user::{Account, KnownIdentity};
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
+use crate::limits::{Bucket, Demand, Limiter};
 use crate::store::issuers::{self, FoundIssuers};
 use crate::store::{Db, users};
 use crate::upstream::GuardedClient;
@@ -84,6 +86,7 @@ pub struct TokenVerifier {
     clock: Clock,
     keyring: Arc<Keyring>,
     key_sets: KeySets,
+    limiter: Limiter,
     issuers: Cache<(TenantId, String), Answer>,
 }
 
@@ -98,7 +101,13 @@ pub fn secret_context(tenant_id: TenantId, issuer: &str) -> String {
 }
 
 impl TokenVerifier {
-    pub fn new(db: Db, clock: Clock, keyring: Arc<Keyring>, client: GuardedClient) -> Self {
+    pub fn new(
+        db: Db,
+        clock: Clock,
+        keyring: Arc<Keyring>,
+        client: GuardedClient,
+        limiter: Limiter,
+    ) -> Self {
         let issuers = Cache::builder()
             .max_capacity(REMEMBERED_ISSUERS)
             .time_to_live(BELIEVED)
@@ -108,6 +117,7 @@ impl TokenVerifier {
             db,
             clock,
             keyring,
+            limiter,
             issuers,
         }
     }
@@ -134,21 +144,23 @@ impl TokenVerifier {
             .await?;
         check_times(&claims, self.clock.now())?;
         check_subject(&claims.sub)?;
-        if !found.tenant_active {
-            let detail = "the tenant is suspended; its operator can resume it";
-            return Err(Error::new(Code::TenantSuspended, detail));
-        }
+        let terms = found
+            .terms
+            .clone()
+            .ok_or_else(|| invalid("the issuer has no tenant"))?;
+        terms.check_state()?;
         let account = Account {
             platform: issuer.platform.clone(),
             scope: String::new(),
             external_id: claims.sub,
             issuer: Some(issuer.name.as_str().to_owned()),
         };
-        let identity = self.identity_of(tenant_id, &account).await?;
+        let identity = self.identity_of(tenant_id, &account, &terms.limits).await?;
         Ok(UserCaller {
             tenant_id,
             user_id: identity.user_id,
             identity_id: identity.id,
+            terms,
         })
     }
 
@@ -202,11 +214,19 @@ impl TokenVerifier {
     }
 
     /// Present ownership, asked anew for every request.
-    async fn identity_of(&self, tenant_id: TenantId, account: &Account) -> Result<KnownIdentity> {
+    async fn identity_of(
+        &self,
+        tenant_id: TenantId,
+        account: &Account,
+        limits: &Limits,
+    ) -> Result<KnownIdentity> {
         let mut tx = self.db.begin_tenant(tenant_id).await?;
         if let Some(known) = users::find_identity(&mut tx, account).await? {
             return Ok(known);
         }
+        let demand = Demand::one(Bucket::NewIdentities, limits.new_identities_per_hour);
+        let admitted = self.limiter.take(tenant_id, &[demand]).await;
+        admitted.map_err(|refused| refused.refusal())?;
         let made = users::insert_identity(&mut tx, account, self.clock.now()).await?;
         let identity = match made {
             Some(made) => made,

@@ -51,6 +51,9 @@ actions! {
     TenantCreate, "tenant.create";
     TenantSuspend, "tenant.suspend";
     TenantResume, "tenant.resume";
+    TenantUpdate, "tenant.update";
+    TenantDelete, "tenant.delete";
+    TenantLimits, "tenant.limits";
     ApiKeyCreate, "api_key.create";
     ApiKeyRevoke, "api_key.revoke";
     IssuerPut, "issuer.put";

@@ -7,6 +7,7 @@ pub mod audit;
 pub mod display_name;
 pub mod issuer;
 pub mod limits;
+pub mod origin;
 pub mod paging;
 pub mod platform;
 pub mod resource_name;

@@ -1,15 +1,21 @@
-//! A tenant: one customer of the service.
+//! A tenant: one customer of the service, and what it decides about itself.
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::domain::agent::DmScope;
+use crate::domain::limits::Limits;
+use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TenantState {
     Active,
+    /// Refuses every credential until it is resumed.
     Suspended,
+    /// Refuses every credential; its rows are going.
+    Deleting,
 }
 
 impl TenantState {
@@ -17,6 +23,7 @@ impl TenantState {
         match self {
             Self::Active => "active",
             Self::Suspended => "suspended",
+            Self::Deleting => "deleting",
         }
     }
 
@@ -25,6 +32,7 @@ impl TenantState {
         match text {
             "active" => Some(Self::Active),
             "suspended" => Some(Self::Suspended),
+            "deleting" => Some(Self::Deleting),
             _ => None,
         }
     }
@@ -37,3 +45,55 @@ pub struct Tenant {
     pub state: TenantState,
     pub created_at: DateTime<Utc>,
 }
+
+/// What every credential of a tenant is bound by; looked up together with the credential.
+#[derive(Debug, Clone)]
+pub struct TenantTerms {
+    pub state: TenantState,
+    pub limits: Limits,
+    /// Pages that may call from a browser.
+    pub allowed_origins: Vec<String>,
+}
+
+impl TenantTerms {
+    pub fn check_state(&self) -> Result<()> {
+        match self.state {
+            TenantState::Active => Ok(()),
+            TenantState::Suspended => Err(Error::new(
+                Code::TenantSuspended,
+                "the tenant is suspended; its operator can resume it",
+            )),
+            TenantState::Deleting => Err(Error::unauthorized("the tenant is deleted")),
+        }
+    }
+}
+
+/// What a tenant decides for all its agents and people. Members that an older node does not know are
+/// not its business; those that are missing have their defaults.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(default)]
+pub struct TenantSettings {
+    /// For agents that do not say otherwise.
+    pub dm_scope: DmScope,
+    pub retention: Retention,
+}
+
+impl Default for TenantSettings {
+    fn default() -> Self {
+        Self {
+            dm_scope: DmScope::PerChannelPeer,
+            retention: Retention::default(),
+        }
+    }
+}
+
+/// How long things are kept; null is for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Retention {
+    /// Conversations in which nobody wrote for this many days are deleted.
+    #[schema(minimum = 1, maximum = 36_500)]
+    pub conversations_days: Option<u32>,
+}
+
+pub const MAX_RETENTION_DAYS: u32 = 36_500;

@@ -6,11 +6,11 @@ use std::ops::Deref;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Payload, ServiceRequest, ServiceResponse};
-use actix_web::http::header::{self, HeaderMap};
+use actix_web::http::header::{self, HeaderMap, HeaderValue};
 use actix_web::middleware::Next;
 use actix_web::{FromRequest, HttpMessage, HttpRequest, web};
 
-use super::limits;
+use super::{cors, limits};
 use crate::app::App;
 use crate::auth::{self, Caller, KeyCaller, OperatorCaller, Presented, UserCaller};
 use crate::domain::api_key::Scope;
@@ -21,7 +21,11 @@ use crate::store::{Db, TenantTx};
 const TENANT: &str = "x-throughline-tenant";
 
 /// What became of the request's credential; kept with the request.
-pub struct Authenticated(std::result::Result<Caller, Refusal>);
+pub struct Authenticated {
+    judged: std::result::Result<Caller, Refusal>,
+    /// The page that calls, where its tenant has allowed it.
+    origin: Option<HeaderValue>,
+}
 
 /// An error that can be told to each extractor that asks.
 struct Refusal {
@@ -32,7 +36,12 @@ struct Refusal {
 
 impl Authenticated {
     pub fn tenant_id(&self) -> Option<TenantId> {
-        self.0.as_ref().ok().and_then(Caller::tenant_id)
+        self.judged.as_ref().ok().and_then(Caller::tenant_id)
+    }
+
+    /// The web page that may read the answer.
+    pub fn allowed_origin(&self) -> Option<HeaderValue> {
+        self.origin.clone()
     }
 }
 
@@ -50,11 +59,17 @@ pub async fn authenticate(
             detail: error.detail,
             cause: error.cause.map(|cause| format!("{cause:#}")),
         });
-        let admitted = match &judged {
-            Ok(Caller::Key(key)) => Some(limits::admit(&app, key).await),
-            Ok(Caller::Operator(_) | Caller::User(_)) | Err(_) => None,
-        };
-        request.extensions_mut().insert(Authenticated(judged));
+        let (mut admitted, mut origin) = (None, None);
+        if let Ok(caller) = &judged {
+            match cors::judge(request.headers(), caller) {
+                Ok(judged) => origin = judged,
+                Err(refusal) => return Ok(request.error_response(refusal).map_into_right_body()),
+            }
+            admitted = limits::admit(&app, caller).await;
+        }
+        request
+            .extensions_mut()
+            .insert(Authenticated { judged, origin });
         if let Some(admitted) = admitted {
             request.extensions_mut().insert(admitted.allowance);
             if let Some(refusal) = admitted.refusal {
@@ -82,9 +97,13 @@ fn not_there() -> Error {
 }
 
 fn caller(request: &HttpRequest) -> Result<Caller> {
-    match request.extensions().get::<Authenticated>() {
-        Some(Authenticated(Ok(caller))) => Ok(caller.clone()),
-        Some(Authenticated(Err(refusal))) => Err(Error {
+    match request
+        .extensions()
+        .get::<Authenticated>()
+        .map(|known| &known.judged)
+    {
+        Some(Ok(caller)) => Ok(caller.clone()),
+        Some(Err(refusal)) => Err(Error {
             cause: refusal.cause.clone().map(anyhow::Error::msg),
             ..Error::new(refusal.code, refusal.detail.clone())
         }),

@@ -11,8 +11,8 @@ use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpResponse, error::InternalError};
 
 use super::callers::Authenticated;
-use super::limits;
 use super::problem::{self, Shape};
+use super::{cors, limits};
 use crate::error::{Code, Error};
 use crate::ids::RequestId;
 use crate::telemetry;
@@ -37,14 +37,16 @@ pub async fn surround(
     }
     let outcome = if uri_length(request.uri()) > MAX_URI {
         Err(Error::new(Code::UriTooLong, "the address is too long").into())
+    } else if let Some(answer) = cors::preflight(&method, request.headers()) {
+        Ok(request.into_response(answer))
     } else {
         match tokio::time::timeout(DEADLINE, next.call(request)).await {
-            Ok(outcome) => outcome,
+            Ok(outcome) => outcome.map(|response| rendered(response, &id, shape)),
             Err(_) => Err(Error::new(Code::Timeout, "the request took too long").into()),
         }
     };
     let mut response = match outcome {
-        Ok(response) => rendered(response, &id, shape),
+        Ok(response) => response,
         Err(error) => {
             let mut answer = render_any(&error, &id, shape);
             set_request_id(answer.headers_mut(), &id);
@@ -61,12 +63,15 @@ pub async fn surround(
     };
     set_request_id(response.headers_mut(), &id);
     limits::set_headers(&mut response);
+    let (tenant, origin) = match response.request().extensions().get::<Authenticated>() {
+        Some(known) => (known.tenant_id(), known.allowed_origin()),
+        None => (None, None),
+    };
+    if let Some(origin) = origin {
+        cors::allow(response.headers_mut(), origin);
+    }
     let request = response.request();
-    let tenant = request
-        .extensions()
-        .get::<Authenticated>()
-        .and_then(Authenticated::tenant_id)
-        .map(|tenant| tenant.to_string());
+    let tenant = tenant.map(|tenant| tenant.to_string());
     log_request(&Answered {
         id: &id,
         method: method.as_str(),

@@ -7,9 +7,9 @@ use actix_web::dev::ServiceResponse;
 use actix_web::http::header::{HeaderName, HeaderValue};
 
 use crate::app::App;
-use crate::auth::KeyCaller;
+use crate::auth::Caller;
 use crate::domain::usage::{UsageCounts, UsageName};
-use crate::error::{Code, Error};
+use crate::error::Error;
 use crate::limits::{Allowance, Bucket, Demand};
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -22,17 +22,29 @@ pub struct Admitted {
     pub refusal: Option<Error>,
 }
 
-/// Spends one request of the key and of its tenant, and counts it as used. A refused one costs nothing.
-pub async fn admit(app: &App, key: &KeyCaller) -> Admitted {
-    let (tenant_id, limits) = (key.tenant_id(), key.limits());
+/// Spends one request of the caller and of its tenant, and counts it as used. A refused one costs
+/// nothing. The operator has no limits.
+pub async fn admit(app: &App, caller: &Caller) -> Option<Admitted> {
+    let (tenant_id, limits, own) = match caller {
+        Caller::Operator(_) => return None,
+        Caller::Key(key) => {
+            let limits = key.limits();
+            let bucket = Bucket::KeyRequests(key.key_id());
+            let own = Demand::one(bucket, limits.requests_per_minute_per_key);
+            (key.tenant_id(), limits, own)
+        }
+        Caller::User(user) => {
+            let limits = user.limits();
+            let bucket = Bucket::PersonRequests(user.user_id());
+            let own = Demand::one(bucket, limits.requests_per_minute_per_person);
+            (user.tenant_id(), limits, own)
+        }
+    };
     let demands = [
-        Demand::one(
-            Bucket::KeyRequests(key.key_id()),
-            limits.requests_per_minute_per_key,
-        ),
+        own,
         Demand::one(Bucket::Requests, limits.requests_per_minute),
     ];
-    match app.limits.take(tenant_id, &demands).await {
+    Some(match app.limits.take(tenant_id, &demands).await {
         Ok(allowance) => {
             let name = UsageName::api_request(app.clock.now());
             app.usage.count(tenant_id, name, &UsageCounts::ONE_REQUEST);
@@ -43,20 +55,9 @@ pub async fn admit(app: &App, key: &KeyCaller) -> Admitted {
         }
         Err(refused) => Admitted {
             allowance: Some(refused),
-            refusal: Some(refusal(&refused)),
+            refusal: Some(refused.refusal()),
         },
-    }
-}
-
-fn refusal(refused: &Allowance) -> Error {
-    let detail = format!(
-        "the limit \"{}\" is {} in {} seconds; it begins anew in {} seconds",
-        refused.policy, refused.limit, refused.window_seconds, refused.resets_in
-    );
-    Error {
-        retry_after: Some(refused.resets_in),
-        ..Error::new(Code::RateLimited, detail)
-    }
+    })
 }
 
 /// Tells the caller where its tightest limit stands.

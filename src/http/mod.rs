@@ -13,6 +13,7 @@ use crate::app::App;
 
 mod callers;
 mod context;
+mod cors;
 mod docs;
 mod extract;
 mod fallback;
@@ -39,6 +40,7 @@ pub enum Surface {
 fn tenant_routes(routes: &mut ServiceConfig) {
     routes
         .service(v1::tenant::get_tenant)
+        .service(v1::tenant::update_tenant)
         .service(v1::usage::get_usage)
         .service(v1::api_keys::create_api_key)
         .service(v1::api_keys::list_api_keys)
@@ -63,6 +65,7 @@ fn operator_routes(routes: &mut ServiceConfig) {
         .service(v1::tenants::list_tenants)
         .service(v1::tenants::suspend_tenant)
         .service(v1::tenants::resume_tenant)
+        .service(v1::tenants::delete_tenant)
         .service(v1::limits::set_tenant_limits);
 }
 

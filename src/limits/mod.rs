@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::clock::Clock;
+use crate::error::{Code, Error};
 use crate::ids::{ApiKeyId, TenantId, UserId};
 use crate::redis::Redis;
 use crate::redis::limits::LimitWindow;
@@ -106,6 +107,22 @@ pub struct Allowance {
     pub resets_in: u32,
 }
 
+impl Allowance {
+    /// The answer of a limit that is used up.
+    pub fn refusal(&self) -> Error {
+        let detail = format!(
+            "the limit \"{}\" is {} in {} seconds; it begins anew in {} seconds",
+            self.policy, self.limit, self.window_seconds, self.resets_in
+        );
+        Error {
+            retry_after: Some(self.resets_in),
+            ..Error::new(Code::RateLimited, detail)
+        }
+    }
+}
+
+/// Cheap to clone; clones share what they took.
+#[derive(Clone)]
 pub struct Limiter {
     inner: Arc<Inner>,
 }

@@ -2,11 +2,12 @@
 
 use chrono::{DateTime, Utc};
 
+use super::tenants::TermsRow;
 use super::{Db, TenantTx};
 use crate::domain::api_key::{ApiKey, NewApiKey, PresentedKey, Scope};
-use crate::domain::limits::{LimitOverrides, Limits};
 use crate::domain::paging::{Page, PageRequest, Position};
 use crate::domain::platform::PlatformScope;
+use crate::domain::tenant::TenantTerms;
 use crate::error::{Error, Result};
 use crate::ids::{ApiKeyId, TenantId};
 
@@ -49,8 +50,7 @@ pub struct FoundKey {
     pub expires_at: Option<DateTime<Utc>>,
     pub revoked_at: Option<DateTime<Utc>>,
     pub last_used_at: Option<DateTime<Utc>>,
-    pub tenant_active: bool,
-    pub tenant_limits: Limits,
+    pub terms: TenantTerms,
 }
 
 #[derive(sqlx::FromRow)]
@@ -62,8 +62,8 @@ struct FoundRow {
     expires_at: Option<DateTime<Utc>>,
     revoked_at: Option<DateTime<Utc>>,
     last_used_at: Option<DateTime<Utc>>,
-    tenant_state: String,
-    tenant_limits: serde_json::Value,
+    #[sqlx(flatten)]
+    terms: TermsRow,
 }
 
 fn parse_scopes(columns: &[String]) -> Result<Vec<Scope>> {
@@ -85,7 +85,7 @@ fn parse_platforms(columns: &[String]) -> Result<Vec<PlatformScope>> {
 pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundKey>> {
     let row = sqlx::query_as::<_, FoundRow>(
         "select tenant_id, id, scopes, platforms, expires_at, revoked_at, last_used_at,
-                tenant_state, tenant_limits
+                tenant_state, tenant_limits, allowed_origins
            from find_api_key($1, $2, $3)",
     )
     .bind(key.tenant_id)
@@ -102,8 +102,7 @@ pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundK
         expires_at: row.expires_at,
         revoked_at: row.revoked_at,
         last_used_at: row.last_used_at,
-        tenant_active: row.tenant_state == "active",
-        tenant_limits: LimitOverrides::from_column(&row.tenant_limits).effective(),
+        terms: row.terms.try_into()?,
     }))
 }
 

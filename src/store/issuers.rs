@@ -3,8 +3,10 @@
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 
+use super::tenants::TermsRow;
 use super::{Db, TenantTx};
 use crate::domain::issuer::{Issuer, KeySource, TokenAlgorithm};
+use crate::domain::tenant::TenantTerms;
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
 
@@ -50,20 +52,22 @@ impl TryFrom<Row> for Issuer {
 #[derive(Debug, Clone)]
 pub struct FoundIssuers {
     pub issuers: Vec<Issuer>,
-    pub tenant_active: bool,
+    /// `None` where no issuer was found.
+    pub terms: Option<TenantTerms>,
 }
 
 #[derive(sqlx::FromRow)]
 struct FoundRow {
     #[sqlx(flatten)]
     issuer: Row,
-    tenant_state: String,
+    #[sqlx(flatten)]
+    terms: TermsRow,
 }
 
 pub async fn find_presented(db: &Db, tenant_id: TenantId, iss: &str) -> Result<FoundIssuers> {
     let rows = sqlx::query_as::<_, FoundRow>(
         "select name, iss, audience, platform, algorithm, secret_enc, jwks, jwks_url,
-                created_at, updated_at, tenant_state
+                created_at, updated_at, tenant_state, tenant_limits, allowed_origins
            from find_issuers($1, $2)
           where tenant_id = $1",
     )
@@ -71,15 +75,12 @@ pub async fn find_presented(db: &Db, tenant_id: TenantId, iss: &str) -> Result<F
     .bind(iss)
     .fetch_all(&db.pool)
     .await?;
-    let tenant_active = rows.iter().all(|row| row.tenant_state == "active");
-    let issuers = rows
-        .into_iter()
-        .map(|row| row.issuer.try_into())
-        .collect::<Result<_>>()?;
-    Ok(FoundIssuers {
-        issuers,
-        tenant_active,
-    })
+    let (mut issuers, mut terms) = (Vec::new(), None);
+    for row in rows {
+        issuers.push(row.issuer.try_into()?);
+        terms = Some(row.terms.try_into()?);
+    }
+    Ok(FoundIssuers { issuers, terms })
 }
 
 /// Inserts or replaces the issuer of this name. True if it is new.

@@ -6,7 +6,7 @@ use super::{Db, TenantTx};
 use crate::domain::display_name::DisplayName;
 use crate::domain::limits::LimitOverrides;
 use crate::domain::paging::{Page, PageRequest, Position};
-use crate::domain::tenant::{Tenant, TenantState};
+use crate::domain::tenant::{Tenant, TenantSettings, TenantState, TenantTerms};
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
 
@@ -22,8 +22,7 @@ impl TryFrom<Row> for Tenant {
     type Error = Error;
 
     fn try_from(row: Row) -> Result<Self> {
-        let state = TenantState::from_column(&row.state)
-            .ok_or_else(|| Error::internal(anyhow::anyhow!("unknown tenant state")))?;
+        let state = parse_state(&row.state)?;
         Ok(Self {
             id: row.id,
             name: row.name,
@@ -31,6 +30,31 @@ impl TryFrom<Row> for Tenant {
             created_at: row.created_at,
         })
     }
+}
+
+/// What the look-ups of credentials bring along about a tenant.
+#[derive(sqlx::FromRow)]
+pub(super) struct TermsRow {
+    tenant_state: String,
+    tenant_limits: serde_json::Value,
+    allowed_origins: Vec<String>,
+}
+
+impl TryFrom<TermsRow> for TenantTerms {
+    type Error = Error;
+
+    fn try_from(row: TermsRow) -> Result<Self> {
+        Ok(Self {
+            state: parse_state(&row.tenant_state)?,
+            limits: LimitOverrides::from_column(&row.tenant_limits).effective(),
+            allowed_origins: row.allowed_origins,
+        })
+    }
+}
+
+fn parse_state(column: &str) -> Result<TenantState> {
+    TenantState::from_column(column)
+        .ok_or_else(|| Error::internal(anyhow::anyhow!("unknown tenant state")))
 }
 
 /// Inserts the tenant that `tx` has entered.
@@ -48,6 +72,7 @@ pub async fn insert(tx: &mut TenantTx, name: &DisplayName, now: DateTime<Utc>) -
     Ok(())
 }
 
+/// For commands that hold no transaction: whoever holds one must not ask for a second connection.
 pub async fn find(db: &Db, id: TenantId) -> Result<Option<Tenant>> {
     sqlx::query_as::<_, Row>(
         "select id, name, state, created_at
@@ -87,7 +112,8 @@ pub async fn list(db: &Db, page: &PageRequest) -> Result<Page<Tenant>> {
     }))
 }
 
-/// The tenant, held until `tx` ends; new rows of it can still be added.
+/// The tenant, held until `tx` ends; new rows of it can still be added. `for update` would keep them out,
+/// the audit's entries too: who holds the audit's head would wait for us, and we for the head.
 pub async fn lock(tx: &mut TenantTx, id: TenantId) -> Result<Option<Tenant>> {
     sqlx::query_as::<_, Row>(
         "select id, name, state, created_at
@@ -120,23 +146,83 @@ pub async fn update_state(tx: &mut TenantTx, state: TenantState, now: DateTime<U
     Ok(())
 }
 
-/// Sets what the tenant may use; true if there is such a tenant.
+/// Sets what the tenant that `tx` has entered may use.
 pub async fn update_limits(
-    db: &Db,
-    id: TenantId,
+    tx: &mut TenantTx,
     limits: &LimitOverrides,
     now: DateTime<Utc>,
-) -> Result<bool> {
-    let done = sqlx::query(
+) -> Result<()> {
+    let tenant_id = tx.tenant_id();
+    sqlx::query(
         "update tenants
             set limits = $2, updated_at = $3
-          where id = $1
-            and state <> 'operator'",
+          where id = $1",
     )
-    .bind(id)
+    .bind(tenant_id)
     .bind(sqlx::types::Json(limits))
     .bind(now)
-    .execute(&db.pool)
+    .execute(tx.connection())
     .await?;
-    Ok(done.rows_affected() == 1)
+    Ok(())
+}
+
+/// A tenant with what it decides about itself.
+#[derive(Debug, Clone)]
+pub struct OwnTenant {
+    pub tenant: Tenant,
+    pub settings: TenantSettings,
+    pub allowed_origins: Vec<String>,
+}
+
+#[derive(sqlx::FromRow)]
+struct OwnRow {
+    #[sqlx(flatten)]
+    tenant: Row,
+    #[sqlx(json)]
+    settings: TenantSettings,
+    allowed_origins: Vec<String>,
+}
+
+/// The tenant that `tx` is in.
+pub async fn get_own(tx: &mut TenantTx) -> Result<OwnTenant> {
+    let tenant_id = tx.tenant_id();
+    let row = sqlx::query_as::<_, OwnRow>(
+        "select id, name, state, created_at, settings, allowed_origins
+           from tenants
+          where id = $1",
+    )
+    .bind(tenant_id)
+    .fetch_one(tx.connection())
+    .await?;
+    Ok(OwnTenant {
+        tenant: row.tenant.try_into()?,
+        settings: row.settings,
+        allowed_origins: row.allowed_origins,
+    })
+}
+
+pub async fn update_settings(tx: &mut TenantTx, own: &OwnTenant, now: DateTime<Utc>) -> Result<()> {
+    let tenant_id = tx.tenant_id();
+    sqlx::query(
+        "update tenants
+            set name = $2, settings = settings || $3, allowed_origins = $4, updated_at = $5
+          where id = $1",
+    )
+    .bind(tenant_id)
+    .bind(&own.tenant.name)
+    .bind(sqlx::types::Json(&own.settings))
+    .bind(&own.allowed_origins)
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Deletes up to `limit` rows of a tenant that is being deleted; at 0 nothing of it is left.
+pub async fn erase(db: &Db, id: TenantId, limit: i32) -> Result<i32> {
+    Ok(sqlx::query_scalar("select erase_tenant($1, $2)")
+        .bind(id)
+        .bind(limit)
+        .fetch_one(&db.pool)
+        .await?)
 }

@@ -37,7 +37,10 @@ const ALLOWED: [(&str, &[&str]); 19] = [
             "ground",
         ],
     ),
-    ("jobs", &["idempotency", "app", "auth", "store", "ground"]),
+    (
+        "jobs",
+        &["idempotency", "tenants", "app", "auth", "store", "ground"],
+    ),
     (
         "tenants",
         &[
@@ -68,7 +71,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ),
     ("limits", &["redis", "ground"]),
     ("usage", &["auth", "store", "domain", "ground"]),
-    ("auth", &["store", "upstream", "domain", "ground"]),
+    ("auth", &["limits", "store", "upstream", "domain", "ground"]),
     ("store", &["domain", "ground"]),
     ("redis", &["ground"]),
     ("upstream", &["ground"]),

@@ -275,6 +275,31 @@ async fn thirty_two_writers_on_two_nodes_make_one_chain_that_is_whole_at_any_tim
     assert_eq!(targets, made);
 }
 
+/// Bridge keys hold the tenant's row, revocations hold a key's; both then want the head.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_that_hold_other_locks_wait_for_the_head_without_a_deadlock() {
+    let world = World::with_nodes(2).await;
+    let tenant = world.tenant("Acme").await;
+    let mut doomed = Vec::new();
+    for _ in 0..16 {
+        doomed.push(world.api_key(&tenant, "chat").await.0);
+    }
+    let makes = (0..16).map(|_| world.api_key(&tenant, "bridge"));
+    let revokes = doomed.iter().map(async |id| {
+        let path = format!("/v1/api-keys/{id}");
+        world.delete(&tenant.key, &path).await.expect(204)
+    });
+    let suspensions = (0..4).map(async |n| {
+        let change = ["resume", "suspend"][n % 2];
+        let path = format!("/v1/tenants/{}/{change}", world.tenant("other").await.id);
+        world.post(OPERATOR_KEY, &path, json!({})).await.expect(200)
+    });
+    tokio::join!(join_all(makes), join_all(revokes), join_all(suspensions));
+    assert_eq!(entries(&world, &tenant).await.len(), 2 + 16 + 16 + 16);
+    let (whole, lines) = verify_command(&world, &[], SECRET_KEY);
+    assert!(whole, "{lines}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chain_longer_than_what_is_read_at_once_is_walked_to_its_end() {
     let world = World::new().await;

@@ -60,6 +60,7 @@ async fn sample(world: &World, operation: &str, own: &Tenant, other: &Tenant) ->
         | "list_tenants" | "list_issuers" | "list_agents" | "get_own_user" | "list_audit"
         | "get_audit_head" => plain,
         "create_tenant" => with_body(json!({"name": "made by the walk"})),
+        "update_tenant" => with_body(json!({"dm_scope": "per-peer"})),
         "create_api_key" => with_body(json!({"name": "made by the walk", "scopes": ["chat"]})),
         "revoke_api_key" => {
             let (own, _) = world.api_key(own, "chat").await;
@@ -106,7 +107,7 @@ async fn sample(world: &World, operation: &str, own: &Tenant, other: &Tenant) ->
             with_ids(own, other)
         }
         // The operator is of no tenant: there is no foreign one.
-        "suspend_tenant" | "resume_tenant" => {
+        "suspend_tenant" | "resume_tenant" | "delete_tenant" => {
             let tenant = world.tenant("made by the walk").await;
             with_ids(tenant.id, "ten_01a1e2373db47013a539524902c63338".to_owned())
         }

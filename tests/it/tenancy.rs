@@ -330,7 +330,7 @@ async fn plant_key(world: &World, tenant: &Tenant, id: ApiKeyId, name: &str) -> 
 }
 
 /// A row in every table with tenant rows, so that "sees nothing" means something.
-async fn fill_every_table(world: &World, tenant: &Tenant) {
+pub async fn fill_every_table(world: &World, tenant: &Tenant) {
     create_key(world, &tenant.key, "fill").await.expect(201);
     let secret = "a secret of thirty-two bytes or more";
     let issuer = json!({"issuer": "i", "platform": "web", "algorithm": "HS256", "secret": secret});
@@ -345,7 +345,7 @@ async fn fill_every_table(world: &World, tenant: &Tenant) {
     throughline::jobs::flush_usage::tick(world.app()).await;
 }
 
-fn uuid_of(tenant: &Tenant) -> sqlx::types::Uuid {
+pub fn uuid_of(tenant: &Tenant) -> sqlx::types::Uuid {
     tenant
         .id
         .parse::<throughline::ids::TenantId>()

@@ -512,3 +512,42 @@ async fn many_first_contacts_at_once_make_one_person() {
     assert!(replies.iter().all(|reply| reply.expect(200) == first));
     assert_eq!(people(&world).await, 2, "one user, one identity");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_and_new_people_have_limits_of_their_own() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    world
+        .put(&tenant.key, "/v1/issuers/idp", hs256_issuer())
+        .await
+        .expect(201);
+    let path = format!("/v1/operator/tenants/{}/limits", tenant.id);
+    let limits = json!({"requests_per_minute_per_person": 3, "new_identities_per_hour": 2});
+    world.put(OPERATOR_KEY, &path, limits).await.expect(200);
+    let token = |name: &str| {
+        hs256(
+            &with(claims(&world, &tenant), json!({ "sub": name })),
+            SECRET,
+        )
+    };
+    let (alice, bob, carol) = (token("alice"), token("bob"), token("carol"));
+    for _ in 0..3 {
+        me(&world, &alice).await.expect(200);
+    }
+    let refused = me(&world, &alice).await;
+    let problem = refused.expect_problem(429, "rate_limited");
+    assert!(
+        problem["detail"].as_str().unwrap().contains("person"),
+        "{problem}"
+    );
+    assert!(refused.header("retry-after").parse::<u32>().unwrap() <= 60);
+    me(&world, &bob).await.expect(200);
+    me(&world, &carol).await.expect_problem(429, "rate_limited");
+    assert_eq!(
+        people(&world).await,
+        4,
+        "two people, each with one identity"
+    );
+    world.clock.advance(Duration::from_secs(3600));
+    me(&world, &token("carol")).await.expect(200);
+}

@@ -4,11 +4,11 @@ use actix_web::{HttpResponse, put, web};
 
 use crate::app::App;
 use crate::domain::limits::{LimitOverrides, Limits};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::http::callers::Operator;
 use crate::http::extract::{JsonBody, PathId};
 use crate::ids::TenantId;
-use crate::store;
+use crate::tenants;
 
 /// Set a tenant's limits. What is left out has its default; all nodes follow within a second.
 #[utoipa::path(
@@ -23,17 +23,12 @@ use crate::store;
 #[put("/operator/tenants/{id}/limits")]
 pub async fn set_tenant_limits(
     app: web::Data<App>,
-    _operator: Operator,
+    Operator(operator): Operator,
     PathId(id): PathId<TenantId>,
     body: JsonBody<LimitOverrides>,
 ) -> Result<HttpResponse> {
-    let errors = body.value.errors();
-    if !errors.is_empty() {
-        return Err(Error::invalid(errors));
-    }
-    let found = store::tenants::update_limits(&app.db, id, &body.value, app.clock.now()).await?;
-    if !found {
-        return Err(Error::not_found("tenant"));
-    }
+    let mut tx = operator.begin(&app.db).await?;
+    tenants::set_limits(&app, &mut tx, &operator.principal(), id, &body.value).await?;
+    tx.commit().await?;
     Ok(HttpResponse::Ok().json(body.value.effective()))
 }

@@ -1,6 +1,6 @@
 //! `/v1/tenants`: the operator's view of the customers.
 
-use actix_web::{HttpResponse, get, post, web};
+use actix_web::{HttpResponse, delete, get, post, web};
 use chrono::{DateTime, Utc};
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
@@ -157,6 +157,27 @@ pub async fn resume_tenant(
     PathId(id): PathId<TenantId>,
 ) -> Result<HttpResponse> {
     set_state(&app, &operator, id, TenantState::Active).await
+}
+
+/// Delete a tenant and everything of it. Its credentials stop at once, its rows go in the background.
+#[utoipa::path(
+    operation_id = "delete_tenant",
+    tag = "tenants",
+    security(("operator_key" = [])),
+    extensions(("x-acts-for" = json!("nobody"))),
+    params(("id" = TenantId, Path, description = "The tenant")),
+    responses((status = 202, description = "Being deleted", body = TenantResponse))
+)]
+#[delete("/tenants/{id}")]
+pub async fn delete_tenant(
+    app: web::Data<App>,
+    Operator(operator): Operator,
+    PathId(id): PathId<TenantId>,
+) -> Result<HttpResponse> {
+    let mut tx = operator.begin(&app.db).await?;
+    let tenant = tenants::delete(&app, &mut tx, &operator.principal(), id).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::Accepted().json(TenantResponse::from(tenant)))
 }
 
 async fn set_state(

@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 /// Tables without a tenant's rows. Adding one here is a decision, not a formality.
 const GLOBAL_TABLES: [&str; 4] = ["_sqlx_migrations", "jobs", "nodes", "tenants"];
 /// Functions that look before a tenant is known. Each is an opening in the wall.
-const DEFINER_FUNCTIONS: [&str; 2] = ["find_api_key", "find_issuers"];
+const DEFINER_FUNCTIONS: [&str; 3] = ["erase_tenant", "find_api_key", "find_issuers"];
 /// The policy's text as Postgres prints it; written in one migration.
 const POLICY: &str = "(tenant_id = ( SELECT (NULLIF(current_setting('app.tenant_id'::text, true), ''::text))::uuid AS \"nullif\"))";
 
@@ -30,10 +30,10 @@ const RULES: [(&str, &str); 14] = [
                     and p.roles = array['throughline_service']::name[] and p.cmd = 'ALL') <> 1",
     ),
     (
-        "no other policy, but the definer's read",
+        "no other policy, but the definer's read and erasure",
         "select p.tablename || ': ' || p.policyname from pg_policies p
           where p.schemaname = 'public' and p.policyname <> 'tenant_isolation'
-            and not (p.policyname = 'definer_read' and p.cmd = 'SELECT'
+            and not ((p.policyname, p.cmd) in (('definer_read', 'SELECT'), ('definer_erase', 'DELETE'))
                      and p.roles = array['throughline_definer']::name[] and p.qual = 'true')
             and $1::text[] is not null",
     ),
@@ -92,7 +92,7 @@ const RULES: [(&str, &str); 14] = [
             and (g.grantee = 'PUBLIC'
                  or g.grantee = 'throughline_service'
                     and g.privilege_type in ('TRUNCATE', 'REFERENCES', 'TRIGGER')
-                 or g.grantee = 'throughline_definer' and g.privilege_type <> 'SELECT'
+                 or g.grantee = 'throughline_definer' and g.privilege_type not in ('SELECT', 'DELETE')
                  or g.grantee = 'throughline')",
     ),
     (

@@ -1,0 +1,86 @@
+//! Web origins (`https://app.example`): which pages may call with a tenant's credentials.
+
+use std::borrow::Cow;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+const MAX_CHARS: usize = 300;
+
+/// Scheme, host and a port that is not the scheme's own, as browsers write it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Origin(String);
+
+text_schema!(Origin, r"^https?://[a-z0-9.:\[\]-]+$", 8, MAX_CHARS);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be an origin as browsers send it, like https://app.example or http://localhost:3000")]
+pub struct InvalidOrigin;
+
+impl Origin {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The host and port a request to the page's own server names in `Host`.
+    pub fn authority(&self) -> &str {
+        self.0.split_once("://").map_or("", |(_, rest)| rest)
+    }
+}
+
+impl FromStr for Origin {
+    type Err = InvalidOrigin;
+
+    fn from_str(text: &str) -> Result<Self, InvalidOrigin> {
+        let url = Url::parse(text).map_err(|_| InvalidOrigin)?;
+        let web = matches!(url.scheme(), "http" | "https");
+        // Only an origin is its own origin: no path, user, default port or capital letter is left.
+        if web && text.len() <= MAX_CHARS && url.origin().ascii_serialization() == text {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(InvalidOrigin)
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Origin {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_has_one_spelling() {
+        for good in [
+            "https://app.example",
+            "http://localhost:3000",
+            "http://[::1]:8080",
+        ] {
+            assert!(good.parse::<Origin>().is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "*",
+            "null",
+            "app.example",
+            "https://app.example/",
+            "https://app.example/x",
+            "https://APP.example",
+            "https://app.example:443",
+            "https://u@app.example",
+            "ftp://app.example",
+            "https://",
+            "https://app.example?x",
+            "https://app.example#x",
+            "file:///x",
+        ] {
+            assert!(bad.parse::<Origin>().is_err(), "{bad}");
+        }
+    }
+}

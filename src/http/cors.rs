@@ -1,0 +1,74 @@
+//! Calls from web pages. A preflight tells nothing and is answered for anyone; a real request from a
+//! page that the tenant has not allowed is refused before it has any effect. Cookies play no part.
+
+use actix_web::HttpResponse;
+use actix_web::http::Method;
+use actix_web::http::header::{self, HeaderMap, HeaderValue};
+
+use crate::auth::Caller;
+use crate::domain::origin::Origin;
+use crate::error::{Code, Error, Result};
+
+const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE";
+/// For a preflight that names none. Official clients send more of their own, so those asked for are
+/// allowed: without cookies a header is only what the page could say anyway.
+const REQUEST_HEADERS: &str = "Authorization, Content-Type, Idempotency-Key, If-Match, Last-Event-ID, \
+     X-Hermes-Session-Id, X-Hermes-Session-Key, X-Throughline-Identity, X-Throughline-Tenant, X-Request-Id";
+const EXPOSED: &str = "X-Hermes-Session-Id, X-Hermes-Session-Key, X-Throughline-Conversation-Id, \
+     X-Throughline-Turn-Id, X-Request-Id, X-Should-Retry, Idempotency-Replayed, RateLimit, \
+     RateLimit-Policy, Retry-After, Location, ETag";
+const PREFLIGHT_KEPT_SECONDS: &str = "600";
+
+/// The answer to a preflight; `None` if it is none.
+pub fn preflight(method: &Method, headers: &HeaderMap) -> Option<HttpResponse> {
+    let asks = method == Method::OPTIONS
+        && headers.contains_key(header::ORIGIN)
+        && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    asks.then(|| {
+        let wanted = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS);
+        let allowed = wanted
+            .cloned()
+            .unwrap_or(HeaderValue::from_static(REQUEST_HEADERS));
+        HttpResponse::NoContent()
+            .insert_header((header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"))
+            .insert_header((header::ACCESS_CONTROL_ALLOW_METHODS, METHODS))
+            .insert_header((header::ACCESS_CONTROL_ALLOW_HEADERS, allowed))
+            .insert_header((header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_KEPT_SECONDS))
+            .insert_header((header::VARY, "Access-Control-Request-Headers"))
+            .finish()
+    })
+}
+
+/// An origin that `caller` may call from, to be told to the browser. `None` without one.
+pub fn judge(headers: &HeaderMap, caller: &Caller) -> Result<Option<HeaderValue>> {
+    let Some(sent) = headers.get(header::ORIGIN) else {
+        return Ok(None);
+    };
+    let origin = sent
+        .to_str()
+        .ok()
+        .and_then(|text| text.parse::<Origin>().ok());
+    let known = origin.as_ref().is_some_and(|origin| {
+        // Our own pages call the host they came from.
+        let host = headers
+            .get(header::HOST)
+            .and_then(|host| host.to_str().ok());
+        host == Some(origin.authority()) || caller.allows_origin(origin)
+    });
+    if known {
+        Ok(Some(sent.clone()))
+    } else {
+        let detail = "the tenant has not allowed calls from this origin";
+        Err(Error::new(Code::OriginNotAllowed, detail))
+    }
+}
+
+/// Lets the page at `origin` read the answer.
+pub fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(
+        header::ACCESS_CONTROL_EXPOSE_HEADERS,
+        HeaderValue::from_static(EXPOSED),
+    );
+    headers.append(header::VARY, HeaderValue::from_static("Origin"));
+}
