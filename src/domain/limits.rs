@@ -63,21 +63,23 @@ macro_rules! limits {
     };
 }
 
+// Defaults keep a runaway client from taking a node, and let a busy tenant work: an operator who sells
+// less sets less.
 limits! {
     /// API requests of the whole tenant.
-    requests_per_minute, 6_000, 1, 10_000_000;
+    requests_per_minute, 1_200_000, 1, 10_000_000;
     /// API requests of one key.
-    requests_per_minute_per_key, 3_000, 1, 10_000_000;
+    requests_per_minute_per_key, 1_200_000, 1, 10_000_000;
     /// API requests for one acting person.
-    requests_per_minute_per_person, 600, 1, 1_000_000;
+    requests_per_minute_per_person, 60_000, 1, 1_000_000;
     /// Tokens of models, in and out.
-    tokens_per_minute, 2_000_000, 1, 1_000_000_000;
+    tokens_per_minute, 100_000_000, 1, 1_000_000_000;
     /// Turns that run at one time.
-    concurrent_turns, 100, 1, 100_000;
+    concurrent_turns, 1_000, 1, 100_000;
     /// Event streams and long polls that are open at one time.
-    open_streams, 1_000, 1, 1_000_000;
+    open_streams, 10_000, 1, 1_000_000;
     /// Identities seen for the first time; 0 admits nobody new.
-    new_identities_per_hour, 10_000, 0, 10_000_000;
+    new_identities_per_hour, 1_000_000, 0, 10_000_000;
 }
 
 #[cfg(test)]
