@@ -19,10 +19,6 @@ use crate::store;
 /// Exactly one of `secret` (with HS256), `jwks` and `jwks_url` (with the others) is given.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({
-    "issuer": "https://id.example", "platform": "web",
-    "algorithm": "HS256", "secret": "an example of thirty-two bytes or more",
-}))]
 pub struct PutIssuerRequest {
     /// The `iss` of its tokens.
     #[schema(min_length = 1, max_length = 512)]
