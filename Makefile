@@ -1,7 +1,7 @@
 # Thin on purpose: every recipe is what you would type yourself.
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test openapi bench-idle bench-limits
+.PHONY: help dev test fuzz fuzz-short openapi bench-idle bench-limits
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -15,6 +15,15 @@ test: ## Check everything that CI checks
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
 	cargo test --lib --test it
+	$(MAKE) --no-print-directory fuzz-short
+
+fuzz: ## Hold the API to its document with 10,000 random requests (FUZZ_CASES=…, FUZZ_SEED=…)
+	@scripts/install-missing --python
+	scripts/fuzz
+
+fuzz-short: ## The same with 500, as `make test` does
+	@scripts/install-missing --python
+	FUZZ_CASES=500 scripts/fuzz
 
 openapi: ## Write openapi/openapi.json anew, after a change to the API
 	mkdir -p openapi

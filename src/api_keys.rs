@@ -11,6 +11,8 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::ApiKeyId;
 use crate::store::{TenantTx, api_keys, issuers, tenants};
 
+const MAX_PLATFORMS: usize = 100;
+
 pub struct CreatedKey {
     pub key: ApiKey,
     /// Shown once; only its digest is kept.
@@ -109,6 +111,10 @@ fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
             "/platforms",
             "only a bridge key has platforms",
         ));
+    }
+    if new.platforms.len() > MAX_PLATFORMS {
+        let detail = format!("a key has at most {MAX_PLATFORMS} platforms");
+        errors.push(FieldError::new("/platforms", detail));
     }
     if new.expires_at.is_some_and(|at| at <= now) {
         errors.push(FieldError::new("/expires_at", "must lie in the future"));

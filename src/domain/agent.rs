@@ -2,11 +2,15 @@
 //! stored as the tenant wrote it, with the defaults filled in.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::domain::platform::PlatformScope;
+
 /// Used where no agent is named; every tenant has it.
 pub const DEFAULT_AGENT: &str = "main";
+const MAX_TOOL_CHARS: usize = 200;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -38,9 +42,11 @@ pub struct AgentSpec {
     pub compression: Compression,
     /// The tools offered on each platform; `no_mcp` turns MCP tools off.
     #[serde(default)]
-    pub toolsets: BTreeMap<String, Vec<String>>,
+    #[schema(value_type = BTreeMap<PlatformScope, Vec<ToolName>>)]
+    pub toolsets: BTreeMap<String, Vec<ToolName>>,
     /// Where a handoff to a platform goes when the person has no place of their own there.
     #[serde(default)]
+    #[schema(value_type = BTreeMap<PlatformScope, HomeChannel>)]
     pub home_channels: BTreeMap<String, HomeChannel>,
     #[serde(default)]
     pub on_busy: OnBusy,
@@ -63,7 +69,7 @@ pub struct Upstream {
     pub model: Option<String>,
     /// Goes in and never comes out: null drops the stored one, leaving it out keeps it while the
     /// address stays the same.
-    #[serde(default, skip_serializing)]
+    #[serde(default, skip_serializing_if = "KeyChange::never_comes_out")]
     #[schema(value_type = Option<String>, write_only, min_length = 1, max_length = 4096)]
     pub api_key: KeyChange,
     /// Sends `X-Hermes-Session-Key` upstream, so that a memory provider there is scoped by it.
@@ -99,12 +105,46 @@ impl std::fmt::Debug for KeyChange {
     }
 }
 
+impl KeyChange {
+    /// Not `skip_serializing`, which would leave it out of the documented request too.
+    fn never_comes_out(&self) -> bool {
+        true
+    }
+}
+
+impl Serialize for KeyChange {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_none()
+    }
+}
+
 impl<'de> Deserialize<'de> for KeyChange {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match Option::<String>::deserialize(deserializer)? {
             Some(key) => Self::Set(key),
             None => Self::Drop,
         })
+    }
+}
+
+/// A tool as an agent's toolsets name it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ToolName(String);
+
+wire_text!(ToolName, r"^[^\u0000]+$", 1, MAX_TOOL_CHARS);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a tool's name has 1 to {MAX_TOOL_CHARS} characters")]
+pub struct InvalidToolName;
+
+impl FromStr for ToolName {
+    type Err = InvalidToolName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidToolName> {
+        match (1..=MAX_TOOL_CHARS).contains(&text.chars().count()) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(InvalidToolName),
+        }
     }
 }
 
@@ -163,6 +203,7 @@ pub struct ResetPolicy {
     /// The hour of `daily`, in the user's time zone.
     #[schema(minimum = 0, maximum = 23)]
     pub at_hour: u32,
+    #[schema(value_type = BTreeMap<PlatformScope, ResetRule>)]
     pub by_platform: BTreeMap<String, ResetRule>,
     pub by_chat_type: BTreeMap<ChatType, ResetRule>,
 }

@@ -45,11 +45,6 @@ impl AgentSpec {
             errors.reset(&pointer, rule.idle_minutes, rule.at_hour);
         }
         errors.platforms("/toolsets", self.toolsets.keys());
-        for (platform, tools) in &self.toolsets {
-            for (place, tool) in tools.iter().enumerate() {
-                errors.text(&format!("/toolsets/{platform}/{place}"), tool, 1, 200);
-            }
-        }
         errors.platforms("/home_channels", self.home_channels.keys());
         for (platform, channel) in &self.home_channels {
             errors.text(
@@ -225,7 +220,6 @@ mod tests {
                 "/compression/threshold",
             ),
             (json!({"toolsets": {"DM": []}}), "/toolsets"),
-            (json!({"toolsets": {"irc": [""]}}), "/toolsets/irc/0"),
             (
                 json!({"home_channels": {"irc": {"id": ""}}}),
                 "/home_channels/irc/id",

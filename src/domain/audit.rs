@@ -1,6 +1,8 @@
 //! The audit of a tenant: what an entry may say, and the bytes its place in the chain is computed from.
 //! An entry holds ids and words of our own; the types leave no way in for a text that a person wrote.
 
+use std::str::FromStr;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -10,6 +12,8 @@ use crate::ids::{Id, TenantId};
 
 /// What an entry of the chain hashes to; the next one names it.
 pub type Hash = [u8; MAC_LEN];
+
+const MAX_ACTOR: usize = 100;
 
 /// What the first entry of a chain names as the hash before it.
 pub const BEGINNING: Hash = [0; MAC_LEN];
@@ -58,6 +62,35 @@ actions! {
     IssuerDelete, "issuer.delete";
     AgentPut, "agent.put";
     AgentDelete, "agent.delete";
+}
+
+/// A principal that a question about the audit names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ActorName(String);
+
+wire_text!(ActorName, "^[!-~]+$", 1, MAX_ACTOR);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an actor is 1 to {MAX_ACTOR} visible ASCII characters")]
+pub struct InvalidActorName;
+
+impl ActorName {
+    pub fn into_text(self) -> String {
+        self.0
+    }
+}
+
+impl FromStr for ActorName {
+    type Err = InvalidActorName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidActorName> {
+        let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
+        if visible && (1..=MAX_ACTOR).contains(&text.len()) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(InvalidActorName)
+        }
+    }
 }
 
 /// One thing that somebody did, before it has its place in the chain.

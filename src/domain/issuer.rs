@@ -12,6 +12,7 @@ use crate::error::FieldError;
 
 /// A shorter secret can be guessed from one token.
 pub const MIN_SECRET_BYTES: usize = 32;
+const MAX_SECRET_CHARS: usize = 4096;
 /// 2048 bits, in base64url characters.
 const MIN_MODULUS_CHARS: usize = 341;
 pub const MAX_KEYS: usize = 100;
@@ -145,6 +146,13 @@ impl KeyChoice<'_> {
             .is_some_and(|secret| secret.len() < MIN_SECRET_BYTES)
         {
             let detail = format!("must have {MIN_SECRET_BYTES} bytes or more");
+            errors.push(FieldError::new("/secret", detail));
+        }
+        if self
+            .secret
+            .is_some_and(|secret| secret.chars().count() > MAX_SECRET_CHARS)
+        {
+            let detail = format!("must have {MAX_SECRET_CHARS} characters or fewer");
             errors.push(FieldError::new("/secret", detail));
         }
         if let Some(document) = self.jwks {

@@ -12,5 +12,6 @@ pub mod paging;
 pub mod platform;
 pub mod resource_name;
 pub mod tenant;
+pub mod timestamp;
 pub mod usage;
 pub mod user;

@@ -35,8 +35,13 @@ impl FromStr for Origin {
         let url = Url::parse(text).map_err(|_| InvalidOrigin)?;
         let web = matches!(url.scheme(), "http" | "https");
         // Only an origin is its own origin: no path, user, default port or capital letter is left.
-        if web && text.len() <= MAX_CHARS && url.origin().ascii_serialization() == text {
-            Ok(Self(text.to_owned()))
+        let is_origin = text.len() <= MAX_CHARS && url.origin().ascii_serialization() == text;
+        let origin = Self(text.to_owned());
+        // The parser takes more in a host, `*` among it, which would look like a wildcard.
+        let plain =
+            |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'.' | b':' | b'[' | b']' | b'-');
+        if web && is_origin && origin.authority().bytes().all(plain) {
+            Ok(origin)
         } else {
             Err(InvalidOrigin)
         }
@@ -61,6 +66,7 @@ mod tests {
             "*",
             "null",
             "app.example",
+            "https://*.example",
             "https://app.example/",
             "https://app.example/x",
             "https://APP.example",

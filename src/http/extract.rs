@@ -14,6 +14,7 @@ use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::objects::Objects;
 use crate::crypto;
 use crate::domain::resource_name::{InvalidResourceName, ResourceName};
 use crate::error::{Code, Error, FieldError, Result};
@@ -105,7 +106,7 @@ fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<JsonBody<T>> {
     let hash = crypto::sha256(&serde_json::to_vec(&whole).map_err(Error::internal)?);
     // From the text and not from `whole`, where a member given twice is no longer seen.
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+    let value = serde_path_to_error::deserialize(Objects(&mut deserializer)).map_err(|error| {
         let pointer = pointer(error.path());
         let detail = without_place(&error.into_inner().to_string());
         Error::fields(Code::InvalidRequest, vec![FieldError::new(pointer, detail)])
@@ -254,6 +255,14 @@ mod tests {
         name: String,
         #[serde(default)]
         items: Vec<u8>,
+        #[serde(default)]
+        inner: Vec<Option<Inner>>,
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(default)]
+    struct Inner {
+        a: u8,
     }
 
     fn check(body: &[u8], code: Code, pointer: &str) {
@@ -283,6 +292,12 @@ mod tests {
             br#"{"name": "a", "items": [1, -1]}"#,
             Code::InvalidRequest,
             "/items/1",
+        );
+        check(br#"["a", [1], []]"#, Code::InvalidRequest, "");
+        check(
+            br#"{"name": "a", "inner": [null, {}, {"a": 1}, []]}"#,
+            Code::InvalidRequest,
+            "/inner/3",
         );
         check(br#"{"name": "a\u0000b"}"#, Code::InvalidValue, "/name");
         check(

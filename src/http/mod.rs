@@ -20,6 +20,7 @@ mod extract;
 mod fallback;
 mod health;
 mod limits;
+mod objects;
 pub mod openapi;
 mod paging;
 mod problem;

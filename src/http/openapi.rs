@@ -55,12 +55,25 @@ pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
                             The tenant is the one whose id is in `aud`, or the one in the header `X-Throughline-Tenant`.",
         },
     });
+    refuse_nul(&mut document);
     for (_, item) in members(&mut document["paths"]) {
         for (method, operation) in members(item) {
             share(&method, operation);
         }
     }
     Ok(document)
+}
+
+/// Says of each text that a client may give what `extract` holds them all to.
+fn refuse_nul(schema: &mut Value) {
+    if schema.get("maxLength").is_some() && schema.get("pattern").is_none() {
+        schema["pattern"] = json!(r"^[^\u0000]*$");
+    }
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(refuse_nul),
+        Value::Object(members) => members.values_mut().for_each(refuse_nul),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
 }
 
 /// Adds the headers and refusals that an operation has by being what it is.

@@ -139,6 +139,11 @@ async fn what_is_wrong_with_an_agent_is_pointed_at() {
             "/upstream/color",
         ),
         (
+            json!({"upstream": {"kind": "demo"}, "toolsets": {"irc": [""]}}),
+            400,
+            "/toolsets/irc/0",
+        ),
+        (
             json!({"upstream": {"kind": "demo"}, "reset": {"mode": "never"}}),
             400,
             "/reset/mode",

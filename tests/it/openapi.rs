@@ -1,5 +1,7 @@
 //! The OpenAPI document: committed, served, readable without another host.
 
+use serde_json::Value;
+
 use crate::support::cluster::project;
 use crate::support::{Reply, World};
 use throughline::http;
@@ -40,6 +42,61 @@ fn every_reference_in_it_leads_somewhere() {
         let pointer = &part[..part.find('"').unwrap()];
         assert!(document.pointer(pointer).is_some(), "{pointer} is missing");
     }
+}
+
+/// Every schema below `schema`, through references, with where it is.
+fn schemas<'a>(document: &'a Value, schema: &'a Value, place: &str) -> Vec<(String, &'a Value)> {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let target = document.pointer(&reference[1..]).unwrap();
+        return schemas(document, target, place);
+    }
+    let mut found = vec![(place.to_owned(), schema)];
+    let children = |member: &str| schema[member].as_object().into_iter().flatten();
+    for (name, child) in children("properties") {
+        found.extend(schemas(document, child, &format!("{place}/{name}")));
+    }
+    for member in ["items", "additionalProperties", "propertyNames"] {
+        if schema[member].is_object() {
+            let place = format!("{place}/{member}");
+            found.extend(schemas(document, &schema[member], &place));
+        }
+    }
+    for member in ["oneOf", "anyOf", "allOf"] {
+        for child in schema[member].as_array().into_iter().flatten() {
+            found.extend(schemas(document, child, place));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_text_a_request_may_hold_has_its_rule_in_the_document() {
+    let document = http::document().unwrap();
+    let mut texts = 0;
+    for item in document["paths"].as_object().unwrap().values() {
+        for operation in item.as_object().unwrap().values() {
+            let name = operation["operationId"].as_str().unwrap();
+            let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+            let mut found = schemas(&document, body, name);
+            for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                let place = format!("{name}?{}", parameter["name"].as_str().unwrap());
+                found.extend(schemas(&document, &parameter["schema"], &place));
+            }
+            for (place, schema) in found {
+                let kind = &schema["type"];
+                let is_text = kind == "string"
+                    || kind
+                        .as_array()
+                        .is_some_and(|all| all.contains(&"string".into()));
+                let has_rule = ["pattern", "maxLength", "enum", "const", "format"]
+                    .iter()
+                    .any(|rule| schema.get(rule).is_some());
+                assert!(!is_text || has_rule, "{place} may hold any text");
+                texts += usize::from(is_text);
+            }
+        }
+    }
+    assert!(texts >= 30, "the walk saw only {texts} texts");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,6 +3,9 @@
 use actix_web::{HttpResponse, delete, get, put, web};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use crate::agents;
 use crate::app::App;
@@ -15,11 +18,18 @@ use crate::http::paging::ListResponse;
 use crate::store;
 use crate::store::agents::AgentRow;
 
-#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[derive(Debug, Serialize)]
 pub struct AgentResponse {
-    pub name: String,
     #[serde(flatten)]
     pub spec: AgentSpec,
+    #[serde(flatten)]
+    pub record: AgentRecord,
+}
+
+/// What an answer says of an agent besides its document.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct AgentRecord {
+    pub name: String,
     /// Whether a key for the upstream is stored.
     pub has_api_key: bool,
     pub created_at: DateTime<Utc>,
@@ -29,12 +39,36 @@ pub struct AgentResponse {
 impl From<AgentRow> for AgentResponse {
     fn from(row: AgentRow) -> Self {
         Self {
-            name: row.name,
             spec: row.spec,
-            has_api_key: row.api_key_enc.is_some(),
-            created_at: row.created_at,
-            updated_at: row.updated_at,
+            record: AgentRecord {
+                name: row.name,
+                has_api_key: row.api_key_enc.is_some(),
+                created_at: row.created_at,
+                updated_at: row.updated_at,
+            },
         }
+    }
+}
+
+/// By hand: the derive would refer to `AgentSpec`, which refuses the members of the record.
+impl PartialSchema for AgentResponse {
+    fn schema() -> RefOr<Schema> {
+        let mut whole = ObjectBuilder::new();
+        for part in [AgentSpec::schema(), AgentRecord::schema()] {
+            if let RefOr::T(Schema::Object(part)) = part {
+                for (name, member) in part.properties {
+                    whole = whole.property(&name, member).required(name);
+                }
+            }
+        }
+        whole.into()
+    }
+}
+
+impl ToSchema for AgentResponse {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        AgentSpec::schemas(schemas);
+        AgentRecord::schemas(schemas);
     }
 }
 

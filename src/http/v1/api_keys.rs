@@ -10,6 +10,7 @@ use crate::app::App;
 use crate::domain::api_key::{ApiKey, NewApiKey, Scope};
 use crate::domain::display_name::DisplayName;
 use crate::domain::platform::PlatformScope;
+use crate::domain::timestamp;
 use crate::error::Result;
 use crate::http::callers::{Admin, Reader};
 use crate::http::extract::{JsonBody, PathId, Query};
@@ -29,6 +30,7 @@ pub struct CreateApiKeyRequest {
     #[serde(default)]
     #[schema(max_items = 100)]
     pub platforms: Vec<PlatformScope>,
+    #[serde(default, deserialize_with = "timestamp::optional")]
     pub expires_at: Option<DateTime<Utc>>,
 }
 
@@ -78,6 +80,7 @@ impl From<ApiKey> for ApiKeyResponse {
 pub struct ListApiKeysParams {
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     cursor: Option<String>,
 }
 

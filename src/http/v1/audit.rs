@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::domain::audit::{Action, AuditEntry, BEGINNING};
+use crate::domain::audit::{Action, ActorName, AuditEntry, BEGINNING};
 use crate::error::Result;
 use crate::http::callers::Admin;
 use crate::http::extract::Query;
@@ -65,12 +65,14 @@ pub struct AuditHeadResponse {
 pub struct ListAuditParams {
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     cursor: Option<String>,
     /// Only entries that tell of this.
     #[param(inline)]
     action: Option<Action>,
     /// Only entries of this actor.
-    actor: Option<String>,
+    #[param(inline)]
+    actor: Option<ActorName>,
 }
 
 /// What was done in the tenant, newest first: ids, and no text that a person wrote.
@@ -93,7 +95,7 @@ pub async fn list_audit(
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let filter = Filter {
         action: params.action,
-        actor: params.actor,
+        actor: params.actor.map(ActorName::into_text),
     };
     let mut tx = caller.begin(&app.db).await?;
     let page = store::audit::list(&mut tx, &filter, &request).await?;

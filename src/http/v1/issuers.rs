@@ -27,10 +27,15 @@ pub struct PutIssuerRequest {
     #[schema(min_length = 1, max_length = 512)]
     pub audience: Option<String>,
     /// A token's `sub` is the identity `platform:sub`. One issuer or bridge keys vouch for a platform.
+    #[schema(
+        value_type = String,
+        max_length = 32,
+        pattern = "^(?!(dm|group|channel|thread|user|main)$)[a-z][a-z0-9_-]{0,31}$"
+    )]
     pub platform: PlatformScope,
     pub algorithm: TokenAlgorithm,
-    /// 32 bytes or more; never returned.
-    #[schema(min_length = 32, max_length = 4096)]
+    /// 32 bytes or more, which may be as few as 8 characters; never returned.
+    #[schema(min_length = 8, max_length = 4096)]
     pub secret: Option<String>,
     #[schema(value_type = Option<Object>)]
     pub jwks: Option<Value>,

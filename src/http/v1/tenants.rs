@@ -60,6 +60,7 @@ impl From<Tenant> for TenantResponse {
 pub struct ListTenantsParams {
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     cursor: Option<String>,
 }
 

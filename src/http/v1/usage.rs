@@ -5,6 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::app::App;
+use crate::domain::timestamp;
 use crate::domain::usage::{UsageGroup, hour_of};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::callers::Reader;
@@ -54,8 +55,10 @@ impl From<UsageRow> for UsageResponse {
 #[into_params(parameter_in = Query)]
 pub struct GetUsageParams {
     /// The hour of this time is the first; unless told, the one a day before `to`.
+    #[serde(default, deserialize_with = "timestamp::optional")]
     from: Option<DateTime<Utc>>,
     /// Hours that begin before this time are covered; unless told, until now. At most 31 days.
+    #[serde(default, deserialize_with = "timestamp::optional")]
     to: Option<DateTime<Utc>>,
     /// By what rows are told apart, parted by commas: `hour`, `source`, `agent`, `model`, `user_id`.
     /// Unless told, by all of them.
@@ -65,6 +68,7 @@ pub struct GetUsageParams {
     group_by: Option<String>,
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     cursor: Option<String>,
 }
 
