@@ -5,14 +5,15 @@
 //!
 //! - `server`, `dev`: start listeners and background loops; start everything for a developer
 //! - `http`, `jobs`: the surfaces: requests and background work
-//! - `tenants`, `api_keys`, `audit`, `idempotency`: use cases, one room each
+//! - `tenants`, `api_keys`, `issuers`, `agents`, `audit`, `idempotency`: use cases, one room each
 //! - `app`: what they all work with
-//! - `limits`, `usage`: how much a tenant may use, and has used
+//! - `usage`: how much a tenant has used
 //! - `auth`: who calls; a caller is what opens a tenant's transaction
+//! - `limits`: how much a tenant may use
 //! - `store`, `redis`: the only rooms with SQL and with Redis
 //! - `upstream`: the only way out to a URL that a tenant gives
 //! - `domain`: types and rules, without IO
-//! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`: the ground
+//! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`, `wire_text`: the ground
 
 #[macro_use]
 mod wire_text;
@@ -31,9 +32,10 @@ pub mod redis;
 pub mod store;
 pub mod upstream;
 
+pub mod limits;
+
 pub mod auth;
 
-pub mod limits;
 pub mod usage;
 
 pub mod app;
