@@ -20,6 +20,7 @@ mod cors;
 mod dev_command;
 mod idempotency;
 mod jobs;
+mod key_sets;
 mod limits;
 mod model_script;
 mod openapi;
