@@ -33,6 +33,5 @@ create table identities (
   constraint identities_user_fkey foreign key (tenant_id, user_id) references users (tenant_id, id)
 );
 create index identities_of_user on identities (tenant_id, user_id);
-create index identities_by_age on identities (tenant_id, created_at);
 select install_tenant_policy('identities');
 grant select, insert, update, delete on identities to throughline_service;

@@ -79,14 +79,17 @@ fn refuse_nul(schema: &mut Value) {
 /// Adds the headers and refusals that an operation has by being what it is.
 fn share(method: &str, operation: &mut Value) {
     let public = operation["security"] == json!([{}]);
-    let limited = operation["security"]
-        .as_array()
-        .is_some_and(|rules| rules.iter().any(|rule| rule.get("api_key").is_some()));
+    // The operator alone has no limits.
+    let limited = operation["security"].as_array().is_some_and(|rules| {
+        let has_limits = |rule: &Value| {
+            ["api_key", "user_token"]
+                .iter()
+                .any(|s| rule.get(s).is_some())
+        };
+        rules.iter().any(has_limits)
+    });
     let has_body = operation.get("requestBody").is_some();
     let creates = method == "post" && has_body;
-    let names_something = operation["parameters"]
-        .as_array()
-        .is_some_and(|parameters| parameters.iter().any(|p| p["in"] == "path"));
     let mut refusals = vec![
         (400, "The request does not have the documented shape"),
         (414, "The address is too long"),
@@ -97,12 +100,10 @@ fn share(method: &str, operation: &mut Value) {
     if !public {
         refusals.push((401, "The credential is missing or not valid"));
         refusals.push((403, "The credential lacks the right to do this"));
-    }
-    if limited {
-        refusals.push((429, "There were too many requests"));
-    }
-    if names_something {
+        // Also where nothing is named: what is not a person's own is not there for their token.
         refusals.push((404, "There is no such thing, or it is not yours"));
+        // Also for the operator's: a key is counted before it is refused.
+        refusals.push((429, "There were too many requests"));
     }
     if has_body {
         refusals.push((408, "The body did not arrive in time"));

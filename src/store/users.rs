@@ -86,17 +86,3 @@ pub async fn insert_identity(
     .await?;
     Ok(made.map(|(id, user_id)| KnownIdentity { id, user_id }))
 }
-
-/// How many identities were first seen since `since`.
-pub async fn count_identities_since(tx: &mut TenantTx, since: DateTime<Utc>) -> Result<i64> {
-    Ok(sqlx::query_scalar(
-        "select count(*)
-           from identities
-          where tenant_id = $1
-            and created_at > $2",
-    )
-    .bind(tx.tenant_id())
-    .bind(since)
-    .fetch_one(tx.connection())
-    .await?)
-}

@@ -125,3 +125,24 @@ async fn the_document_and_its_reader_are_served_from_the_binary() {
     );
     get("/docs/nothing").await.expect_problem(404, "not_found");
 }
+
+#[test]
+fn every_operation_that_wants_a_credential_documents_how_it_refuses_one() {
+    let document = http::document().unwrap();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            if operation["security"] == serde_json::json!([{}]) {
+                continue;
+            }
+            for status in ["401", "403", "404", "429"] {
+                assert!(
+                    operation["responses"][status].is_object(),
+                    "{method} {path} lacks {status}"
+                );
+            }
+            let operators = operation["security"][0].get("operator_key").is_some();
+            let told = operation["responses"]["429"]["headers"]["RateLimit"].is_object();
+            assert_eq!(told, !operators, "{method} {path}");
+        }
+    }
+}
