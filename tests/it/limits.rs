@@ -40,16 +40,8 @@ async fn patient_world(count: usize, redis_url: &str) -> World {
 async fn limited_tenant(world: &World, limits: Value) -> Tenant {
     let tenant = world.tenant("limited").await;
     put_limits(world, &tenant, limits).await.expect(200);
-    start_window(world);
+    world.start_window(MINUTE);
     tenant
-}
-
-/// Moves the clock to the beginning of the next minute.
-fn start_window(world: &World) {
-    let into = world.clock.now().timestamp_millis().rem_euclid(60_000) as u64;
-    world
-        .clock
-        .advance(MINUTE - Duration::from_millis(into) + Duration::from_millis(10));
 }
 
 /// Sends `count` requests with one key, some at a time, in turn to all nodes; answers the statuses.
@@ -136,13 +128,13 @@ async fn a_key_has_a_limit_of_its_own_and_what_it_refuses_costs_the_tenant_nothi
     let tenant = world.tenant("limited").await;
     let (_, second) = world.api_key(&tenant, "read").await;
     put_limits(&world, &tenant, limits).await.expect(200);
-    start_window(&world);
+    world.start_window(MINUTE);
     eventually("the limit applies", Duration::from_secs(2), async || {
         let reply = world.get(&tenant.key, "/v1/tenant").await;
         reply.header("ratelimit-policy") == "\"key\";q=5;w=60"
     })
     .await;
-    start_window(&world);
+    world.start_window(MINUTE);
     assert_eq!(accepted(&hammer(&world, &tenant.key, 50).await), 5);
     let refused = world.get(&tenant.key, "/v1/tenant").await;
     assert!(refused.header("ratelimit").starts_with("\"key\";r=0"));
@@ -155,7 +147,7 @@ async fn two_nodes_together_admit_exactly_the_limit() {
     let tenant = limited_tenant(&world, json!({"requests_per_minute": 300})).await;
     let taken = accepted(&hammer(&world, &tenant.key, 500).await);
     assert_eq!(taken, 300);
-    start_window(&world);
+    world.start_window(MINUTE);
     assert!(accepted(&hammer(&world, &tenant.key, 50).await) == 50);
 }
 
@@ -205,7 +197,7 @@ async fn without_redis_each_node_keeps_its_share_and_answers_promptly() {
     assert!(world.nodes.iter().all(|n| n.app.limits.live_nodes() == 2));
     assert_eq!(accepted(&hammer(&world, &tenant.key, 100).await), 40);
     redis.guarded.stop();
-    start_window(&world);
+    world.start_window(MINUTE);
     let began = Instant::now();
     let mut taken = 0;
     for _ in 0..60 {
@@ -285,7 +277,7 @@ async fn an_operator_changes_limits_and_they_apply_within_two_seconds() {
         reply.header("ratelimit-policy") == "\"key\";q=7;w=60"
     })
     .await;
-    start_window(&world);
+    world.start_window(MINUTE);
     let shown = world.get_on(1, &tenant.key, "/v1/tenant").await.expect(200);
     assert_eq!(shown["limits"], effective);
     // What is left out has its default again.

@@ -434,6 +434,9 @@ async fn a_person_and_new_people_have_limits_of_their_own() {
     let path = format!("/v1/operator/tenants/{}/limits", tenant.id);
     let limits = json!({"requests_per_minute_per_person": 3, "new_identities_per_hour": 2});
     world.put(OPERATOR_KEY, &path, limits).await.expect(200);
+    // An hour begins with a minute: no window ends below.
+    world.start_window(Duration::from_secs(3600));
+    world.app().limits.set_patience(10_000);
     let token = |name: &str| {
         hs256(
             &with(claims(&world, &tenant), json!({ "sub": name })),

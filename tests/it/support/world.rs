@@ -1,5 +1,7 @@
 //! A world for one test: a database of its own, one or more nodes on it, and a clock they share.
 
+use std::time::Duration;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
@@ -146,6 +148,14 @@ impl World {
             .expect(201);
         let text = |member: &str| made[member].as_str().unwrap().to_owned();
         (text("id"), text("key"))
+    }
+
+    /// Moves the clock to the beginning of the next window of `length`, so that none ends within a test.
+    pub fn start_window(&self, length: Duration) {
+        let length_ms = length.as_millis() as i64;
+        let into = self.clock.now().timestamp_millis().rem_euclid(length_ms);
+        self.clock
+            .advance(Duration::from_millis((length_ms - into + 10) as u64));
     }
 
     /// Past every policy: to prepare what the API would not, and to see what it does not show.
