@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::{KeyVerifier, OperatorKeys, TokenVerifier, Verifiers};
+use crate::auth::{KeyVerifier, OperatorKeys, People, TokenVerifier, Verifiers};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
@@ -48,6 +48,7 @@ impl App {
         let redis = Redis::new(&config.redis_url)?;
         let db = Db::connect(&config.database_url, config.database_pool).await?;
         let limits = Limiter::new(redis.clone(), clock.clone());
+        let people = People::new(db.clone(), clock.clone(), limits.clone());
         let verifiers = Verifiers {
             operators: OperatorKeys::new(&config.operator_keys),
             keys: KeyVerifier::new(db.clone(), clock.clone()),
@@ -56,8 +57,9 @@ impl App {
                 clock.clone(),
                 keyring.clone(),
                 upstream.clone(),
-                limits.clone(),
+                people.clone(),
             ),
+            people,
         };
         Ok(Self {
             inner: Arc::new(Inner {

@@ -60,6 +60,8 @@ error_codes! {
     UnknownKeyId, "unknown_key_id", 401, Useless, "The token is signed with a key that is not known";
     TenantAmbiguous, "tenant_ambiguous", 401, Useless, "The token does not say for which one tenant it is";
     MissingScope, "missing_scope", 403, Useless, "The credential lacks the right to do this";
+    IdentityRequired, "identity_required", 403, Useless, "A bridge must say for whom it calls";
+    PlatformNotAllowed, "platform_not_allowed", 403, Useless, "The key does not vouch for this platform";
     TenantSuspended, "tenant_suspended", 403, Useless, "The tenant is suspended";
     OriginNotAllowed, "origin_not_allowed", 403, Useless, "The tenant has not allowed calls from this origin";
     NotFound, "not_found", 404, Useless, "There is no such thing";

@@ -16,9 +16,11 @@ use crate::store::{Db, TenantTx};
 
 mod api_keys;
 mod key_sets;
+mod people;
 mod tokens;
 
 pub use api_keys::KeyVerifier;
+pub use people::People;
 pub use tokens::{TokenVerifier, secret_context};
 
 /// Whoever a credential was believed to be.
@@ -51,6 +53,7 @@ pub struct UserCaller {
     tenant_id: TenantId,
     user_id: UserId,
     identity_id: IdentityId,
+    platform: PlatformScope,
     terms: TenantTerms,
 }
 
@@ -88,6 +91,10 @@ impl Caller {
 impl KeyCaller {
     pub fn tenant_id(&self) -> TenantId {
         self.tenant_id
+    }
+
+    pub fn scopes(&self) -> &[Scope] {
+        &self.scopes
     }
 
     pub fn has_scope(&self, scope: Scope) -> bool {
@@ -130,6 +137,15 @@ impl UserCaller {
 
     pub fn user_id(&self) -> UserId {
         self.user_id
+    }
+
+    pub fn identity_id(&self) -> IdentityId {
+        self.identity_id
+    }
+
+    /// Of the account that the token proves.
+    pub fn platform(&self) -> &PlatformScope {
+        &self.platform
     }
 
     pub fn principal(&self) -> String {
@@ -200,11 +216,12 @@ impl OperatorKeys {
     }
 }
 
-/// What believes credentials.
+/// What believes credentials, and makes the people they vouch for.
 pub struct Verifiers {
     pub operators: OperatorKeys,
     pub keys: KeyVerifier,
     pub tokens: TokenVerifier,
+    pub people: People,
 }
 
 /// What a request says about who sends it.

@@ -14,20 +14,20 @@ use serde::de::DeserializeOwned;
 
 use super::UserCaller;
 use super::key_sets::{KeySets, matching};
+use super::people::People;
 use crate::clock::Clock;
 use crate::crypto::Keyring;
+use crate::domain::identity::IdentityName;
 use crate::domain::issuer::{Issuer, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm, verifying_keys};
-use crate::domain::limits::Limits;
-use crate::domain::user::{Account, KnownIdentity};
+use crate::domain::platform::PlatformScope;
+use crate::domain::user::Account;
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
-use crate::limits::{Bucket, Demand, Limiter};
+use crate::store::Db;
 use crate::store::issuers::{self, FoundIssuers};
-use crate::store::{Db, users};
 use crate::upstream::GuardedClient;
 
 const MAX_TOKEN_BYTES: usize = 8 * 1024;
-const MAX_SUBJECT_CHARS: usize = 256;
 /// Clocks of issuers differ a little.
 const LEEWAY: TimeDelta = TimeDelta::seconds(30);
 const LONGEST_LIFE: TimeDelta = TimeDelta::hours(24);
@@ -88,7 +88,7 @@ pub struct TokenVerifier {
     clock: Clock,
     keyring: Arc<Keyring>,
     key_sets: KeySets,
-    limiter: Limiter,
+    people: People,
     issuers: Cache<(TenantId, String), Answer>,
 }
 
@@ -108,7 +108,7 @@ impl TokenVerifier {
         clock: Clock,
         keyring: Arc<Keyring>,
         client: GuardedClient,
-        limiter: Limiter,
+        people: People,
     ) -> Self {
         let issuers = Cache::builder()
             .max_capacity(REMEMBERED_ISSUERS)
@@ -119,7 +119,7 @@ impl TokenVerifier {
             db,
             clock,
             keyring,
-            limiter,
+            people,
             issuers,
         }
     }
@@ -148,23 +148,27 @@ impl TokenVerifier {
         self.check_signature(token, tenant_id, issuer, header.kid.as_deref())
             .await?;
         check_times(&claims, self.clock.now())?;
-        check_subject(&claims.sub)?;
+        let platform: PlatformScope = issuer.platform.parse().map_err(Error::internal)?;
+        let name = name_of(platform.clone(), claims.sub)?;
         let terms = found
             .terms
             .clone()
             .ok_or_else(|| invalid("the issuer has no tenant"))?;
         terms.check_state()?;
         let account = Account {
-            platform: issuer.platform.clone(),
-            scope: String::new(),
-            external_id: claims.sub,
+            name,
             issuer: Some(issuer.name.as_str().to_owned()),
         };
-        let identity = self.identity_of(tenant_id, &account, &terms.limits).await?;
+        // Present ownership, asked anew for every request.
+        let identity = self
+            .people
+            .contact(tenant_id, &account, &terms.limits)
+            .await?;
         Ok(UserCaller {
             tenant_id,
             user_id: identity.user_id,
             identity_id: identity.id,
+            platform,
             terms,
         })
     }
@@ -219,37 +223,6 @@ impl TokenVerifier {
             Error::new(Code::UnknownKeyId, detail)
         })?;
         check_with(token, issuer.algorithm, &key.key)
-    }
-
-    /// Present ownership, asked anew for every request.
-    async fn identity_of(
-        &self,
-        tenant_id: TenantId,
-        account: &Account,
-        limits: &Limits,
-    ) -> Result<KnownIdentity> {
-        let mut tx = self.db.begin_tenant(tenant_id).await?;
-        if let Some(known) = users::find_identity(&mut tx, account).await? {
-            return Ok(known);
-        }
-        // The limiter may wait for Redis: not while a connection is held.
-        drop(tx);
-        let demand = Demand::one(Bucket::NewIdentities, limits.new_identities_per_hour);
-        let admitted = self.limiter.take(tenant_id, &[demand]).await;
-        admitted.map_err(|refused| refused.refusal())?;
-        let mut tx = self.db.begin_tenant(tenant_id).await?;
-        let made = users::insert_identity(&mut tx, account, self.clock.now()).await?;
-        let identity = match made {
-            Some(made) => made,
-            // Someone else was first, and has committed: the insert waited for that.
-            None => users::find_identity(&mut tx, account)
-                .await?
-                .ok_or_else(|| {
-                    Error::internal(anyhow::anyhow!("an identity vanished at first contact"))
-                })?,
-        };
-        tx.commit().await?;
-        Ok(identity)
     }
 }
 
@@ -348,12 +321,7 @@ fn check_times(claims: &Claims, now: DateTime<Utc>) -> Result<()> {
     Ok(())
 }
 
-fn check_subject(sub: &str) -> Result<()> {
-    let long = sub.chars().count() > MAX_SUBJECT_CHARS;
-    if sub.is_empty() || long || sub.chars().any(char::is_control) {
-        return Err(invalid(
-            "sub must be 1 to 256 characters without control characters",
-        ));
-    }
-    Ok(())
+fn name_of(platform: PlatformScope, sub: String) -> Result<IdentityName> {
+    IdentityName::new(platform, sub)
+        .map_err(|_| invalid("sub must be 1 to 256 characters without control characters"))
 }

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 
+use crate::domain::identity::IdentityName;
 use crate::ids::{IdentityId, UserId};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,14 +13,19 @@ pub struct User {
     pub created_at: DateTime<Utc>,
 }
 
-/// An account on a platform, as whoever vouches for it names it. Scope '' is none.
+/// An account on a platform, as whoever vouches for it names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
-    pub platform: String,
-    pub scope: String,
-    pub external_id: String,
+    pub name: IdentityName,
     /// The issuer whose token proves it; `None` where a bridge vouches.
     pub issuer: Option<String>,
+}
+
+/// An account that has spoken before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub id: IdentityId,
+    pub name: IdentityName,
 }
 
 /// The person an account belongs to.

@@ -98,7 +98,7 @@ fn not_there() -> Error {
     Error::new(Code::NotFound, "no such thing")
 }
 
-fn caller(request: &HttpRequest) -> Result<Caller> {
+pub fn caller(request: &HttpRequest) -> Result<Caller> {
     match request
         .extensions()
         .get::<Authenticated>()
@@ -114,18 +114,19 @@ fn caller(request: &HttpRequest) -> Result<Caller> {
     }
 }
 
-fn key_with(request: &HttpRequest, scopes: &[Scope]) -> Result<KeyCaller> {
-    let needed = || {
-        let names: Vec<&str> = scopes.iter().map(|scope| scope.as_str()).collect();
-        let detail = format!(
-            "this needs an API key with the scope {}",
-            names.join(" or ")
-        );
-        Error::new(Code::MissingScope, detail)
-    };
+pub fn missing_scope(scopes: &[Scope]) -> Error {
+    let names: Vec<&str> = scopes.iter().map(|scope| scope.as_str()).collect();
+    let detail = format!(
+        "this needs an API key with the scope {}",
+        names.join(" or ")
+    );
+    Error::new(Code::MissingScope, detail)
+}
+
+pub fn key_with(request: &HttpRequest, scopes: &[Scope]) -> Result<KeyCaller> {
     match caller(request)? {
         Caller::Key(key) if scopes.iter().any(|scope| key.has_scope(*scope)) => Ok(key),
-        Caller::Key(_) | Caller::Operator(_) => Err(needed()),
+        Caller::Key(_) | Caller::Operator(_) => Err(missing_scope(scopes)),
         Caller::User(_) => Err(not_there()),
     }
 }

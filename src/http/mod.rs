@@ -12,6 +12,7 @@ use utoipa_actix_web::{AppExt, scope};
 
 use crate::app::App;
 
+pub mod acting;
 mod callers;
 mod context;
 mod cors;
@@ -22,7 +23,7 @@ mod health;
 mod limits;
 mod objects;
 pub mod openapi;
-mod paging;
+pub mod paging;
 mod problem;
 mod retry;
 mod v1;

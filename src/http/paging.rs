@@ -6,6 +6,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::acting::Acting;
 use crate::auth::{KeyCaller, OperatorCaller};
 use crate::crypto::Keyring;
 use crate::domain::paging::{DEFAULT_LIMIT, MAX_LIMIT, Page, PageRequest};
@@ -44,6 +45,14 @@ impl ListName {
     pub fn of_key(caller: &KeyCaller, list: impl Into<String>) -> Self {
         Self {
             caller: format!("{}/{}", caller.tenant_id(), caller.principal()),
+            list: list.into(),
+        }
+    }
+
+    /// A list of what a call may see of conversations.
+    pub fn of_acting(acting: &Acting, list: impl Into<String>) -> Self {
+        Self {
+            caller: format!("{}/{}", acting.tenant_id(), acting.principal()),
             list: list.into(),
         }
     }

@@ -1,10 +1,12 @@
-//! People and the accounts they speak from.
+//! People and the accounts they speak from. In columns, the scope '' is none.
 
 use chrono::{DateTime, Utc};
 
 use super::TenantTx;
-use crate::domain::user::{Account, KnownIdentity, User};
-use crate::error::Result;
+use crate::domain::identity::IdentityName;
+use crate::domain::platform::PlatformScope;
+use crate::domain::user::{Account, Identity, KnownIdentity, User};
+use crate::error::{Error, Result};
 use crate::ids::{IdentityId, UserId};
 
 #[derive(sqlx::FromRow)]
@@ -34,7 +36,10 @@ pub async fn find(tx: &mut TenantTx, id: UserId) -> Result<Option<User>> {
     }))
 }
 
-pub async fn find_identity(tx: &mut TenantTx, account: &Account) -> Result<Option<KnownIdentity>> {
+pub async fn find_identity(
+    tx: &mut TenantTx,
+    name: &IdentityName,
+) -> Result<Option<KnownIdentity>> {
     let row: Option<(IdentityId, UserId)> = sqlx::query_as(
         "select id, user_id
            from identities
@@ -44,12 +49,52 @@ pub async fn find_identity(tx: &mut TenantTx, account: &Account) -> Result<Optio
             and external_id = $4",
     )
     .bind(tx.tenant_id())
-    .bind(&account.platform)
-    .bind(&account.scope)
-    .bind(&account.external_id)
+    .bind(name.platform().platform())
+    .bind(name.platform().scope().unwrap_or_default())
+    .bind(name.external_id())
     .fetch_optional(tx.connection())
     .await?;
     Ok(row.map(|(id, user_id)| KnownIdentity { id, user_id }))
+}
+
+#[derive(sqlx::FromRow)]
+struct IdentityRow {
+    id: IdentityId,
+    platform: String,
+    scope: String,
+    external_id: String,
+}
+
+impl TryFrom<IdentityRow> for Identity {
+    type Error = Error;
+
+    fn try_from(row: IdentityRow) -> Result<Self> {
+        let text = match row.scope.as_str() {
+            "" => row.platform,
+            scope => format!("{}@{scope}", row.platform),
+        };
+        let platform: PlatformScope = text.parse().map_err(Error::internal)?;
+        Ok(Self {
+            id: row.id,
+            name: IdentityName::new(platform, row.external_id).map_err(Error::internal)?,
+        })
+    }
+}
+
+/// Every account of a person, the oldest first; none if there is no such person.
+pub async fn list_identities(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<Identity>> {
+    let rows = sqlx::query_as::<_, IdentityRow>(
+        "select id, platform, scope, external_id
+           from identities
+          where tenant_id = $1
+            and user_id = $2
+          order by created_at, id",
+    )
+    .bind(tx.tenant_id())
+    .bind(user_id)
+    .fetch_all(tx.connection())
+    .await?;
+    rows.into_iter().map(Identity::try_from).collect()
 }
 
 /// First contact: makes the identity and its user in one statement, or nothing if someone else has
@@ -77,9 +122,9 @@ pub async fn insert_identity(
     .bind(tx.tenant_id())
     .bind(IdentityId::generate())
     .bind(UserId::generate())
-    .bind(&account.platform)
-    .bind(&account.scope)
-    .bind(&account.external_id)
+    .bind(account.name.platform().platform())
+    .bind(account.name.platform().scope().unwrap_or_default())
+    .bind(account.name.external_id())
     .bind(&account.issuer)
     .bind(now)
     .fetch_optional(tx.connection())

@@ -1,0 +1,273 @@
+//! Whose conversations a call sees, and in whose name it makes them. Decided once for each call, from
+//! what its credential may and from the person it names.
+
+use uuid::Uuid;
+
+use crate::domain::api_key::Scope;
+use crate::domain::platform::PlatformScope;
+use crate::domain::user::Identity;
+use crate::ids::{IdentityId, UserId};
+
+/// With whose eyes a call looks at conversations, and in whose name it makes them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Viewer {
+    pub reach: Reach,
+    pub namespace: Namespace,
+    /// The person it acts for.
+    pub person: Option<UserId>,
+    /// The account that person speaks from, where it is known.
+    pub speaker: Option<Speaker>,
+    /// Whether it may also write what it did not say itself: an assistant's or a system's message.
+    pub writes_every_role: bool,
+}
+
+/// What can be seen at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Everything of the tenant.
+    Tenant,
+    /// What belongs to no person and to no platform's chat.
+    Service,
+    Person(UserId),
+}
+
+/// Where the names live that a caller gives to keys and sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Namespace {
+    Service,
+    User(UserId),
+}
+
+/// The account a person speaks from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Speaker {
+    pub identity_id: IdentityId,
+    pub platform: PlatformScope,
+}
+
+impl Namespace {
+    /// As columns hold it: nil is the service's.
+    pub const fn as_uuid(&self) -> Uuid {
+        match self {
+            Self::Service => Uuid::nil(),
+            Self::User(id) => id.as_uuid(),
+        }
+    }
+
+    pub const fn from_uuid(uuid: Uuid) -> Self {
+        match uuid.is_nil() {
+            true => Self::Service,
+            false => Self::User(UserId::from_uuid(uuid)),
+        }
+    }
+}
+
+impl Viewer {
+    /// A key with the scope `admin`, which may name a person.
+    pub fn of_admin_key(person: Option<UserId>) -> Self {
+        Self {
+            reach: Reach::Tenant,
+            namespace: Namespace::Service,
+            person,
+            speaker: None,
+            writes_every_role: true,
+        }
+    }
+
+    /// A key with the scope `bridge` for the person it named.
+    pub fn of_bridge_key(person: UserId, speaker: Option<Speaker>, chats_too: bool) -> Self {
+        Self {
+            reach: Reach::Person(person),
+            namespace: Namespace::Service,
+            person: Some(person),
+            speaker,
+            writes_every_role: chats_too,
+        }
+    }
+
+    pub fn of_chat_key() -> Self {
+        Self {
+            reach: Reach::Service,
+            namespace: Namespace::Service,
+            person: None,
+            speaker: None,
+            writes_every_role: true,
+        }
+    }
+
+    pub fn of_read_key() -> Self {
+        Self {
+            reach: Reach::Tenant,
+            namespace: Namespace::Service,
+            person: None,
+            speaker: None,
+            writes_every_role: false,
+        }
+    }
+
+    /// A person with a token.
+    pub fn of_user(user_id: UserId, speaker: Speaker) -> Self {
+        Self {
+            reach: Reach::Person(user_id),
+            namespace: Namespace::User(user_id),
+            person: Some(user_id),
+            speaker: Some(speaker),
+            writes_every_role: false,
+        }
+    }
+}
+
+/// By which of its scopes a key touches conversations, of those that the endpoint takes. A bridge
+/// that also has a right of its own uses that one while it names nobody.
+pub fn scope_in_use(scopes: &[Scope], taken: &[Scope], names_a_person: bool) -> Option<Scope> {
+    let has = |scope: Scope| taken.contains(&scope) && scopes.contains(&scope);
+    let bridges = has(Scope::Bridge) && (names_a_person || !(has(Scope::Chat) || has(Scope::Read)));
+    if has(Scope::Admin) {
+        Some(Scope::Admin)
+    } else if bridges {
+        Some(Scope::Bridge)
+    } else {
+        [Scope::Chat, Scope::Read]
+            .into_iter()
+            .find(|scope| has(*scope))
+    }
+}
+
+/// The account a person speaks from through a bridge with these platforms. `None`: the bridge has
+/// nothing to do with the person. `Some(None)`: there are several, and it does not say which.
+pub fn speaker_through(
+    platforms: &[PlatformScope],
+    identities: &[Identity],
+) -> Option<Option<Speaker>> {
+    let mut covered = identities
+        .iter()
+        .filter(|identity| identity.name.is_covered_by(platforms));
+    let first = covered.next()?;
+    let only = covered.next().is_none();
+    Some(only.then(|| Speaker {
+        identity_id: first.id,
+        platform: first.name.platform().clone(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Scope::{Admin, Bridge, Chat, Read};
+
+    const CONVERSES: &[Scope] = &[Admin, Bridge, Chat];
+    const READS: &[Scope] = &Scope::ALL;
+
+    #[test]
+    fn a_namespace_survives_its_column() {
+        let user = UserId::generate();
+        for (namespace, uuid) in [
+            (Namespace::Service, Uuid::nil()),
+            (Namespace::User(user), user.as_uuid()),
+        ] {
+            assert_eq!(namespace.as_uuid(), uuid);
+            assert_eq!(Namespace::from_uuid(uuid), namespace);
+        }
+    }
+
+    #[test]
+    fn a_key_uses_the_scope_that_fits_the_call() {
+        /// Its scopes, those that the endpoint takes; used while it names nobody, and while it names someone.
+        type Row = (
+            &'static [Scope],
+            &'static [Scope],
+            Option<Scope>,
+            Option<Scope>,
+        );
+        let rows: [Row; 13] = [
+            (&[Admin], CONVERSES, Some(Admin), Some(Admin)),
+            (&Scope::ALL, READS, Some(Admin), Some(Admin)),
+            (&[Bridge], CONVERSES, Some(Bridge), Some(Bridge)),
+            (&[Bridge], READS, Some(Bridge), Some(Bridge)),
+            (&[Bridge, Chat], CONVERSES, Some(Chat), Some(Bridge)),
+            (&[Bridge, Chat], READS, Some(Chat), Some(Bridge)),
+            // What it may only read is no way to write without naming the person.
+            (&[Bridge, Read], CONVERSES, Some(Bridge), Some(Bridge)),
+            (&[Bridge, Read], READS, Some(Read), Some(Bridge)),
+            (&[Chat], CONVERSES, Some(Chat), Some(Chat)),
+            (&[Chat, Read], READS, Some(Chat), Some(Chat)),
+            (&[Read], READS, Some(Read), Some(Read)),
+            (&[Read], CONVERSES, None, None),
+            (&[], READS, None, None),
+        ];
+        for (scopes, taken, alone, naming) in rows {
+            assert_eq!(scope_in_use(scopes, taken, false), alone, "{scopes:?}");
+            assert_eq!(scope_in_use(scopes, taken, true), naming, "{scopes:?}");
+        }
+    }
+
+    #[test]
+    fn a_bridge_speaks_for_a_person_through_the_one_account_it_covers() {
+        let identity = |text: &str| Identity {
+            id: IdentityId::generate(),
+            name: text.parse().unwrap(),
+        };
+        let accounts = ["telegram:1", "slack@T1:2", "slack@T2:3"].map(identity);
+        let through = |platform: &str| speaker_through(&[platform.parse().unwrap()], &accounts);
+        let speaker = |identity: &Identity| Speaker {
+            identity_id: identity.id,
+            platform: identity.name.platform().clone(),
+        };
+        assert_eq!(through("telegram"), Some(Some(speaker(&accounts[0]))));
+        assert_eq!(through("slack@T2"), Some(Some(speaker(&accounts[2]))));
+        assert_eq!(through("slack"), Some(None), "two, and no way to tell");
+        assert_eq!(through("discord"), None);
+        assert_eq!(speaker_through(&[], &accounts), None);
+    }
+
+    #[test]
+    fn no_key_but_admin_and_read_sees_the_whole_tenant() {
+        let id = UserId::generate();
+        let speaker = Speaker {
+            identity_id: IdentityId::generate(),
+            platform: "web".parse().unwrap(),
+        };
+        for (viewer, reach, namespace, writes_every_role) in [
+            (
+                Viewer::of_admin_key(Some(id)),
+                Reach::Tenant,
+                Namespace::Service,
+                true,
+            ),
+            (
+                Viewer::of_read_key(),
+                Reach::Tenant,
+                Namespace::Service,
+                false,
+            ),
+            (
+                Viewer::of_chat_key(),
+                Reach::Service,
+                Namespace::Service,
+                true,
+            ),
+            (
+                Viewer::of_bridge_key(id, None, false),
+                Reach::Person(id),
+                Namespace::Service,
+                false,
+            ),
+            (
+                Viewer::of_bridge_key(id, None, true),
+                Reach::Person(id),
+                Namespace::Service,
+                true,
+            ),
+            (
+                Viewer::of_user(id, speaker),
+                Reach::Person(id),
+                Namespace::User(id),
+                false,
+            ),
+        ] {
+            assert_eq!(viewer.reach, reach);
+            assert_eq!(viewer.namespace, namespace);
+            assert_eq!(viewer.writes_every_role, writes_every_role);
+        }
+    }
+}

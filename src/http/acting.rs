@@ -1,0 +1,269 @@
+//! For whom a call touches conversations: one extractor for those who converse and one for those who
+//! also only read, and the person that the body or `X-Throughline-Identity` names. A name is never a
+//! right: whose it is, is looked up at every call.
+
+use std::future::{Ready, ready};
+use std::str::FromStr;
+
+use actix_web::dev::Payload;
+use actix_web::{FromRequest, HttpRequest};
+
+use super::callers::{caller, key_with, missing_scope};
+use crate::app::App;
+use crate::auth::{Caller, KeyCaller, UserCaller};
+use crate::domain::api_key::Scope;
+use crate::domain::identity::{IdentityName, PersonName};
+use crate::domain::user::Account;
+use crate::domain::viewer::{Speaker, Viewer, scope_in_use, speaker_through};
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::{TenantId, UserId};
+use crate::store::{Db, TenantTx, users};
+
+const IDENTITY: &str = "x-throughline-identity";
+
+/// What touches conversations; the operator never does.
+enum Credential {
+    Key(KeyCaller),
+    User(UserCaller),
+}
+
+/// A call that has not yet said, or not in full, for whom it is.
+struct Call {
+    credential: Credential,
+    /// The scopes that the endpoint takes.
+    taken: &'static [Scope],
+    header: Option<IdentityName>,
+}
+
+macro_rules! extractor {
+    ($(#[$doc:meta])* $name:ident, $scopes:expr) => {
+        $(#[$doc])*
+        pub struct $name(Call);
+
+        impl $name {
+            /// For whom the call is. `named` is the person in the body, which wins over the header.
+            /// Call it before a transaction is open: it opens its own.
+            pub async fn acting(self, app: &App, named: Option<&PersonName>) -> Result<Acting> {
+                self.0.acting(app, named).await
+            }
+        }
+
+        impl FromRequest for $name {
+            type Error = Error;
+            type Future = Ready<Result<Self>>;
+
+            fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+                ready(Call::of(request, $scopes).map(Self))
+            }
+        }
+    };
+}
+
+extractor!(
+    /// Whoever may take part in conversations: a person, or a key with `admin`, `bridge` or `chat`.
+    Converser,
+    &[Scope::Admin, Scope::Bridge, Scope::Chat]
+);
+extractor!(
+    /// Whoever may read conversations: the same, and a key with `read`.
+    ConversationReader,
+    &[Scope::Admin, Scope::Bridge, Scope::Chat, Scope::Read]
+);
+
+impl Call {
+    fn of(request: &HttpRequest, taken: &'static [Scope]) -> Result<Self> {
+        let credential = match caller(request)? {
+            Caller::User(user) => Credential::User(user),
+            Caller::Key(_) | Caller::Operator(_) => Credential::Key(key_with(request, taken)?),
+        };
+        Ok(Self {
+            credential,
+            taken,
+            header: read_header(request)?,
+        })
+    }
+
+    async fn acting(self, app: &App, named: Option<&PersonName>) -> Result<Acting> {
+        let header = self.header.map(PersonName::Identity);
+        let named = named.or(header.as_ref());
+        let viewer = match &self.credential {
+            Credential::Key(key) => viewer_of_key(app, key, self.taken, named).await?,
+            Credential::User(user) => viewer_of_user(app, user, named).await?,
+        };
+        Ok(Acting {
+            viewer,
+            credential: self.credential,
+        })
+    }
+}
+
+fn read_header(request: &HttpRequest) -> Result<Option<IdentityName>> {
+    let Some(value) = request.headers().get(IDENTITY) else {
+        return Ok(None);
+    };
+    let malformed = |detail: String| {
+        let error = FieldError::new("/header/X-Throughline-Identity", detail);
+        Error::fields(Code::InvalidRequest, vec![error])
+    };
+    let text =
+        std::str::from_utf8(value.as_bytes()).map_err(|error| malformed(error.to_string()))?;
+    let name = IdentityName::from_str(text).map_err(|error| malformed(error.to_string()))?;
+    Ok(Some(name))
+}
+
+async fn viewer_of_key(
+    app: &App,
+    key: &KeyCaller,
+    taken: &[Scope],
+    named: Option<&PersonName>,
+) -> Result<Viewer> {
+    let scope = scope_in_use(key.scopes(), taken, named.is_some());
+    match scope.ok_or_else(|| missing_scope(taken))? {
+        Scope::Admin => {
+            let person = match named {
+                Some(named) => Some(find_person(app, key, named).await?),
+                None => None,
+            };
+            Ok(Viewer::of_admin_key(person))
+        }
+        Scope::Bridge => viewer_of_bridge(app, key, named).await,
+        Scope::Chat if named.is_some() => {
+            let detail = "a chat key acts for no person";
+            Err(Error::new(Code::MissingScope, detail))
+        }
+        Scope::Chat => Ok(Viewer::of_chat_key()),
+        Scope::Read => Ok(Viewer::of_read_key()),
+    }
+}
+
+/// Someone the tenant knows; naming an account is no first contact here.
+async fn find_person(app: &App, key: &KeyCaller, named: &PersonName) -> Result<UserId> {
+    let mut tx = key.begin(&app.db).await?;
+    let found = match named {
+        PersonName::Me => return Err(key_is_nobody()),
+        PersonName::User(id) => users::find(&mut tx, *id).await?.map(|user| user.id),
+        PersonName::Identity(name) => users::find_identity(&mut tx, name)
+            .await?
+            .map(|known| known.user_id),
+    };
+    found.ok_or_else(no_such_user)
+}
+
+async fn viewer_of_bridge(
+    app: &App,
+    key: &KeyCaller,
+    named: Option<&PersonName>,
+) -> Result<Viewer> {
+    let named = named.ok_or_else(|| {
+        let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
+        Error::new(Code::IdentityRequired, detail)
+    })?;
+    let (person, speaker) = match named {
+        PersonName::Me => return Err(key_is_nobody()),
+        PersonName::User(id) => {
+            let mut tx = key.begin(&app.db).await?;
+            let identities = users::list_identities(&mut tx, *id).await?;
+            let speaker = speaker_through(key.platforms(), &identities);
+            (*id, speaker.ok_or_else(no_such_user)?)
+        }
+        PersonName::Identity(name) => {
+            let (person, speaker) = contact(app, key, name).await?;
+            (person, Some(speaker))
+        }
+    };
+    let chats_too = key.has_scope(Scope::Chat);
+    Ok(Viewer::of_bridge_key(person, speaker, chats_too))
+}
+
+async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Speaker)> {
+    if !name.is_covered_by(key.platforms()) {
+        let detail = "the identity is of none of the key's platforms";
+        return Err(Error::new(Code::PlatformNotAllowed, detail));
+    }
+    let account = Account {
+        name: name.clone(),
+        issuer: None,
+    };
+    let people = &app.verifiers.people;
+    let known = people
+        .contact(key.tenant_id(), &account, key.limits())
+        .await?;
+    let speaker = Speaker {
+        identity_id: known.id,
+        platform: name.platform().clone(),
+    };
+    Ok((known.user_id, speaker))
+}
+
+async fn viewer_of_user(
+    app: &App,
+    user: &UserCaller,
+    named: Option<&PersonName>,
+) -> Result<Viewer> {
+    let own = user.user_id();
+    let meant = match named {
+        None | Some(PersonName::Me) => Some(own),
+        Some(PersonName::User(id)) => Some(*id),
+        Some(PersonName::Identity(name)) => {
+            let mut tx = user.begin(&app.db).await?;
+            let known = users::find_identity(&mut tx, name).await?;
+            known.map(|known| known.user_id)
+        }
+    };
+    if meant != Some(own) {
+        return Err(no_such_user());
+    }
+    let speaker = Speaker {
+        identity_id: user.identity_id(),
+        platform: user.platform().clone(),
+    };
+    Ok(Viewer::of_user(own, speaker))
+}
+
+fn key_is_nobody() -> Error {
+    let detail = "an API key is nobody: give a user's id or an identity";
+    Error::invalid(vec![FieldError::new("/user", detail)])
+}
+
+fn no_such_user() -> Error {
+    Error::not_found("user")
+}
+
+/// A call and for whom it is.
+pub struct Acting {
+    pub viewer: Viewer,
+    credential: Credential,
+}
+
+impl Acting {
+    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        match &self.credential {
+            Credential::Key(key) => key.begin(db).await,
+            Credential::User(user) => user.begin(db).await,
+        }
+    }
+
+    pub fn tenant_id(&self) -> TenantId {
+        match &self.credential {
+            Credential::Key(key) => key.tenant_id(),
+            Credential::User(user) => user.tenant_id(),
+        }
+    }
+
+    /// The credential, for the audit.
+    pub fn actor(&self) -> String {
+        match &self.credential {
+            Credential::Key(key) => key.principal(),
+            Credential::User(user) => user.principal(),
+        }
+    }
+
+    /// The credential and the person it acts for: one key's retries for two people never meet.
+    pub fn principal(&self) -> String {
+        let actor = self.actor();
+        match (&self.credential, self.viewer.person) {
+            (Credential::Key(_), Some(person)) => format!("{actor}/{person}"),
+            (Credential::Key(_), None) | (Credential::User(_), _) => actor,
+        }
+    }
+}
