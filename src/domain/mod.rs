@@ -11,6 +11,7 @@ pub mod limits;
 pub mod origin;
 pub mod paging;
 pub mod platform;
+pub mod reset;
 pub mod resource_name;
 pub mod tenant;
 pub mod timestamp;
