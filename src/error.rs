@@ -47,6 +47,8 @@ error_codes! {
     InvalidRequest, "invalid_request", 400, Useless, "The request does not have the documented shape";
     InvalidCursor, "invalid_cursor", 400, Useless, "The cursor is not one of this list";
     InvalidIdempotencyKey, "invalid_idempotency_key", 400, Useless, "The Idempotency-Key is not valid";
+    InvalidSessionId, "invalid_session_id", 400, Useless, "The session id is not valid";
+    InvalidSessionKey, "invalid_session_key", 400, Useless, "The session key is not valid";
     Unauthorized, "unauthorized", 401, Useless, "The credential is missing or not valid";
     KeyExpired, "key_expired", 401, Useless, "The API key has expired";
     KeyRevoked, "key_revoked", 401, Useless, "The API key was revoked";
@@ -64,6 +66,10 @@ error_codes! {
     PlatformNotAllowed, "platform_not_allowed", 403, Useless, "The key does not vouch for this platform";
     TenantSuspended, "tenant_suspended", 403, Useless, "The tenant is suspended";
     OriginNotAllowed, "origin_not_allowed", 403, Useless, "The tenant has not allowed calls from this origin";
+    GuestNotAllowed, "guest_not_allowed", 403, Useless, "A guest may only read and speak";
+    RoleNotAllowed, "role_not_allowed", 403, Useless, "The credential may write only messages of the role user";
+    SessionNotFound, "session_not_found", 404, Useless, "There is no such session";
+    SessionKeyNotFound, "session_key_not_found", 404, Useless, "There is no such session key";
     NotFound, "not_found", 404, Useless, "There is no such thing";
     MethodNotAllowed, "method_not_allowed", 405, Useless, "The path does not take this method";
     RequestTimeout, "request_timeout", 408, Helps, "The request did not arrive in time";
@@ -71,10 +77,18 @@ error_codes! {
     PlatformTaken, "platform_taken", 409, Useless, "The platform is vouched for by someone else";
     IssuerTaken, "issuer_taken", 409, Useless, "Issuer and audience are registered under another name";
     AgentInUse, "agent_in_use", 409, Useless, "The agent is in use";
+    AgentMismatch, "agent_mismatch", 409, Useless, "The session belongs to another agent";
+    SessionIdTaken, "session_id_taken", 409, Useless, "The session id was given before";
+    SessionKeyMismatch, "session_key_mismatch", 409, Useless, "The session was made under another key";
+    NotCompressed, "not_compressed", 409, Useless, "The session is not a compressed one";
+    HasNewMessages, "has_new_messages", 409, Useless, "Something was said since the compression";
+    PreconditionFailed, "precondition_failed", 412, Useless, "It has changed since it was read";
     PayloadTooLarge, "payload_too_large", 413, Useless, "The body is too large";
     UriTooLong, "uri_too_long", 414, Useless, "The address is too long";
     UnsupportedMediaType, "unsupported_media_type", 415, Useless, "The body must be application/json";
     InvalidValue, "invalid_value", 422, Useless, "A value breaks a rule";
+    NothingToCompress, "nothing_to_compress", 422, Useless, "Compression would not make the session smaller";
+    SummaryRequired, "summary_required", 422, Useless, "Give the summary";
     SecretRequired, "secret_required", 422, Useless, "The address changed: give its secret anew, or null";
     RateLimited, "rate_limited", 429, Helps, "There were too many requests";
     Internal, "internal", 500, Helps, "Something went wrong on our side";

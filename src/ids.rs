@@ -113,6 +113,18 @@ id!(
     IdentityId, "idn"
 );
 id!(
+    /// One session; a conversation has the id of its first.
+    SessionId, "ses"
+);
+id!(
+    /// One turn: a message and everything that is done to answer it.
+    TurnId, "trn"
+);
+id!(
+    /// What a session key names; never shown.
+    SlotId, "slt"
+);
+id!(
     /// One start of a node; never shown.
     BootId, "boot"
 );

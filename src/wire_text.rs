@@ -11,6 +11,13 @@ macro_rules! wire_text {
             }
         }
 
+        text_schema!($name, $pattern, $min, $max);
+    };
+}
+
+/// The document's half of it, for a type that is read in another way.
+macro_rules! text_schema {
+    ($name:ident, $pattern:expr, $min:expr, $max:expr) => {
         impl utoipa::PartialSchema for $name {
             fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
                 utoipa::openapi::schema::ObjectBuilder::new()

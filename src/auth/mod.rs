@@ -9,8 +9,9 @@ use crate::domain::limits::Limits;
 use crate::domain::origin::Origin;
 use crate::domain::platform::PlatformScope;
 use crate::domain::tenant::TenantTerms;
+use crate::domain::user::Identity;
 use crate::error::{Error, Result};
-use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
+use crate::ids::{ApiKeyId, TenantId, UserId};
 use crate::store::jobs::DueJob;
 use crate::store::{Db, TenantTx};
 
@@ -52,8 +53,7 @@ pub struct KeyCaller {
 pub struct UserCaller {
     tenant_id: TenantId,
     user_id: UserId,
-    identity_id: IdentityId,
-    platform: PlatformScope,
+    identity: Identity,
     terms: TenantTerms,
 }
 
@@ -139,17 +139,13 @@ impl UserCaller {
         self.user_id
     }
 
-    pub fn identity_id(&self) -> IdentityId {
-        self.identity_id
-    }
-
-    /// Of the account that the token proves.
-    pub fn platform(&self) -> &PlatformScope {
-        &self.platform
+    /// The account that the token proves.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     pub fn principal(&self) -> String {
-        self.identity_id.to_string()
+        self.identity.id.to_string()
     }
 
     pub async fn begin(&self, db: &Db) -> Result<TenantTx> {

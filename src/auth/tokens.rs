@@ -20,7 +20,7 @@ use crate::crypto::Keyring;
 use crate::domain::identity::IdentityName;
 use crate::domain::issuer::{Issuer, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm, verifying_keys};
 use crate::domain::platform::PlatformScope;
-use crate::domain::user::Account;
+use crate::domain::user::{Account, Identity};
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
 use crate::store::Db;
@@ -149,7 +149,7 @@ impl TokenVerifier {
             .await?;
         check_times(&claims, self.clock.now())?;
         let platform: PlatformScope = issuer.platform.parse().map_err(Error::internal)?;
-        let name = name_of(platform.clone(), claims.sub)?;
+        let name = name_of(platform, claims.sub)?;
         let terms = found
             .terms
             .clone()
@@ -160,15 +160,17 @@ impl TokenVerifier {
             issuer: Some(issuer.name.as_str().to_owned()),
         };
         // Present ownership, asked anew for every request.
-        let identity = self
+        let known = self
             .people
             .contact(tenant_id, &account, &terms.limits)
             .await?;
         Ok(UserCaller {
             tenant_id,
-            user_id: identity.user_id,
-            identity_id: identity.id,
-            platform,
+            user_id: known.user_id,
+            identity: Identity {
+                id: known.id,
+                name: account.name,
+            },
             terms,
         })
     }

@@ -62,6 +62,8 @@ actions! {
     IssuerDelete, "issuer.delete";
     AgentPut, "agent.put";
     AgentDelete, "agent.delete";
+    ConversationRead, "conversation.read";
+    ConversationDelete, "conversation.delete";
 }
 
 /// A principal that a question about the audit names.

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::domain::api_key::Scope;
 use crate::domain::platform::PlatformScope;
 use crate::domain::user::Identity;
-use crate::ids::{IdentityId, UserId};
+use crate::ids::UserId;
 
 /// With whose eyes a call looks at conversations, and in whose name it makes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Viewer {
     /// The person it acts for.
     pub person: Option<UserId>,
     /// The account that person speaks from, where it is known.
-    pub speaker: Option<Speaker>,
+    pub speaker: Option<Identity>,
     /// Whether it may also write what it did not say itself: an assistant's or a system's message.
     pub writes_every_role: bool,
 }
@@ -36,13 +36,6 @@ pub enum Reach {
 pub enum Namespace {
     Service,
     User(UserId),
-}
-
-/// The account a person speaks from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Speaker {
-    pub identity_id: IdentityId,
-    pub platform: PlatformScope,
 }
 
 impl Namespace {
@@ -75,7 +68,7 @@ impl Viewer {
     }
 
     /// A key with the scope `bridge` for the person it named.
-    pub fn of_bridge_key(person: UserId, speaker: Option<Speaker>, chats_too: bool) -> Self {
+    pub fn of_bridge_key(person: UserId, speaker: Option<Identity>, chats_too: bool) -> Self {
         Self {
             reach: Reach::Person(person),
             namespace: Namespace::Service,
@@ -106,7 +99,7 @@ impl Viewer {
     }
 
     /// A person with a token.
-    pub fn of_user(user_id: UserId, speaker: Speaker) -> Self {
+    pub fn of_user(user_id: UserId, speaker: Identity) -> Self {
         Self {
             reach: Reach::Person(user_id),
             namespace: Namespace::User(user_id),
@@ -127,7 +120,7 @@ pub fn scope_in_use(scopes: &[Scope], taken: &[Scope], names_a_person: bool) -> 
     } else if bridges {
         Some(Scope::Bridge)
     } else {
-        [Scope::Chat, Scope::Read]
+        [Scope::Read, Scope::Chat]
             .into_iter()
             .find(|scope| has(*scope))
     }
@@ -138,21 +131,19 @@ pub fn scope_in_use(scopes: &[Scope], taken: &[Scope], names_a_person: bool) -> 
 pub fn speaker_through(
     platforms: &[PlatformScope],
     identities: &[Identity],
-) -> Option<Option<Speaker>> {
+) -> Option<Option<Identity>> {
     let mut covered = identities
         .iter()
         .filter(|identity| identity.name.is_covered_by(platforms));
     let first = covered.next()?;
     let only = covered.next().is_none();
-    Some(only.then(|| Speaker {
-        identity_id: first.id,
-        platform: first.name.platform().clone(),
-    }))
+    Some(only.then(|| first.clone()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::IdentityId;
     use Scope::{Admin, Bridge, Chat, Read};
 
     const CONVERSES: &[Scope] = &[Admin, Bridge, Chat];
@@ -190,7 +181,7 @@ mod tests {
             (&[Bridge, Read], CONVERSES, Some(Bridge), Some(Bridge)),
             (&[Bridge, Read], READS, Some(Read), Some(Bridge)),
             (&[Chat], CONVERSES, Some(Chat), Some(Chat)),
-            (&[Chat, Read], READS, Some(Chat), Some(Chat)),
+            (&[Chat, Read], READS, Some(Read), Some(Read)),
             (&[Read], READS, Some(Read), Some(Read)),
             (&[Read], CONVERSES, None, None),
             (&[], READS, None, None),
@@ -209,12 +200,8 @@ mod tests {
         };
         let accounts = ["telegram:1", "slack@T1:2", "slack@T2:3"].map(identity);
         let through = |platform: &str| speaker_through(&[platform.parse().unwrap()], &accounts);
-        let speaker = |identity: &Identity| Speaker {
-            identity_id: identity.id,
-            platform: identity.name.platform().clone(),
-        };
-        assert_eq!(through("telegram"), Some(Some(speaker(&accounts[0]))));
-        assert_eq!(through("slack@T2"), Some(Some(speaker(&accounts[2]))));
+        assert_eq!(through("telegram"), Some(Some(accounts[0].clone())));
+        assert_eq!(through("slack@T2"), Some(Some(accounts[2].clone())));
         assert_eq!(through("slack"), Some(None), "two, and no way to tell");
         assert_eq!(through("discord"), None);
         assert_eq!(speaker_through(&[], &accounts), None);
@@ -223,9 +210,9 @@ mod tests {
     #[test]
     fn no_key_but_admin_and_read_sees_the_whole_tenant() {
         let id = UserId::generate();
-        let speaker = Speaker {
-            identity_id: IdentityId::generate(),
-            platform: "web".parse().unwrap(),
+        let speaker = Identity {
+            id: IdentityId::generate(),
+            name: "web:ada".parse().unwrap(),
         };
         for (viewer, reach, namespace, writes_every_role) in [
             (

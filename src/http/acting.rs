@@ -13,8 +13,8 @@ use crate::app::App;
 use crate::auth::{Caller, KeyCaller, UserCaller};
 use crate::domain::api_key::Scope;
 use crate::domain::identity::{IdentityName, PersonName};
-use crate::domain::user::Account;
-use crate::domain::viewer::{Speaker, Viewer, scope_in_use, speaker_through};
+use crate::domain::user::{Account, Identity};
+use crate::domain::viewer::{Viewer, scope_in_use, speaker_through};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{TenantId, UserId};
 use crate::store::{Db, TenantTx, users};
@@ -175,7 +175,7 @@ async fn viewer_of_bridge(
     Ok(Viewer::of_bridge_key(person, speaker, chats_too))
 }
 
-async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Speaker)> {
+async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Identity)> {
     if !name.is_covered_by(key.platforms()) {
         let detail = "the identity is of none of the key's platforms";
         return Err(Error::new(Code::PlatformNotAllowed, detail));
@@ -188,9 +188,9 @@ async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(Use
     let known = people
         .contact(key.tenant_id(), &account, key.limits())
         .await?;
-    let speaker = Speaker {
-        identity_id: known.id,
-        platform: name.platform().clone(),
+    let speaker = Identity {
+        id: known.id,
+        name: name.clone(),
     };
     Ok((known.user_id, speaker))
 }
@@ -213,11 +213,7 @@ async fn viewer_of_user(
     if meant != Some(own) {
         return Err(no_such_user());
     }
-    let speaker = Speaker {
-        identity_id: user.identity_id(),
-        platform: user.platform().clone(),
-    };
-    Ok(Viewer::of_user(own, speaker))
+    Ok(Viewer::of_user(own, user.identity().clone()))
 }
 
 fn key_is_nobody() -> Error {

@@ -11,12 +11,14 @@ use actix_web::http::header;
 use actix_web::web::BytesMut;
 use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use futures_util::StreamExt;
+use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::objects::Objects;
 use crate::crypto;
 use crate::domain::resource_name::{InvalidResourceName, ResourceName};
+use crate::domain::session_name::{SessionKey, SessionRef};
 use crate::error::{Code, Error, FieldError, Result};
 
 pub const MAX_JSON_BYTES: usize = 1024 * 1024;
@@ -211,6 +213,39 @@ impl<T: FromStr> FromRequest for PathId<T> {
                 .map_err(|_| Error::new(Code::NotFound, "no such thing")),
         )
     }
+}
+
+/// The `{id}` of a path that names a session, by the service's id or by the client's own.
+pub struct PathSession(pub SessionRef);
+
+impl FromRequest for PathSession {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let id = decoded(request, "id");
+        ready(SessionRef::parse(&id, "/path/id").map(Self))
+    }
+}
+
+/// The `{key}` of a path.
+pub struct PathKey(pub SessionKey);
+
+impl FromRequest for PathKey {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let key = decoded(request, "key");
+        ready(SessionKey::parse(&key, "/path/key").map(Self))
+    }
+}
+
+/// A part of the path as the client meant it. The router leaves `%25`, `%2B` and `%2F` as they are, and
+/// only these. What is not UTF-8 then breaks the rule of any name.
+fn decoded(request: &HttpRequest, part: &str) -> String {
+    let text = request.match_info().get(part).unwrap_or_default();
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 /// The `{name}` of a path, for things that tenants name themselves.

@@ -12,7 +12,7 @@ use utoipa_actix_web::{AppExt, scope};
 
 use crate::app::App;
 
-pub mod acting;
+mod acting;
 mod callers;
 mod context;
 mod cors;
@@ -23,7 +23,8 @@ mod health;
 mod limits;
 mod objects;
 pub mod openapi;
-pub mod paging;
+mod paging;
+mod precondition;
 mod problem;
 mod retry;
 mod v1;
@@ -57,6 +58,23 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::agents::delete_agent)
         .service(v1::users::get_own_user)
         .service(v1::users::get_user)
+        .service(v1::sessions::create_session)
+        .service(v1::sessions::list_sessions)
+        .service(v1::sessions::get_session)
+        .service(v1::sessions::update_session)
+        .service(v1::sessions::delete_session)
+        .service(v1::session_messages::list_messages)
+        .service(v1::session_messages::append_messages)
+        .service(v1::session_chain::get_tip)
+        .service(v1::session_chain::list_lineage)
+        .service(v1::session_chain::branch_session)
+        .service(v1::session_chain::compress_session)
+        .service(v1::session_chain::uncompress_session)
+        .service(v1::session_keys::list_session_keys)
+        .service(v1::session_keys::get_session_key)
+        .service(v1::session_keys::reset_session_key)
+        .service(v1::session_keys::switch_session_key)
+        .service(v1::session_keys::append_to_session_key)
         .service(v1::audit::list_audit)
         .service(v1::audit::get_audit_head);
 }

@@ -23,6 +23,14 @@ pub struct ListResponse<T> {
 }
 
 impl<T> ListResponse<T> {
+    /// A list of what nobody made.
+    pub fn empty() -> Self {
+        Self {
+            data: Vec::new(),
+            next_cursor: None,
+        }
+    }
+
     /// A list that is short by nature: one page has it all.
     pub fn whole<R>(rows: Vec<R>, render: impl Fn(R) -> T) -> Self {
         Self {

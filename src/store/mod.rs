@@ -16,13 +16,18 @@ pub mod admin;
 pub mod agents;
 pub mod api_keys;
 pub mod audit;
+pub mod conversations;
 pub mod idempotency;
 pub mod issuers;
 pub mod jobs;
+pub mod messages;
 pub mod migrate;
 pub mod nodes;
 pub mod roles;
+pub mod sessions;
+pub mod slots;
 pub mod tenants;
+pub mod tips;
 pub mod usage;
 pub mod users;
 

@@ -36,6 +36,21 @@ pub async fn find(tx: &mut TenantTx, id: UserId) -> Result<Option<User>> {
     }))
 }
 
+/// The name of the zone a person lives by, as it was stored.
+pub async fn find_time_zone(tx: &mut TenantTx, id: UserId) -> Result<Option<String>> {
+    let zone: Option<Option<String>> = sqlx::query_scalar(
+        "select time_zone
+           from users
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(zone.flatten())
+}
+
 pub async fn find_identity(
     tx: &mut TenantTx,
     name: &IdentityName,

@@ -1,8 +1,6 @@
 //! Walks every operation of the OpenAPI document with every kind of credential. Default deny: an
 //! operation that states no rule, or that has no sample here, fails the test.
 
-use std::collections::BTreeMap;
-
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -35,6 +33,80 @@ fn user_token(world: &World, tenant: &Tenant) -> String {
     tokens::hs256(&claims, TOKEN_SECRET)
 }
 
+/// One kind of credential, as `security` names it, and one of that kind.
+struct Credential {
+    name: String,
+    key: Option<String>,
+}
+
+impl Credential {
+    fn new(name: &str, key: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            key: Some(key.to_owned()),
+        }
+    }
+
+    fn stranger(key: Option<&str>) -> Self {
+        Self {
+            name: "a stranger".to_owned(),
+            key: key.map(str::to_owned),
+        }
+    }
+
+    /// Adds what it is believed by, and for a bridge the person it acts for.
+    fn sign(&self, mut request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        if self.name == "api_key:bridge" {
+            request = request.header("x-throughline-identity", "telegram:1");
+        }
+        request
+    }
+}
+
+/// A session and its key, of the credential's own making where it may make one: both have one name, and
+/// the session's ends in `-session`.
+async fn session_sample(
+    world: &World,
+    own: &Tenant,
+    other: &Tenant,
+    credential: &Credential,
+    body: Option<Value>,
+) -> Sample {
+    let of_key = |name: &str| format!("{name}-session");
+    let make = async |credential: &Credential, name: &str| {
+        let body = json!({
+            "id": of_key(name), "session_key": name, "messages": [{"role": "user", "content": "walked"}],
+        });
+        let request = reqwest::Client::new().post(world.url("/v1/sessions"));
+        Reply::of(credential.sign(request).json(&body))
+            .await
+            .expect(201);
+    };
+    let name = format!("walk-{}", throughline::ids::RequestId::generate());
+    let foreign = format!("foreign-{name}");
+    let makes = [
+        "api_key:admin",
+        "api_key:bridge",
+        "api_key:chat",
+        "user_token",
+    ];
+    let admin = Credential::new("api_key:admin", &own.key);
+    let maker = if makes.contains(&credential.name.as_str()) {
+        credential
+    } else {
+        &admin
+    };
+    make(maker, &name).await;
+    make(&Credential::new("api_key:admin", &other.key), &foreign).await;
+    Sample {
+        ids: Some((name, foreign)),
+        body,
+    }
+}
+
 /// How to call an operation so that only rights can stand in its way.
 struct Sample {
     /// An `{id}` or `{name}` of the caller's own tenant, and one of another tenant.
@@ -42,7 +114,13 @@ struct Sample {
     body: Option<Value>,
 }
 
-async fn sample(world: &World, operation: &str, own: &Tenant, other: &Tenant) -> Sample {
+async fn sample(
+    world: &World,
+    operation: &str,
+    own: &Tenant,
+    other: &Tenant,
+    credential: &Credential,
+) -> Sample {
     let plain = Sample {
         ids: None,
         body: None,
@@ -59,6 +137,54 @@ async fn sample(world: &World, operation: &str, own: &Tenant, other: &Tenant) ->
         "get_health" | "get_readiness" | "get_tenant" | "get_usage" | "list_api_keys"
         | "list_tenants" | "list_issuers" | "list_agents" | "get_own_user" | "list_audit"
         | "get_audit_head" => plain,
+        "list_sessions" | "list_session_keys" => plain,
+        "create_session" => with_body(json!({"title": "made by the walk"})),
+        "get_session" | "delete_session" | "list_messages" | "get_tip" | "list_lineage" => {
+            session_sample(world, own, other, credential, None).await
+        }
+        "update_session" => {
+            session_sample(world, own, other, credential, Some(json!({"pinned": true}))).await
+        }
+        "append_messages" => {
+            let body = json!({"messages": [{"role": "user", "content": "walked"}]});
+            session_sample(world, own, other, credential, Some(body)).await
+        }
+        "branch_session" => session_sample(world, own, other, credential, Some(json!({}))).await,
+        "compress_session" => {
+            session_sample(
+                world,
+                own,
+                other,
+                credential,
+                Some(json!({"summary": "walked"})),
+            )
+            .await
+        }
+        "uncompress_session" => {
+            let sample = session_sample(world, own, other, credential, None).await;
+            let name = &sample.ids.as_ref().unwrap().0;
+            let path = format!("/v1/sessions/{name}-session/compress");
+            let request = reqwest::Client::new().post(world.url(&path));
+            let body = json!({"summary": "walked"});
+            Reply::of(credential.sign(request).json(&body)).await;
+            sample
+        }
+        "get_session_key" | "reset_session_key" => {
+            session_sample(world, own, other, credential, None).await
+        }
+        "switch_session_key" => {
+            let sample = session_sample(world, own, other, credential, None).await;
+            let current = format!("{}-session", sample.ids.as_ref().unwrap().0);
+            let body = json!({ "session_id": current });
+            Sample {
+                body: Some(body),
+                ..sample
+            }
+        }
+        "append_to_session_key" => {
+            let body = json!({"messages": [{"role": "user", "content": "walked"}]});
+            session_sample(world, own, other, credential, Some(body)).await
+        }
         "create_tenant" => with_body(json!({"name": "made by the walk"})),
         "update_tenant" => with_body(json!({"dm_scope": "per-peer"})),
         "create_api_key" => with_body(json!({"name": "made by the walk", "scopes": ["chat"]})),
@@ -149,14 +275,16 @@ async fn call(
     path: &str,
     id: Option<&str>,
     body: &Option<Value>,
-    key: Option<&str>,
+    credential: &Credential,
 ) -> Reply {
     let id = id.unwrap_or_default();
-    let path = path.replace("{id}", id).replace("{name}", id);
+    let path = path
+        .replace("/sessions/{id}", &format!("/sessions/{id}-session"))
+        .replace("{id}", id)
+        .replace("{name}", id)
+        .replace("{key}", id);
     let mut request = reqwest::Client::new().request(method.clone(), world.url(&path));
-    if let Some(key) = key {
-        request = request.bearer_auth(key);
-    }
+    request = credential.sign(request);
     if let Some(body) = body {
         request = request.json(body);
     }
@@ -168,13 +296,13 @@ async fn every_operation_admits_exactly_whom_it_says() {
     let world = World::new().await;
     let own = world.tenant("own").await;
     let other = world.tenant("other").await;
-    let mut credentials = BTreeMap::from([
-        ("operator_key".to_owned(), OPERATOR_KEY.to_owned()),
-        ("api_key:admin".to_owned(), own.key.clone()),
-    ]);
+    let mut credentials = vec![
+        Credential::new("operator_key", OPERATOR_KEY),
+        Credential::new("api_key:admin", &own.key),
+    ];
     for scope in ["bridge", "chat", "read"] {
         let (_, key) = world.api_key(&own, scope).await;
-        credentials.insert(format!("api_key:{scope}"), key);
+        credentials.push(Credential::new(&format!("api_key:{scope}"), &key));
     }
     for tenant in [&own, &other] {
         let path = format!("/v1/issuers/{ISSUER}");
@@ -183,7 +311,7 @@ async fn every_operation_admits_exactly_whom_it_says() {
             .await
             .expect(201);
     }
-    credentials.insert("user_token".to_owned(), user_token(&world, &own));
+    credentials.push(Credential::new("user_token", &user_token(&world, &own)));
     let document = http::document().unwrap();
     let mut walked = 0;
     for (path, item) in document["paths"].as_object().unwrap() {
@@ -198,22 +326,24 @@ async fn every_operation_admits_exactly_whom_it_says() {
             let admitted = admitted(operation);
             let public = operation["security"] == json!([{}]);
             assert!(public || !admitted.is_empty(), "{name} admits nobody");
-            let stranger = sample(&world, name, &own, &other).await;
-            let id = stranger.ids.as_ref().map(|(own, _)| own.as_str());
             for key in [None, Some("tl_nonsense"), Some("x")] {
-                let reply = call(&world, &method, path, id, &stranger.body, key).await;
+                let stranger = Credential::stranger(key);
+                let sample = sample(&world, name, &own, &other, &stranger).await;
+                let id = sample.ids.as_ref().map(|(own, _)| own.as_str());
+                let reply = call(&world, &method, path, id, &sample.body, &stranger).await;
                 if public {
                     assert!(reply.status < 300, "{name}: {}", reply.text);
                 } else {
                     reply.expect_problem(401, "unauthorized");
                 }
             }
-            for (credential, key) in credentials.iter().filter(|_| !public) {
-                let sample = sample(&world, name, &own, &other).await;
+            for credential in credentials.iter().filter(|_| !public) {
+                let sample = sample(&world, name, &own, &other, credential).await;
                 let own_id = sample.ids.as_ref().map(|(own, _)| own.as_str());
-                let reply = call(&world, &method, path, own_id, &sample.body, Some(key)).await;
-                if admitted.contains(credential) {
-                    assert!(reply.status < 300, "{credential} on {name}: {}", reply.text);
+                let reply = call(&world, &method, path, own_id, &sample.body, credential).await;
+                let who = &credential.name;
+                if admitted.contains(who) {
+                    assert!(reply.status < 300, "{who} on {name}: {}", reply.text);
                     let foreign = sample.ids.as_ref().map(|(_, foreign)| foreign.as_str());
                     if let Some(foreign) = foreign.filter(|foreign| !foreign.is_empty()) {
                         let reply = call(
@@ -222,19 +352,23 @@ async fn every_operation_admits_exactly_whom_it_says() {
                             path,
                             Some(foreign),
                             &sample.body,
-                            Some(key),
+                            credential,
                         )
                         .await;
-                        reply.expect_problem(404, "not_found");
+                        let code = match path {
+                            path if path.contains("/sessions/") => "session_not_found",
+                            path if path.contains("/session-keys/") => "session_key_not_found",
+                            _ => "not_found",
+                        };
+                        // A client's own key that is free is made: a foreign one is simply not there.
+                        if name != "append_to_session_key" {
+                            reply.expect_problem(404, code);
+                        }
                     }
                 } else {
                     // What is not a person's own is not there for them; keys are told what they lack.
-                    let refusal = if credential == "user_token" { 404 } else { 403 };
-                    assert_eq!(
-                        reply.status, refusal,
-                        "{credential} on {name}: {}",
-                        reply.text
-                    );
+                    let refusal = if who == "user_token" { 404 } else { 403 };
+                    assert_eq!(reply.status, refusal, "{who} on {name}: {}", reply.text);
                 }
             }
             walked += 1;

@@ -425,7 +425,26 @@ pub async fn fill_every_table(world: &World, tenant: &Tenant) {
     let claims = json!({"iss": "i", "aud": tenant.id, "sub": "fill", "exp": expires});
     let token = crate::support::tokens::hs256(&claims, secret);
     world.get(&token, "/v1/users/me").await.expect(200);
+    fill_conversations(world, tenant, &token).await;
     throughline::jobs::flush_usage::tick(world.app()).await;
+}
+
+async fn fill_conversations(world: &World, tenant: &Tenant, token: &str) {
+    let body = json!({"session_key": "fill", "messages": [{"role": "user", "content": "fill"}]});
+    let session = world.post(token, "/v1/sessions", body).await.expect(201);
+    let user = session["user_id"].as_str().unwrap();
+    crate::sessions::grant(world, tenant, session["id"].as_str().unwrap(), user).await;
+    // What a sweep and a deletion leave behind, without a job that would change it under the test.
+    for sql in [
+        "insert into retention_sweeps (tenant_id, cutoff, started_at) values ($1, now(), now())",
+        "insert into spent_session_ids (tenant_id, digest) values ($1, decode(repeat('00', 32), 'hex'))",
+    ] {
+        sqlx::query(sql)
+            .bind(uuid_of(tenant))
+            .execute(&mut world.superuser().await)
+            .await
+            .unwrap();
+    }
 }
 
 pub fn uuid_of(tenant: &Tenant) -> sqlx::types::Uuid {

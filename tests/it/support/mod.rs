@@ -2,8 +2,10 @@
 
 pub mod catalog;
 pub mod cluster;
+pub mod conversations;
 pub mod http;
 pub mod model;
+pub mod people;
 pub mod process;
 pub mod tokens;
 pub mod world;

@@ -20,7 +20,7 @@ pub struct World {
     pub database: String,
     pub clock: Clock,
     pub nodes: Vec<Node>,
-    client: reqwest::Client,
+    pub client: reqwest::Client,
 }
 
 /// What a test may want otherwise.

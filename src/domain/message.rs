@@ -1,0 +1,371 @@
+//! Messages: what a client may give, what is stored, and how large it is for a model.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use utoipa::openapi::schema::{
+    AdditionalProperties, ArrayBuilder, ObjectBuilder, OneOfBuilder, Type,
+};
+use utoipa::openapi::{RefOr, Schema};
+
+use crate::domain::session::words;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::{SessionId, TurnId};
+
+/// As many as one call may give.
+pub const MAX_MESSAGES: usize = 1000;
+const MAX_PARTS: usize = 256;
+const MAX_TOOL_CALLS: usize = 128;
+const MAX_ID_CHARS: usize = 256;
+const MAX_CONTENT_CHARS: usize = 1024 * 1024;
+pub const MAX_TOKENS: u32 = 10_000_000;
+
+words!(
+    /// Who says it.
+    Role { System = "system", User = "user", Assistant = "assistant", Tool = "tool" }
+);
+words!(
+    /// What it is to the conversation.
+    MessageKind { Normal = "normal", Summary = "summary", Handoff = "handoff", Notice = "notice" }
+);
+
+/// A text, or a list of parts as OpenAI's API has them; kept as it was given.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Content(Value);
+
+impl Content {
+    pub fn text(text: &str) -> Self {
+        Self(Value::from(text))
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
+        let fine = match &value {
+            Value::String(text) => text.len() <= MAX_CONTENT_CHARS,
+            Value::Array(parts) => {
+                (1..=MAX_PARTS).contains(&parts.len()) && parts.iter().all(is_part)
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => false,
+        };
+        match fine {
+            true => Ok(Self(value)),
+            false => Err(serde::de::Error::custom(format!(
+                "must be a text, or 1 to {MAX_PARTS} parts that each have a type"
+            ))),
+        }
+    }
+}
+
+impl utoipa::PartialSchema for Content {
+    fn schema() -> RefOr<Schema> {
+        let text = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .max_length(Some(MAX_CONTENT_CHARS));
+        let kind = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .max_length(Some(MAX_CONTENT_CHARS));
+        let part = ObjectBuilder::new()
+            .property("type", kind)
+            .required("type")
+            .additional_properties(Some(AdditionalProperties::FreeForm(true)));
+        let parts = ArrayBuilder::new()
+            .items(part)
+            .min_items(Some(1))
+            .max_items(Some(MAX_PARTS));
+        Schema::OneOf(OneOfBuilder::new().item(text).item(parts).build()).into()
+    }
+}
+
+impl utoipa::ToSchema for Content {}
+
+/// A tool that an assistant called. What else a provider put in is kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ToolCall {
+    #[schema(min_length = 1, max_length = 256)]
+    pub id: String,
+    #[serde(rename = "type")]
+    #[schema(min_length = 1, max_length = 256)]
+    pub kind: String,
+    pub function: ToolFunction,
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    pub rest: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ToolFunction {
+    #[schema(min_length = 1, max_length = 256)]
+    pub name: String,
+    /// JSON, as the model wrote it.
+    #[schema(max_length = 1_048_576)]
+    pub arguments: String,
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    pub rest: Map<String, Value>,
+}
+
+/// A message as a client gives it. Place, time, identity and platform are the service's to set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewMessage {
+    pub role: Role,
+    pub kind: MessageKind,
+    pub content: Option<Content>,
+    pub tool_calls: Option<Vec<ToolCall>>,
+    pub tool_call_id: Option<String>,
+    /// As its maker counted; estimated where nobody did.
+    pub token_count: Option<u32>,
+}
+
+impl NewMessage {
+    /// What breaks a rule, with pointers below `at`.
+    pub fn check(&self, at: &str, errors: &mut Vec<FieldError>) {
+        let mut refuse = |member: &str, detail: String| {
+            errors.push(FieldError::new(format!("{at}/{member}"), detail));
+        };
+        let calls = self.tool_calls.as_deref().unwrap_or_default();
+        if self.content.is_none() && (self.role != Role::Assistant || calls.is_empty()) {
+            refuse("content", "is required".to_owned());
+        }
+        if self.tool_calls.is_some() && self.role != Role::Assistant {
+            refuse("tool_calls", "only an assistant calls tools".to_owned());
+        }
+        if self.tool_calls.is_some() && !(1..=MAX_TOOL_CALLS).contains(&calls.len()) {
+            refuse("tool_calls", format!("must be 1 to {MAX_TOOL_CALLS}"));
+        }
+        let long = |text: &str| !(1..=MAX_ID_CHARS).contains(&text.chars().count());
+        for (place, call) in calls.iter().enumerate() {
+            let twice = calls[..place].iter().any(|other| other.id == call.id);
+            if long(&call.id) || long(&call.function.name) || long(&call.kind) || twice {
+                let detail = format!(
+                    "id, type and name have 1 to {MAX_ID_CHARS} characters, and an id is given once"
+                );
+                refuse(&format!("tool_calls/{place}"), detail);
+            }
+        }
+        match (&self.tool_call_id, self.role) {
+            (None, Role::Tool) => refuse("tool_call_id", "says which call this answers".to_owned()),
+            (Some(id), Role::Tool) if long(id) => {
+                refuse(
+                    "tool_call_id",
+                    format!("must have 1 to {MAX_ID_CHARS} characters"),
+                );
+            }
+            (Some(_), Role::System | Role::User | Role::Assistant) => {
+                refuse("tool_call_id", "only a tool's answer has one".to_owned());
+            }
+            (None | Some(_), _) => {}
+        }
+        if self.token_count.is_some_and(|count| count > MAX_TOKENS) {
+            refuse("token_count", format!("must be at most {MAX_TOKENS}"));
+        }
+    }
+
+    pub fn tokens(&self) -> i32 {
+        let counted = self.token_count.unwrap_or_else(|| self.estimate());
+        i32::try_from(counted).unwrap_or(i32::MAX)
+    }
+
+    fn estimate(&self) -> u32 {
+        let content = self.content.as_ref().map_or(0, |content| weigh(&content.0));
+        let calls = self
+            .tool_calls
+            .iter()
+            .flatten()
+            .map(|call| weigh_text(&call.function.name) + weigh_text(&call.function.arguments));
+        let quarters = content + calls.sum::<u64>();
+        PER_MESSAGE + u32::try_from(quarters.div_ceil(4)).unwrap_or(u32::MAX - PER_MESSAGE)
+    }
+}
+
+/// What framing a message costs most models.
+const PER_MESSAGE: u32 = 4;
+
+/// A summary that stands for earlier messages: data that is quoted to the model, in nobody's name.
+pub fn summary(text: &str) -> NewMessage {
+    NewMessage {
+        role: Role::User,
+        kind: MessageKind::Summary,
+        content: Some(Content::text(text)),
+        tool_calls: None,
+        tool_call_id: None,
+        token_count: None,
+    }
+}
+
+/// Checks a list of messages that stands at `pointer`, and that whoever gives it may write such roles.
+pub fn check_all(messages: &[NewMessage], pointer: &str, every_role: bool) -> Result<()> {
+    if messages.len() > MAX_MESSAGES {
+        let detail = format!("at most {MAX_MESSAGES} messages at once");
+        return Err(Error::invalid(vec![FieldError::new(pointer, detail)]));
+    }
+    let mut errors = Vec::new();
+    for (place, message) in messages.iter().enumerate() {
+        message.check(&format!("{pointer}/{place}"), &mut errors);
+    }
+    Error::check(errors)?;
+    let foreign = messages
+        .iter()
+        .position(|message| message.role != Role::User);
+    match foreign {
+        Some(place) if !every_role => {
+            let pointer = format!("{pointer}/{place}/role");
+            let detail = "only admin and chat keys write other roles than user";
+            Err(Error::fields(
+                Code::RoleNotAllowed,
+                vec![FieldError::new(pointer, detail)],
+            ))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// The size of every text in a value, in quarters of a token.
+fn weigh(value: &Value) -> u64 {
+    match value {
+        Value::String(text) => weigh_text(text),
+        Value::Array(items) => items.iter().map(weigh).sum(),
+        Value::Object(members) => members.values().map(weigh).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
+/// Four ASCII characters are about a token; a character of another script is about one.
+fn weigh_text(text: &str) -> u64 {
+    text.chars().map(|c| if c.is_ascii() { 1 } else { 4 }).sum()
+}
+
+/// A message as it is stored.
+#[derive(Debug, Clone)]
+pub struct Message {
+    pub session_id: SessionId,
+    pub seq: i64,
+    pub role: Role,
+    pub kind: MessageKind,
+    pub content: Option<Box<RawValue>>,
+    pub tool_calls: Option<Box<RawValue>>,
+    pub tool_call_id: Option<String>,
+    /// `platform:external_id` of who spoke.
+    pub identity: Option<String>,
+    pub platform: Option<String>,
+    pub token_count: i32,
+    pub turn_id: Option<TurnId>,
+    /// Where the original is, of a copy.
+    pub copied_from: Option<(SessionId, i64)>,
+    pub created_at: DateTime<Utc>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn message(value: Value) -> NewMessage {
+        let member = |name: &str| value.get(name).cloned().unwrap_or(Value::Null);
+        NewMessage {
+            role: serde_json::from_value(member("role")).unwrap(),
+            kind: MessageKind::Normal,
+            content: serde_json::from_value(member("content")).unwrap(),
+            tool_calls: serde_json::from_value(member("tool_calls")).unwrap(),
+            tool_call_id: serde_json::from_value(member("tool_call_id")).unwrap(),
+            token_count: serde_json::from_value(member("token_count")).unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_a_role_may_have_is_checked() {
+        let call =
+            json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        for (given, wrong) in [
+            (json!({"role": "user", "content": "hi"}), None),
+            (
+                json!({"role": "user", "content": [{"type": "text", "text": "hi"}]}),
+                None,
+            ),
+            (json!({"role": "assistant", "tool_calls": [call]}), None),
+            (
+                json!({"role": "tool", "tool_call_id": "c1", "content": ""}),
+                None,
+            ),
+            (json!({"role": "user"}), Some("/m/content")),
+            (json!({"role": "assistant"}), Some("/m/content")),
+            (
+                json!({"role": "tool", "content": "x"}),
+                Some("/m/tool_call_id"),
+            ),
+            (
+                json!({"role": "user", "content": "x", "tool_call_id": "c1"}),
+                Some("/m/tool_call_id"),
+            ),
+            (
+                json!({"role": "user", "content": "x", "tool_calls": [call]}),
+                Some("/m/tool_calls"),
+            ),
+            (
+                json!({"role": "assistant", "content": "x", "tool_calls": []}),
+                Some("/m/tool_calls"),
+            ),
+            (
+                json!({"role": "assistant", "tool_calls": [call, call]}),
+                Some("/m/tool_calls/1"),
+            ),
+            (
+                json!({"role": "user", "content": "x", "token_count": 10_000_001}),
+                Some("/m/token_count"),
+            ),
+        ] {
+            let mut errors = Vec::new();
+            message(given.clone()).check("/m", &mut errors);
+            let found = errors.first().map(|error| error.pointer.as_str());
+            assert_eq!(found, wrong, "{given}");
+        }
+    }
+
+    #[test]
+    fn content_is_a_text_or_typed_parts() {
+        for bad in [
+            json!(1),
+            json!({}),
+            json!([]),
+            json!(["x"]),
+            json!([{"text": "x"}]),
+        ] {
+            assert!(
+                serde_json::from_value::<Content>(bad.clone()).is_err(),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_provider_s_own_members_of_a_tool_call_are_kept() {
+        let call = json!({"id": "c", "type": "function", "index": 0,
+                          "function": {"name": "f", "arguments": "{}", "strict": true}});
+        let read: ToolCall = serde_json::from_value(call.clone()).unwrap();
+        assert_eq!(serde_json::to_value(read).unwrap(), call);
+    }
+
+    #[test]
+    fn tokens_are_estimated_unless_they_were_counted() {
+        for (given, tokens) in [
+            (json!({"role": "user", "content": ""}), 4),
+            (json!({"role": "user", "content": "12345678"}), 6),
+            (json!({"role": "user", "content": "一二三"}), 7),
+            (
+                json!({"role": "user", "content": [{"type": "text", "text": "1234"}]}),
+                6,
+            ),
+            (
+                json!({"role": "user", "content": "12345678", "token_count": 99}),
+                99,
+            ),
+        ] {
+            assert_eq!(message(given.clone()).tokens(), tokens, "{given}");
+        }
+    }
+}

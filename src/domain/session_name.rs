@@ -1,0 +1,199 @@
+//! The names that clients give: session keys and session ids. They are names in their maker's namespace
+//! and never rights. What begins like a name of the service is reserved, and never made by a client.
+
+use std::fmt;
+
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::SessionId;
+
+pub const MAX_NAME: usize = 256;
+
+/// How keys begin that the service builds.
+const BUILT_KEY: &str = "agent:";
+/// How ids begin that the service gives to what a conversation can be asked for by. Those of
+/// credentials and requests stand nowhere near a session, so clients may use them as they like.
+const OWN_PREFIXES: [&str; 7] = ["ten_", "usr_", "idn_", "ses_", "trn_", "hnd_", "dlv_"];
+
+/// A session key: the stable name of a slot.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SessionKey(String);
+
+text_schema!(SessionKey, "^[!-~]+$", 1, MAX_NAME);
+
+impl SessionKey {
+    /// Reads a key that stands at `pointer` of a request.
+    pub fn parse(text: &str, pointer: &str) -> Result<Self> {
+        match is_visible(text) {
+            true => Ok(Self(text.to_owned())),
+            false => {
+                let detail = format!("a key is 1 to {MAX_NAME} visible ASCII characters");
+                Err(refuse(Code::InvalidSessionKey, pointer, detail))
+            }
+        }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether only the service makes such a key: for a client it is there or it is not.
+    pub fn is_reserved(&self) -> bool {
+        is_built_key(&self.0) || has_own_prefix(&self.0)
+    }
+}
+
+impl fmt::Display for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whether `key` was built by the service for a chat of a platform or for a person.
+pub fn is_built_key(key: &str) -> bool {
+    key.starts_with(BUILT_KEY)
+}
+
+/// A session as a request names it: by the service's id, or by the client's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionRef {
+    Id(SessionId),
+    Name(ClientSessionId),
+}
+
+text_schema!(SessionRef, "^[!-~]+$", 1, MAX_NAME);
+
+impl SessionRef {
+    /// Reads an id that stands at `pointer` of a request. A reserved one that is not the id of a session
+    /// names nothing.
+    pub fn parse(text: &str, pointer: &str) -> Result<Self> {
+        if let Ok(id) = text.parse() {
+            return Ok(Self::Id(id));
+        }
+        ClientSessionId::parse(text, pointer).map(Self::Name)
+    }
+}
+
+impl fmt::Display for SessionRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Name(name) => f.write_str(&name.0),
+        }
+    }
+}
+
+/// An id that a client gave to a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientSessionId(String);
+
+impl ClientSessionId {
+    pub fn parse(text: &str, pointer: &str) -> Result<Self> {
+        let unsafe_in_paths = text.contains("..") || text.contains(['/', '\\']);
+        if !is_visible(text) || unsafe_in_paths {
+            let detail = format!(
+                "an id is 1 to {MAX_NAME} visible ASCII characters, without .. and / and \\"
+            );
+            return Err(refuse(Code::InvalidSessionId, pointer, detail));
+        }
+        if has_own_prefix(text) || is_built_key(text) {
+            return Err(session_not_found());
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+pub fn session_not_found() -> Error {
+    Error::new(Code::SessionNotFound, "no such session")
+}
+
+pub fn session_key_not_found() -> Error {
+    Error::new(Code::SessionKeyNotFound, "no such session key")
+}
+
+fn is_visible(text: &str) -> bool {
+    (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn has_own_prefix(text: &str) -> bool {
+    OWN_PREFIXES.iter().any(|prefix| text.starts_with(prefix))
+}
+
+fn refuse(code: Code, pointer: &str, detail: String) -> Error {
+    Error::fields(code, vec![FieldError::new(pointer, detail)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id_code(text: &str) -> Option<Code> {
+        SessionRef::parse(text, "/id").err().map(|error| error.code)
+    }
+
+    #[test]
+    fn ids_are_visible_ascii_that_is_safe_in_a_path() {
+        for good in [
+            "a",
+            "chat-1",
+            "key_1",
+            "a.b",
+            "x:y",
+            "%41",
+            "~",
+            &"x".repeat(256),
+        ] {
+            assert_eq!(id_code(good), None, "{good}");
+        }
+        for bad in [
+            "",
+            " ",
+            "a b",
+            "a..b",
+            "a/b",
+            "a\\b",
+            "é",
+            "a\n",
+            &"x".repeat(257),
+        ] {
+            assert_eq!(id_code(bad), Some(Code::InvalidSessionId), "{bad}");
+        }
+    }
+
+    #[test]
+    fn reserved_ids_are_there_or_not_there_but_never_made() {
+        let id = SessionId::generate();
+        assert_eq!(
+            SessionRef::parse(&id.to_string(), "/id").unwrap(),
+            SessionRef::Id(id)
+        );
+        for reserved in ["ses_1", "usr_x", "trn_", "agent:main:x"] {
+            assert_eq!(id_code(reserved), Some(Code::SessionNotFound), "{reserved}");
+        }
+    }
+
+    #[test]
+    fn keys_are_visible_ascii_and_know_when_they_are_reserved() {
+        let parse = |text: &str| SessionKey::parse(text, "/session_key");
+        for (good, reserved) in [
+            ("my/key", false),
+            ("a..b", false),
+            ("agentx", false),
+            ("agent:main:main", true),
+            ("usr_1", true),
+            ("hnd_1", true),
+        ] {
+            assert_eq!(parse(good).unwrap().is_reserved(), reserved, "{good}");
+        }
+        for bad in ["", "a b", "é", "\u{7f}", &"x".repeat(257)] {
+            assert_eq!(
+                parse(bad).unwrap_err().code,
+                Code::InvalidSessionKey,
+                "{bad}"
+            );
+        }
+    }
+}

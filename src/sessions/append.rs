@@ -1,0 +1,84 @@
+//! Writing at the end of a conversation, whichever of its ids was named.
+
+use chrono::{DateTime, Utc};
+
+use super::find;
+use crate::domain::message::{self, NewMessage};
+use crate::domain::session::{Need, Tip};
+use crate::domain::session_name::SessionRef;
+use crate::domain::viewer::Viewer;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::SessionId;
+use crate::store::TenantTx;
+use crate::store::messages::{self, Append};
+
+/// As often as others may move the tip away under us before we give up.
+const ATTEMPTS: usize = 10;
+
+#[derive(Debug)]
+pub struct Appended {
+    pub tip: Tip,
+    pub first_seq: i64,
+}
+
+/// Appends to the tip, all or nothing. `expected_last` is the last number that the caller saw.
+pub async fn append(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    session: &SessionRef,
+    messages: &[NewMessage],
+    expected_last: Option<i64>,
+    now: DateTime<Utc>,
+) -> Result<Appended> {
+    if messages.is_empty() {
+        let error = FieldError::new("/messages", "give at least one");
+        return Err(Error::invalid(vec![error]));
+    }
+    message::check_all(messages, "/messages", viewer.writes_every_role)?;
+    for _ in 0..ATTEMPTS {
+        let tip = find(tx, viewer, session, Need::ReadOrSpeak, now).await?;
+        let append = Append {
+            session_id: tip.session_id,
+            messages,
+            speaker: viewer.speaker.as_ref(),
+            expected_last,
+        };
+        if let Some(first_seq) = messages::append(tx, &append, now).await? {
+            return Ok(Appended { tip, first_seq });
+        }
+        // Either the tip has moved on, or its last number is another: the next look tells which.
+        let again = find(tx, viewer, session, Need::ReadOrSpeak, now).await?;
+        let last = again.last_seq();
+        if again.session_id == tip.session_id && expected_last.is_some_and(|seen| seen != last) {
+            let detail = format!("the last message has the number {last}");
+            return Err(Error::new(Code::PreconditionFailed, detail));
+        }
+    }
+    let detail = "the conversation is being compressed again and again";
+    Err(Error::unavailable(
+        "the conversation",
+        anyhow::anyhow!(detail),
+    ))
+}
+
+/// What a session begins with, in the transaction that makes it.
+pub(super) async fn put_first(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    session_id: SessionId,
+    messages: &[NewMessage],
+    now: DateTime<Utc>,
+) -> Result<()> {
+    if messages.is_empty() {
+        return Ok(());
+    }
+    let append = Append {
+        session_id,
+        messages,
+        speaker: viewer.speaker.as_ref(),
+        expected_last: None,
+    };
+    let gone = || Error::internal(anyhow::anyhow!("a new session takes no messages"));
+    messages::append(tx, &append, now).await?.ok_or_else(gone)?;
+    Ok(())
+}

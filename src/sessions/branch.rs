@@ -1,0 +1,61 @@
+//! A branch: a conversation of its own that begins with a copy of another's transcript.
+
+use chrono::{DateTime, Utc};
+
+use super::{find, insert};
+use crate::domain::session::{Edge, Need, NewConversation};
+use crate::domain::session_name::SessionRef;
+use crate::domain::viewer::Viewer;
+use crate::error::{Error, FieldError, Result};
+use crate::ids::SessionId;
+use crate::store::TenantTx;
+use crate::store::messages::{self, Copy};
+
+pub struct Branch {
+    /// The last message that is taken along; all where none is named.
+    pub from_seq: Option<i64>,
+    pub title: Option<String>,
+}
+
+/// Branches off the tip. The branch belongs to whom the conversation belongs to, whoever makes it, and
+/// is known to the same key without becoming its current one.
+pub async fn branch(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    session: &SessionRef,
+    request: Branch,
+    now: DateTime<Utc>,
+) -> Result<SessionId> {
+    let tip = find(tx, viewer, session, Need::Own, now).await?;
+    let last = tip.last_seq();
+    if request
+        .from_seq
+        .is_some_and(|seq| !(1..=last).contains(&seq))
+    {
+        let detail = match last {
+            0 => "the session has no messages".to_owned(),
+            last => format!("must be from 1 to {last}"),
+        };
+        return Err(Error::invalid(vec![FieldError::new("/from_seq", detail)]));
+    }
+    let conversation = NewConversation {
+        id: SessionId::generate(),
+        slot_id: tip.slot_id,
+        namespace: viewer.namespace,
+        client_id: None,
+        user_id: tip.owner.user_id,
+        agent: tip.agent,
+        title: request.title,
+        origin: Some((tip.session_id, Edge::Branch)),
+    };
+    let id = insert(tx, &conversation, now).await?;
+    let copy = Copy {
+        from: tip.session_id,
+        to: id,
+        seqs: None,
+        through: request.from_seq,
+        counted: true,
+    };
+    messages::copy(tx, &copy).await?;
+    Ok(id)
+}

@@ -1,0 +1,53 @@
+//! A new session, with what was said in it before if its maker brings that along.
+
+use chrono::{DateTime, Utc};
+
+use super::{agent_for, append::put_first, insert, keys};
+use crate::domain::message::{self, NewMessage};
+use crate::domain::session::NewConversation;
+use crate::domain::session_name::{ClientSessionId, SessionKey};
+use crate::domain::viewer::Viewer;
+use crate::error::Result;
+use crate::ids::SessionId;
+use crate::store::{TenantTx, slots};
+
+pub struct NewSession {
+    pub id: Option<ClientSessionId>,
+    pub session_key: Option<SessionKey>,
+    pub agent: Option<String>,
+    pub title: Option<String>,
+    pub messages: Vec<NewMessage>,
+}
+
+/// Makes a session. It becomes its key's current one only if the key has none.
+pub async fn create(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    request: NewSession,
+    now: DateTime<Utc>,
+) -> Result<SessionId> {
+    message::check_all(&request.messages, "/messages", viewer.writes_every_role)?;
+    let named = request.agent.as_deref();
+    let slot = match &request.session_key {
+        Some(key) => Some(keys::obtain(tx, viewer, key, named, now).await?),
+        None => None,
+    };
+    let conversation = NewConversation {
+        id: SessionId::generate(),
+        slot_id: slot.as_ref().map(|slot| slot.id),
+        namespace: viewer.namespace,
+        client_id: request.id.map(|id| id.as_str().to_owned()),
+        user_id: viewer
+            .person
+            .or(slot.as_ref().and_then(|slot| slot.user_id)),
+        agent: agent_for(tx, named, slot.as_ref()).await?,
+        title: request.title,
+        origin: None,
+    };
+    let id = insert(tx, &conversation, now).await?;
+    if let Some(slot) = slot {
+        slots::update_first(tx, slot.id, id).await?;
+    }
+    put_first(tx, viewer, id, &request.messages, now).await?;
+    Ok(id)
+}

@@ -1,0 +1,62 @@
+//! The end of a conversation: gone for everyone at once, its rows soon after, its ids never given again.
+
+use chrono::{DateTime, Utc};
+
+use super::find;
+use crate::app::App;
+use crate::audit;
+use crate::crypto;
+use crate::domain::audit::{Action, Detail, Entry};
+use crate::domain::session::{ChainName, Need};
+use crate::domain::session_name::{SessionRef, session_not_found};
+use crate::domain::viewer::{Namespace, Viewer};
+use crate::error::Result;
+use crate::store::{TenantTx, conversations, jobs, slots};
+
+/// The job that removes the rows.
+pub const ERASE_JOB: &str = "erase_conversations";
+
+/// Deletes the whole conversation that `session` is a link of.
+pub async fn delete(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    viewer: &Viewer,
+    session: &SessionRef,
+) -> Result<()> {
+    let now = app.clock.now();
+    let tip = find(tx, viewer, session, Need::Own, now).await?;
+    if !delete_quietly(tx, &tip.name, now).await? {
+        return Err(session_not_found());
+    }
+    let mut detail = Detail::default();
+    if let Some(user_id) = tip.owner.user_id {
+        detail = detail.id("user_id", user_id);
+    }
+    let entry = Entry::new(actor, Action::ConversationDelete, &tip.name.conversation_id);
+    audit::append(&app.keyring, tx, entry.with(detail), now).await
+}
+
+/// The same without an audit entry of its own. False if someone else has deleted it.
+pub async fn delete_quietly(
+    tx: &mut TenantTx,
+    name: &ChainName,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    slots::lock_leading_to(tx, name.conversation_id).await?;
+    if !conversations::mark_deleted(tx, name.conversation_id, now).await? {
+        return Ok(false);
+    }
+    if let Some(client_id) = &name.client_id {
+        conversations::insert_spent_id(tx, spent_digest(name.namespace, client_id)).await?;
+    }
+    jobs::insert(tx, ERASE_JOB, now).await?;
+    Ok(true)
+}
+
+/// What is kept of a client's id when its session is deleted.
+pub(super) fn spent_digest(namespace: Namespace, client_id: &str) -> [u8; 32] {
+    let mut named = namespace.as_uuid().as_bytes().to_vec();
+    named.extend_from_slice(client_id.as_bytes());
+    crypto::sha256(&named)
+}

@@ -1,0 +1,295 @@
+//! Session keys: finding the slot that a key names, and moving what it leads to. Whoever moves a slot
+//! holds it, and then the conversations it moves between, by id.
+
+use chrono::{DateTime, Utc};
+
+use super::{agent_for, find, insert};
+use crate::domain::agent::ChatType;
+use crate::domain::platform::PlatformScope;
+use crate::domain::reset::{ResetReason, TimeZone, judge};
+use crate::domain::session::{Edge, EndReason, Need, NewConversation};
+use crate::domain::session_name::{
+    SessionKey, SessionRef, session_key_not_found, session_not_found,
+};
+use crate::domain::slot::{NewSlot, Slot};
+use crate::domain::viewer::Viewer;
+use crate::error::{Code, Error, Result};
+use crate::ids::{SessionId, SlotId};
+use crate::store::{TenantTx, agents, conversations, sessions, slots, users};
+
+/// The slot that `key` names for `viewer`.
+pub async fn find_slot(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    key: &SessionKey,
+    now: DateTime<Utc>,
+) -> Result<Slot> {
+    let id = slots::find_id(tx, viewer, key)
+        .await?
+        .ok_or_else(session_key_not_found)?;
+    let slot = slots::get(tx, viewer, id, now).await?;
+    slot.check(viewer)?;
+    Ok(slot)
+}
+
+/// The same, held until `tx` ends.
+async fn lock_slot(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    key: &SessionKey,
+    now: DateTime<Utc>,
+) -> Result<Slot> {
+    let id = find_slot(tx, viewer, key, now).await?.id;
+    slots::lock(tx, id).await?;
+    let slot = slots::get(tx, viewer, id, now).await?;
+    slot.check(viewer)?;
+    Ok(slot)
+}
+
+/// The slot of `key`, held; made if it is new and a client may make it. Concurrent first uses make one.
+pub(super) async fn obtain(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    key: &SessionKey,
+    agent: Option<&str>,
+    now: DateTime<Utc>,
+) -> Result<Slot> {
+    let known = slots::find_id(tx, viewer, key).await?.is_some();
+    if !known && !key.is_reserved() {
+        let slot = NewSlot {
+            id: SlotId::generate(),
+            key: key.clone(),
+            user_id: viewer.person,
+            agent: agent_for(tx, agent, None).await?,
+        };
+        // Lost or won: afterwards the name is there.
+        slots::insert(tx, viewer, &slot, now).await?;
+    }
+    lock_slot(tx, viewer, key, now).await
+}
+
+fn check_generation(slot: &Slot, expected: Option<i64>) -> Result<()> {
+    match expected {
+        Some(expected) if expected != slot.generation => Err(Error::new(
+            Code::PreconditionFailed,
+            format!("the key is at generation {}", slot.generation),
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Begins anew: a fresh session becomes the current one. What it had stays, and is ended unless another
+/// slot leads there.
+pub async fn reset(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    key: &SessionKey,
+    expected_generation: Option<i64>,
+    now: DateTime<Utc>,
+) -> Result<Slot> {
+    let slot = lock_slot(tx, viewer, key, now).await?;
+    check_generation(&slot, expected_generation)?;
+    rotate(tx, viewer, &slot, EndReason::Reset, now).await?;
+    slots::get(tx, viewer, slot.id, now).await
+}
+
+/// Replaces what a held slot leads to with a fresh conversation.
+async fn rotate(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    slot: &Slot,
+    reason: EndReason,
+    now: DateTime<Utc>,
+) -> Result<SessionId> {
+    let before = slot.current.as_ref();
+    let locked_tip = match before {
+        Some(current) => conversations::lock(tx, current.name.conversation_id).await?,
+        None => None,
+    };
+    let conversation = NewConversation {
+        id: SessionId::generate(),
+        slot_id: Some(slot.id),
+        namespace: viewer.namespace,
+        client_id: None,
+        user_id: slot.user_id,
+        agent: slot.agent.clone(),
+        title: None,
+        origin: locked_tip.map(|tip| (tip, Edge::Reset)),
+    };
+    let id = insert(tx, &conversation, now).await?;
+    slots::update_current(tx, slot.id, id, now).await?;
+    if let Some(current) = before {
+        sessions::end_unless_current(tx, current.name.conversation_id, reason, now).await?;
+    }
+    Ok(id)
+}
+
+/// Makes `session` the current one of `key`, and opens it again if it had ended.
+pub async fn switch(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    key: &SessionKey,
+    session: &SessionRef,
+    expected_generation: Option<i64>,
+    now: DateTime<Utc>,
+) -> Result<Slot> {
+    let slot = lock_slot(tx, viewer, key, now).await?;
+    check_generation(&slot, expected_generation)?;
+    let target = find(tx, viewer, session, Need::Own, now).await?;
+    if target.agent != slot.agent {
+        let detail = format!("the session belongs to the agent {}", target.agent);
+        return Err(Error::new(Code::AgentMismatch, detail));
+    }
+    if target.owner.user_id != slot.user_id {
+        let detail = "the session and the key do not belong to the same person";
+        return Err(Error::new(Code::SessionKeyMismatch, detail));
+    }
+    let to = target.name.conversation_id;
+    let from = slot
+        .current
+        .as_ref()
+        .map(|current| current.name.conversation_id);
+    if from == Some(to) {
+        slots::update_chosen(tx, slot.id, now).await?;
+        return slots::get(tx, viewer, slot.id, now).await;
+    }
+    let mut both: Vec<SessionId> = from.into_iter().chain([to]).collect();
+    both.sort_unstable();
+    for id in both {
+        let there = conversations::lock(tx, id).await?.is_some();
+        if id == to && !there {
+            return Err(session_not_found());
+        }
+    }
+    slots::insert_conversation(tx, slot.id, to).await?;
+    slots::update_current(tx, slot.id, to, now).await?;
+    sessions::reopen_tip(tx, to).await?;
+    if let Some(from) = from {
+        sessions::end_unless_current(tx, from, EndReason::Switch, now).await?;
+    }
+    slots::get(tx, viewer, slot.id, now).await
+}
+
+/// How a message comes to a key.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival<'a> {
+    pub platform: Option<&'a PlatformScope>,
+    pub chat_type: Option<ChatType>,
+    /// Only what a person says can find its conversation too old.
+    pub by_person: bool,
+}
+
+/// What a key chose for a message.
+#[derive(Debug)]
+pub struct Chosen {
+    pub slot: Slot,
+    /// A link of the chosen conversation; its tip takes the message.
+    pub session_id: SessionId,
+    pub created: bool,
+    /// Why it began anew, and the session that was the current one.
+    pub reset: Option<(ResetReason, SessionRefShown)>,
+}
+
+/// The session that was current before a reset.
+#[derive(Debug)]
+pub struct SessionRefShown {
+    pub session_id: SessionId,
+    pub name: crate::domain::session::ChainName,
+}
+
+/// The session that a message goes to when only a key is named: the current one, unless the agent's
+/// reset policy finds it too old; made if the key is new.
+pub async fn choose_current(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    key: &SessionKey,
+    agent: Option<&str>,
+    arrival: Arrival<'_>,
+    now: DateTime<Utc>,
+) -> Result<Chosen> {
+    let slot = obtain(tx, viewer, key, agent, now).await?;
+    agent_for(tx, agent, Some(&slot)).await?;
+    let Some(current) = slot.current.clone() else {
+        let session_id = first(tx, viewer, &slot, now).await?;
+        return Ok(Chosen {
+            slot,
+            session_id,
+            created: true,
+            reset: None,
+        });
+    };
+    let reason = match arrival.by_person {
+        true => judge_slot(tx, viewer, &slot, current.session_id, arrival, now).await?,
+        false => None,
+    };
+    let Some(reason) = reason else {
+        return Ok(Chosen {
+            slot,
+            session_id: current.session_id,
+            created: false,
+            reset: None,
+        });
+    };
+    let session_id = rotate(tx, viewer, &slot, reason.into(), now).await?;
+    let before = SessionRefShown {
+        session_id: current.session_id,
+        name: current.name,
+    };
+    Ok(Chosen {
+        slot,
+        session_id,
+        created: true,
+        reset: Some((reason, before)),
+    })
+}
+
+/// The first conversation of a slot, or the next one after its current one was deleted.
+async fn first(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    slot: &Slot,
+    now: DateTime<Utc>,
+) -> Result<SessionId> {
+    let conversation = NewConversation {
+        id: SessionId::generate(),
+        slot_id: Some(slot.id),
+        namespace: viewer.namespace,
+        client_id: None,
+        user_id: slot.user_id,
+        agent: slot.agent.clone(),
+        title: None,
+        origin: None,
+    };
+    let id = insert(tx, &conversation, now).await?;
+    slots::update_first(tx, slot.id, id).await?;
+    Ok(id)
+}
+
+/// Whether the agent's policy finds what the slot leads to too old. An empty session is never too old.
+async fn judge_slot(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    slot: &Slot,
+    current: SessionId,
+    arrival: Arrival<'_>,
+    now: DateTime<Utc>,
+) -> Result<Option<ResetReason>> {
+    let Some(agent) = agents::find(tx, &slot.agent).await? else {
+        return Ok(None);
+    };
+    let rule = agent
+        .spec
+        .reset
+        .rule_for(arrival.platform, arrival.chat_type);
+    let tip = find(tx, viewer, &SessionRef::Id(current), Need::ReadOrSpeak, now).await?;
+    if tip.last_seq() == 0 {
+        return Ok(None);
+    }
+    let zone = match slot.user_id {
+        Some(user_id) => users::find_time_zone(tx, user_id).await?,
+        None => None,
+    };
+    let zone = TimeZone::from_column(zone.as_deref());
+    let last_person_at = tip.last_person_at.max(slot.last_person_at);
+    Ok(judge(&rule, zone, last_person_at, now))
+}

@@ -1,0 +1,101 @@
+//! Use cases of conversations: making them, speaking in them, compressing, parting and ending them. Each
+//! runs in one transaction of the caller's and leaves the commit to it. Locks are taken in one order:
+//! slots, conversation, session.
+
+use chrono::{DateTime, Utc};
+
+use crate::app::App;
+use crate::audit;
+use crate::domain::agent::DEFAULT_AGENT;
+use crate::domain::audit::{Action, Detail, Entry};
+use crate::domain::session::{Need, NewConversation, Tip};
+use crate::domain::session_name::{SessionRef, session_not_found};
+use crate::domain::slot::Slot;
+use crate::domain::viewer::{Reach, Viewer};
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::SessionId;
+use crate::store::{TenantTx, agents, conversations, sessions, slots, tips};
+
+mod append;
+mod branch;
+mod compress;
+mod create;
+mod delete;
+mod keys;
+
+pub use append::{Appended, append};
+pub use branch::{Branch, branch};
+pub use compress::{Compress, Compressed, compress, uncompress};
+pub use create::{NewSession, create};
+pub use delete::{ERASE_JOB, delete, delete_quietly};
+pub use keys::{Arrival, Chosen, choose_current, find_slot, reset, switch};
+
+/// The tip of the chain that `session` is a link of, if `viewer` may do with it what it needs.
+pub async fn find(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    session: &SessionRef,
+    need: Need,
+    now: DateTime<Utc>,
+) -> Result<Tip> {
+    let tip = tips::find(tx, viewer, session, now)
+        .await?
+        .ok_or_else(session_not_found)?;
+    tip.owner.check(viewer, need)?;
+    Ok(tip)
+}
+
+/// Tells the audit that someone who is not the person reads what was said to them.
+pub async fn note_reading(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    viewer: &Viewer,
+    tip: &Tip,
+) -> Result<()> {
+    let (Reach::Tenant, Some(user_id)) = (viewer.reach, tip.owner.user_id) else {
+        return Ok(());
+    };
+    let entry = Entry::new(actor, Action::ConversationRead, &tip.name.conversation_id)
+        .with(Detail::default().id("user_id", user_id));
+    audit::append(&app.keyring, tx, entry, app.clock.now()).await
+}
+
+/// Makes a conversation with its first session, and lets its slot know it.
+async fn insert(
+    tx: &mut TenantTx,
+    conversation: &NewConversation,
+    now: DateTime<Utc>,
+) -> Result<SessionId> {
+    let client_id = conversation.client_id.as_deref();
+    let digest = client_id.map(|id| delete::spent_digest(conversation.namespace, id));
+    if !conversations::insert(tx, conversation, digest, now).await? {
+        let detail = "an id is given once, and never again after its session was deleted";
+        return Err(Error::fields(
+            Code::SessionIdTaken,
+            vec![FieldError::new("/id", detail)],
+        ));
+    }
+    sessions::insert_first(tx, conversation.id, conversation.origin, now).await?;
+    if let Some(slot_id) = conversation.slot_id {
+        slots::insert_conversation(tx, slot_id, conversation.id).await?;
+    }
+    Ok(conversation.id)
+}
+
+/// The agent of a new session: the one that is named, which must exist and be the slot's.
+async fn agent_for(tx: &mut TenantTx, named: Option<&str>, slot: Option<&Slot>) -> Result<String> {
+    let of_slot = slot.map(|slot| slot.agent.as_str());
+    if let (Some(named), Some(of_slot)) = (named, of_slot)
+        && named != of_slot
+    {
+        let detail = format!("the key belongs to the agent {of_slot}");
+        return Err(Error::new(Code::AgentMismatch, detail));
+    }
+    let agent = named.or(of_slot).unwrap_or(DEFAULT_AGENT);
+    if agents::find(tx, agent).await?.is_none() {
+        let error = FieldError::new("/agent", "there is no such agent");
+        return Err(Error::invalid(vec![error]));
+    }
+    Ok(agent.to_owned())
+}

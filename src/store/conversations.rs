@@ -1,0 +1,294 @@
+//! Whole chains: making them, listing them by their tips, and what holds for all their links.
+
+use chrono::{DateTime, Utc};
+
+use super::TenantTx;
+use super::sessions::{SessionRow, join_origin, session_columns};
+use crate::domain::paging::{Page, PageRequest};
+use crate::domain::session::{NewConversation, Session, SessionState};
+use crate::domain::viewer::{Reach, Viewer};
+use crate::error::Result;
+use crate::ids::{SessionId, SlotId, UserId};
+
+/// Makes the conversation's row, or nothing if its client's id was ever given before. Its first session
+/// has to follow in the same transaction.
+pub async fn insert(
+    tx: &mut TenantTx,
+    conversation: &NewConversation,
+    spent_digest: Option<[u8; 32]>,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    let done = sqlx::query(
+        "insert into conversations (tenant_id, id, slot_id, namespace, client_id, user_id, agent,
+                                    tip_session_id, title, created_at)
+         select $1, $2, $3, $4, $5, $6, $7, $2, $8, $9
+          where not exists (select 1
+                              from spent_session_ids
+                             where tenant_id = $1
+                               and digest = $10)
+             on conflict on constraint conversations_client_id_once do nothing",
+    )
+    .bind(tx.tenant_id())
+    .bind(conversation.id)
+    .bind(conversation.slot_id)
+    .bind(conversation.namespace.as_uuid())
+    .bind(&conversation.client_id)
+    .bind(conversation.user_id)
+    .bind(&conversation.agent)
+    .bind(&conversation.title)
+    .bind(now)
+    .bind(spent_digest.map(|digest| digest.to_vec()))
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Holds the conversation until `tx` ends and answers its tip; `None` if it was deleted.
+pub async fn lock(tx: &mut TenantTx, id: SessionId) -> Result<Option<SessionId>> {
+    Ok(sqlx::query_scalar(
+        "select tip_session_id
+           from conversations
+          where tenant_id = $1
+            and id = $2
+            and deleted_at is null
+            for no key update",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?)
+}
+
+/// Moves the tip, forward by compression and back by its undoing.
+pub async fn update_tip(tx: &mut TenantTx, id: SessionId, tip: SessionId) -> Result<()> {
+    sqlx::query(
+        "update conversations
+            set tip_session_id = $3
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(tip)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// What a list of sessions is narrowed to.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    pub user_id: Option<UserId>,
+    pub slot_id: Option<SlotId>,
+    pub agent: Option<String>,
+    pub state: Option<SessionState>,
+    pub archived: Option<bool>,
+}
+
+/// A list over `$from`, which says where the rows are looked for; the rest narrows them.
+macro_rules! list_from {
+    ($from:literal) => {
+        concat!(
+            "select ",
+            session_columns!(),
+            ", exists (select 1
+                         from slots l
+                        where l.tenant_id = $1
+                          and l.conversation_id = c.id
+                          and ($3::uuid is null or l.id = $3)) as current
+               from ",
+            $from,
+            " join sessions s
+                on s.tenant_id = $1
+               and s.id = c.tip_session_id ",
+            join_origin!(),
+            " left join slots home
+                on home.tenant_id = $1
+               and home.id = c.slot_id
+             where c.tenant_id = $1
+               and c.deleted_at is null
+               and ($4::uuid is null or c.user_id = $4)
+               and ($5::text is null or c.agent = $5)
+               and ($6::text is null or s.state = $6)
+               and ($7::boolean is null or c.archived = $7)
+               and (not $8 or (c.user_id is null and coalesce(home.key not like 'agent:%', true)))
+               and ($9::uuid is null or c.tip_session_id < $9)
+             order by c.tip_session_id desc
+             limit $10"
+        )
+    };
+}
+
+const LIST_ALL: &str = list_from!("conversations c");
+const LIST_OF_USER: &str = list_from!(
+    "(select *
+        from conversations
+       where tenant_id = $1
+         and user_id = $4) c"
+);
+const LIST_OF_SLOT: &str = list_from!(
+    "(select k.*
+        from slot_conversations m
+        join conversations k
+          on k.tenant_id = $1
+         and k.id = m.conversation_id
+       where m.tenant_id = $1
+         and m.slot_id = $3) c"
+);
+
+/// The tips that `viewer` may see, newest first. Under a slot, `current` is about that slot.
+pub async fn list(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    filter: &Filter,
+    page: &PageRequest<SessionId>,
+) -> Result<Page<Session, SessionId>> {
+    let (user_id, service_only) = match viewer.reach {
+        Reach::Tenant => (filter.user_id, false),
+        Reach::Service => (filter.user_id, true),
+        Reach::Person(own) => (Some(own), false),
+    };
+    let sql = match (filter.slot_id, user_id) {
+        (Some(_), _) => LIST_OF_SLOT,
+        (None, Some(_)) => LIST_OF_USER,
+        (None, None) => LIST_ALL,
+    };
+    let rows: Vec<SessionRow> = sqlx::query_as(sql)
+        .bind(tx.tenant_id())
+        .bind(viewer.namespace.as_uuid())
+        .bind(filter.slot_id)
+        .bind(user_id)
+        .bind(&filter.agent)
+        .bind(filter.state.map(SessionState::as_str))
+        .bind(filter.archived)
+        .bind(service_only)
+        .bind(page.after)
+        .bind(page.fetch_limit())
+        .fetch_all(tx.connection())
+        .await?;
+    let sessions = rows.into_iter().map(|row| row.0).collect();
+    Ok(Page::cut(sessions, page, |session: &Session| session.id))
+}
+
+/// What is changed of a whole chain; `None` stays.
+#[derive(Debug, Clone, Default)]
+pub struct Change {
+    /// `Some(None)` takes the title away.
+    pub title: Option<Option<String>>,
+    pub archived: Option<bool>,
+    pub pinned: Option<bool>,
+}
+
+pub async fn update(tx: &mut TenantTx, id: SessionId, change: &Change) -> Result<()> {
+    sqlx::query(
+        "update conversations
+            set title = case when $3 then $4 else title end,
+                archived = coalesce($5, archived),
+                pinned = coalesce($6, pinned)
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(change.title.is_some())
+    .bind(change.title.clone().flatten())
+    .bind(change.archived)
+    .bind(change.pinned)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Deletes a conversation for everyone, at once: slots lead to it no more, and its rows are left to a
+/// job. False if someone else has.
+pub async fn mark_deleted(tx: &mut TenantTx, id: SessionId, now: DateTime<Utc>) -> Result<bool> {
+    let done = sqlx::query(
+        "with gone as (
+           update conversations
+              set deleted_at = $3
+            where tenant_id = $1
+              and id = $2
+              and deleted_at is null
+        returning id
+         ), freed as (
+           update slots k
+              set conversation_id = null, generation = k.generation + 1
+             from gone
+            where k.tenant_id = $1
+              and k.conversation_id = gone.id
+         )
+         select id
+           from gone",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(now)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(done.is_some())
+}
+
+/// Remembers for good that a client's id was given.
+pub async fn insert_spent_id(tx: &mut TenantTx, digest: [u8; 32]) -> Result<()> {
+    sqlx::query(
+        "insert into spent_session_ids (tenant_id, digest)
+         values ($1, $2)
+             on conflict on constraint spent_session_ids_pkey do nothing",
+    )
+    .bind(tx.tenant_id())
+    .bind(digest.as_slice())
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Removes up to `limit` messages of deleted conversations. Answers how many there were.
+pub async fn erase_messages(tx: &mut TenantTx, limit: i64) -> Result<u64> {
+    let done = sqlx::query(
+        "delete from messages
+          where tenant_id = $1
+            and (session_id, seq) in (select m.session_id, m.seq
+                                        from conversations c
+                                        join sessions s
+                                          on s.tenant_id = $1
+                                         and s.conversation_id = c.id
+                                        join messages m
+                                          on m.tenant_id = $1
+                                         and m.session_id = s.id
+                                       where c.tenant_id = $1
+                                         and c.deleted_at is not null
+                                       order by c.id
+                                       limit $2)",
+    )
+    .bind(tx.tenant_id())
+    .bind(limit)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Removes up to `limit` deleted conversations that have no messages left, and with them their links.
+pub async fn erase(tx: &mut TenantTx, limit: i64) -> Result<u64> {
+    let done = sqlx::query(
+        "delete from conversations
+          where tenant_id = $1
+            and id in (select c.id
+                         from conversations c
+                        where c.tenant_id = $1
+                          and c.deleted_at is not null
+                          and not exists (select 1
+                                            from sessions s
+                                            join messages m
+                                              on m.tenant_id = $1
+                                             and m.session_id = s.id
+                                           where s.tenant_id = $1
+                                             and s.conversation_id = c.id)
+                        order by c.id
+                        limit $2)",
+    )
+    .bind(tx.tenant_id())
+    .bind(limit)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected())
+}

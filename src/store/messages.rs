@@ -1,0 +1,374 @@
+//! What was said. Numbers are taken by one conditional update of the session, in the statement that
+//! writes the messages: that alone keeps `seq` without gap or double.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sqlx::postgres::PgRow;
+use sqlx::types::Json;
+use sqlx::{FromRow, Row};
+
+use super::TenantTx;
+use crate::domain::compression::Outline;
+use crate::domain::message::{Message, MessageKind, NewMessage, Role};
+use crate::domain::paging::{Page, PageRequest};
+use crate::domain::user::Identity;
+use crate::error::{Error, Result};
+use crate::ids::SessionId;
+
+/// What is put at the end of a session.
+pub struct Append<'a> {
+    pub session_id: SessionId,
+    pub messages: &'a [NewMessage],
+    /// Who said what has the role `user`.
+    pub speaker: Option<&'a Identity>,
+    /// The last number that the caller saw.
+    pub expected_last: Option<i64>,
+}
+
+/// Appends to a session that is the end of its chain, opening it if it had ended by a reset or a switch.
+/// Answers the number of the first message, or `None` if the session is no longer that end, or the last
+/// number not the expected one. A person's message moves the idle clock.
+pub async fn append(
+    tx: &mut TenantTx,
+    append: &Append<'_>,
+    now: DateTime<Utc>,
+) -> Result<Option<i64>> {
+    let messages = append.messages;
+    let is_spoken =
+        |message: &NewMessage| message.role == Role::User && message.kind == MessageKind::Normal;
+    let spoken: Vec<bool> = messages.iter().map(is_spoken).collect();
+    let texts = |text: fn(&NewMessage) -> Result<Option<String>>| -> Result<Vec<Option<String>>> {
+        messages.iter().map(text).collect()
+    };
+    let roles: Vec<&str> = messages
+        .iter()
+        .map(|message| message.role.as_str())
+        .collect();
+    let kinds: Vec<&str> = messages
+        .iter()
+        .map(|message| message.kind.as_str())
+        .collect();
+    let tokens: Vec<i32> = messages.iter().map(NewMessage::tokens).collect();
+    let token_sum: i64 = tokens.iter().copied().map(i64::from).sum();
+    Ok(sqlx::query_scalar(APPEND)
+        .bind(tx.tenant_id())
+        .bind(append.session_id)
+        .bind(messages.len() as i64)
+        .bind(token_sum)
+        .bind(spoken.contains(&true))
+        .bind(append.expected_last)
+        .bind(now)
+        .bind(roles)
+        .bind(kinds)
+        .bind(texts(|message| to_json(message.content.as_ref()))?)
+        .bind(texts(|message| to_json(message.tool_calls.as_ref()))?)
+        .bind(texts(|message| Ok(message.tool_call_id.clone()))?)
+        .bind(tokens)
+        .bind(spoken)
+        .bind(append.speaker.map(|speaker| speaker.id))
+        .bind(
+            append
+                .speaker
+                .map(|speaker| speaker.name.platform().to_string()),
+        )
+        .fetch_optional(tx.connection())
+        .await?)
+}
+
+/// Public for the bench that runs it beside the service.
+pub const APPEND: &str = "with place as (
+       update sessions
+          set next_seq = next_seq + $3,
+              message_count = message_count + $3,
+              token_count = token_count + $4,
+              last_active_at = $7,
+              last_person_at = case when $5 then $7 else last_person_at end,
+              state = 'open',
+              end_reason = null,
+              ended_at = null
+        where tenant_id = $1
+          and id = $2
+          and undone_at is null
+          and end_reason is distinct from 'compression'
+          and ($6::bigint is null or next_seq - 1 = $6)
+    returning next_seq - $3 as first_seq
+     ), put as (
+       insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
+                             identity_id, platform, token_count, created_at)
+       select $1, $2, place.first_seq + m.place - 1, m.role, m.kind, m.content::json, m.tool_calls::json,
+              m.tool_call_id, case when m.spoken then $15 end, case when m.spoken then $16 end, m.tokens, $7
+         from place,
+              unnest($8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::integer[],
+                     $14::boolean[])
+                with ordinality
+                as m (role, kind, content, tool_calls, tool_call_id, tokens, spoken, place)
+     )
+     select first_seq
+       from place";
+
+fn to_json<T: Serialize>(value: Option<&T>) -> Result<Option<String>> {
+    value
+        .map(|value| serde_json::to_string(value).map_err(Error::internal))
+        .transpose()
+}
+
+/// Copies messages of `from` to the end of `to`, in the order of `seqs`. A copy of a copy knows the
+/// original. Only inside the transaction that makes `to`.
+pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
+    sqlx::query(
+        "with chosen as (
+           select m.*, row_number() over (order by m.seq) as place
+             from messages m
+            where m.tenant_id = $1
+              and m.session_id = $2
+              and ($4::bigint[] is null or m.seq = any ($4))
+              and ($5::bigint is null or m.seq <= $5)
+         ), put as (
+           insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
+                                 identity_id, platform, token_count, turn_id, copied_session, copied_seq,
+                                 created_at)
+           select c.tenant_id, s.id, s.next_seq + c.place - 1, c.role, c.kind, c.content, c.tool_calls,
+                  c.tool_call_id, c.identity_id, c.platform, c.token_count, c.turn_id,
+                  coalesce(c.copied_session, c.session_id), coalesce(c.copied_seq, c.seq), c.created_at
+             from chosen c
+             join sessions s
+               on s.tenant_id = $1
+              and s.id = $3
+        returning token_count
+         )
+         update sessions s
+            set next_seq = s.next_seq + added.messages,
+                token_count = s.token_count + added.tokens,
+                message_count = s.message_count + case when $6 then added.messages else 0 end
+           from (select count(*) as messages, coalesce(sum(token_count), 0) as tokens from put) added
+          where s.tenant_id = $1
+            and s.id = $3",
+    )
+    .bind(tx.tenant_id())
+    .bind(copy.from)
+    .bind(copy.to)
+    .bind(copy.seqs)
+    .bind(copy.through)
+    .bind(copy.counted)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+pub struct Copy<'a> {
+    pub from: SessionId,
+    pub to: SessionId,
+    /// These; all where `None`.
+    pub seqs: Option<&'a [i64]>,
+    /// Up to this one; all where `None`.
+    pub through: Option<i64>,
+    /// Whether they count as messages of their new session: not where they stay within a chain.
+    pub counted: bool,
+}
+
+struct MessageRow(Message);
+
+impl FromRow<'_, PgRow> for MessageRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        read_message(row)
+            .map(Self)
+            .map_err(|error| sqlx::Error::Decode(Box::new(error)))
+    }
+}
+
+fn read_message(row: &PgRow) -> Result<Message> {
+    let raw = |column: &str| -> Result<Option<Box<RawValue>>> {
+        let value: Option<Json<Box<RawValue>>> = row.try_get(column)?;
+        Ok(value.map(|Json(raw)| raw))
+    };
+    let copied_session: Option<SessionId> = row.try_get("copied_session")?;
+    let copied_seq: Option<i64> = row.try_get("copied_seq")?;
+    Ok(Message {
+        session_id: row.try_get("session_id")?,
+        seq: row.try_get("seq")?,
+        role: Role::from_column(row.try_get("role")?)?,
+        kind: MessageKind::from_column(row.try_get("kind")?)?,
+        content: raw("content")?,
+        tool_calls: raw("tool_calls")?,
+        tool_call_id: row.try_get("tool_call_id")?,
+        identity: row.try_get("identity")?,
+        platform: row.try_get("platform")?,
+        token_count: row.try_get("token_count")?,
+        turn_id: row.try_get("turn_id")?,
+        copied_from: copied_session.zip(copied_seq),
+        created_at: row.try_get("created_at")?,
+    })
+}
+
+/// Columns of `messages m`. The identity is looked up by itself, so that its absence costs nothing.
+macro_rules! message_columns {
+    () => {
+        "m.session_id, m.seq, m.role, m.kind, m.content, m.tool_calls, m.tool_call_id, m.platform,
+         m.token_count, m.turn_id, m.copied_session, m.copied_seq, m.created_at,
+         case when m.identity_id is not null then
+           (select i.platform || case when i.scope = '' then '' else '@' || i.scope end || ':' || i.external_id
+              from identities i
+             where i.tenant_id = $1
+               and i.id = m.identity_id)
+         end as identity"
+    };
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    OldestFirst,
+    NewestFirst,
+}
+
+/// Public for the bench that runs it beside the service.
+pub const LIST_NEWEST: &str = concat!(
+    "select ",
+    message_columns!(),
+    " from messages m
+     where m.tenant_id = $1
+       and m.session_id = $2
+       and m.seq < $3
+     order by m.seq desc
+     limit $4"
+);
+const LIST_OLDEST: &str = concat!(
+    "select ",
+    message_columns!(),
+    " from messages m
+     where m.tenant_id = $1
+       and m.session_id = $2
+       and m.seq > $3
+     order by m.seq
+     limit $4"
+);
+
+/// A session's transcript. A page begins after a number.
+pub async fn list(
+    tx: &mut TenantTx,
+    session_id: SessionId,
+    order: Order,
+    page: &PageRequest<i64>,
+) -> Result<Page<Message, i64>> {
+    let (sql, beginning) = match order {
+        Order::OldestFirst => (LIST_OLDEST, 0),
+        Order::NewestFirst => (LIST_NEWEST, i64::MAX),
+    };
+    let rows: Vec<MessageRow> = sqlx::query_as(sql)
+        .bind(tx.tenant_id())
+        .bind(session_id)
+        .bind(page.after.unwrap_or(beginning))
+        .bind(page.fetch_limit())
+        .fetch_all(tx.connection())
+        .await?;
+    let messages = rows.into_iter().map(|row| row.0).collect();
+    Ok(Page::cut(messages, page, |message: &Message| message.seq))
+}
+
+/// The place of a message in a whole chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChainPlace {
+    pub depth: i32,
+    pub seq: i64,
+}
+
+/// Each original message of a whole chain once, oldest first, with the summaries where they were made.
+/// What a first link was born with (a branch) is its own; what a later one was born with are copies.
+pub async fn list_conversation(
+    tx: &mut TenantTx,
+    conversation_id: SessionId,
+    page: &PageRequest<ChainPlace>,
+) -> Result<Page<(i32, Message), ChainPlace>> {
+    let after = page.after.unwrap_or(ChainPlace { depth: -1, seq: 0 });
+    let rows = sqlx::query(concat!(
+        "select s.depth, ",
+        message_columns!(),
+        " from sessions s
+          join messages m
+            on m.tenant_id = $1
+           and m.session_id = s.id
+         where s.tenant_id = $1
+           and s.conversation_id = $2
+           and s.undone_at is null
+           and s.depth >= $3
+           and (s.depth, m.seq) > ($3, $4)
+           and (m.copied_seq is null or s.depth = 0)
+         order by s.depth, m.seq
+         limit $5"
+    ))
+    .bind(tx.tenant_id())
+    .bind(conversation_id)
+    .bind(after.depth)
+    .bind(after.seq)
+    .bind(page.fetch_limit())
+    .fetch_all(tx.connection())
+    .await?;
+    let read = |row: &PgRow| Ok((row.try_get("depth")?, read_message(row)?));
+    let messages = rows.iter().map(read).collect::<Result<Vec<_>>>()?;
+    Ok(Page::cut(messages, page, |(depth, message)| ChainPlace {
+        depth: *depth,
+        seq: message.seq,
+    }))
+}
+
+/// What a plan to compress needs to see of a session: its beginning, its end, and the last message of a
+/// person.
+pub async fn outline(
+    tx: &mut TenantTx,
+    session_id: SessionId,
+    head: i64,
+    tail: i64,
+) -> Result<Vec<Outline>> {
+    let rows = sqlx::query(
+        "with seen as (
+           (select m.seq
+              from messages m
+             where m.tenant_id = $1
+               and m.session_id = $2
+             order by m.seq
+             limit $3)
+            union
+           (select m.seq
+              from messages m
+             where m.tenant_id = $1
+               and m.session_id = $2
+             order by m.seq desc
+             limit $4)
+            union
+           (select m.seq
+              from messages m
+             where m.tenant_id = $1
+               and m.session_id = $2
+               and m.role = 'user'
+               and m.kind = 'normal'
+             order by m.seq desc
+             limit 1)
+         )
+         select m.seq, m.role, m.kind, m.token_count, m.tool_call_id,
+                array(select c ->> 'id' from json_array_elements(m.tool_calls) c) as tool_call_ids
+           from seen
+           join messages m
+             on m.tenant_id = $1
+            and m.session_id = $2
+            and m.seq = seen.seq
+          order by m.seq",
+    )
+    .bind(tx.tenant_id())
+    .bind(session_id)
+    .bind(head)
+    .bind(tail)
+    .fetch_all(tx.connection())
+    .await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Outline {
+                seq: row.try_get("seq")?,
+                role: Role::from_column(row.try_get("role")?)?,
+                kind: MessageKind::from_column(row.try_get("kind")?)?,
+                tokens: i64::from(row.try_get::<i32, _>("token_count")?),
+                tool_call_ids: row.try_get("tool_call_ids")?,
+                tool_call_id: row.try_get("tool_call_id")?,
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,73 @@
+//! Conversations over HTTP, in the words of tests.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::types::Uuid;
+
+use super::{Reply, World};
+use throughline::ids::SessionId;
+
+/// A message of a person.
+pub fn said(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+pub fn answered(text: &str) -> Value {
+    json!({"role": "assistant", "content": text})
+}
+
+pub fn id_of(session: &Value) -> String {
+    session["id"].as_str().unwrap().to_owned()
+}
+
+pub fn uuid_of_session(id: &str) -> Uuid {
+    id.parse::<SessionId>().unwrap().as_uuid()
+}
+
+impl World {
+    pub async fn session(&self, key: &str, body: Value) -> Value {
+        self.post(key, "/v1/sessions", body).await.expect(201)
+    }
+
+    pub async fn append(&self, key: &str, id: &str, messages: Value) -> Reply {
+        self.append_on(0, key, id, messages).await
+    }
+
+    pub async fn append_on(&self, node: usize, key: &str, id: &str, messages: Value) -> Reply {
+        let url = self.url_on(node, &format!("/v1/sessions/{id}/messages"));
+        let request = self.client.post(url).bearer_auth(key);
+        Reply::of(request.json(&json!({ "messages": messages }))).await
+    }
+
+    pub async fn compress(&self, key: &str, id: &str, body: Value) -> Reply {
+        self.post(key, &format!("/v1/sessions/{id}/compress"), body)
+            .await
+    }
+
+    pub async fn patch(&self, key: &str, path: &str, body: Value) -> Reply {
+        Reply::of(self.request(Method::PATCH, path, key).json(&body)).await
+    }
+
+    /// Every item of a list, page by page.
+    pub async fn walk(&self, key: &str, path: &str) -> Vec<Value> {
+        let mut found = Vec::new();
+        let mut cursor = String::new();
+        loop {
+            let join = if path.contains('?') { '&' } else { '?' };
+            let page = self
+                .get(key, &format!("{path}{join}{cursor}"))
+                .await
+                .expect(200);
+            found.extend(page["data"].as_array().unwrap().iter().cloned());
+            match page["next_cursor"].as_str() {
+                Some(next) => cursor = format!("cursor={next}"),
+                None => return found,
+            }
+        }
+    }
+
+    pub async fn contents(&self, key: &str, path: &str) -> Vec<String> {
+        let text = |message: &Value| message["content"].as_str().unwrap().to_owned();
+        self.walk(key, path).await.iter().map(text).collect()
+    }
+}
