@@ -67,18 +67,18 @@ pub struct ChainName {
     pub conversation_id: SessionId,
     pub namespace: Namespace,
     pub client_id: Option<String>,
+    pub user_id: Option<UserId>,
     /// Whether the viewer has a name of their own that is equal, and finds that one by it.
     pub hidden: bool,
 }
 
 impl ChainName {
-    /// The conversation's id as `viewer` can use it.
+    /// The conversation's id as `viewer` can use it: by a name that they find nothing or something else
+    /// by, it is not shown.
     pub fn shown(&self, viewer: &Viewer) -> String {
-        let usable = !self.hidden
-            && match self.namespace {
-                Namespace::Service => true,
-                own @ Namespace::User(_) => own == viewer.namespace,
-            };
+        let own = self.namespace == viewer.namespace;
+        let found_next = self.namespace == Namespace::Service && self.user_id == viewer.person;
+        let usable = own || (found_next && !self.hidden);
         match &self.client_id {
             Some(name) if usable => name.clone(),
             Some(_) | None => self.conversation_id.to_string(),
@@ -288,40 +288,31 @@ mod tests {
 
     #[test]
     fn a_name_is_shown_to_whoever_finds_the_session_by_it() {
-        let (ada, id, child) = (
-            UserId::generate(),
-            SessionId::generate(),
-            SessionId::generate(),
-        );
+        let (ada, bob) = (UserId::generate(), UserId::generate());
+        let (id, child) = (SessionId::generate(), SessionId::generate());
         let of_key = viewer(Reach::Tenant, Namespace::Service);
-        let of_ada = viewer(Reach::Person(ada), Namespace::User(ada));
-        let name = |namespace, hidden| ChainName {
-            conversation_id: id,
-            namespace,
-            client_id: Some("chat-1".to_owned()),
-            hidden,
+        let of = |user| Viewer {
+            person: Some(user),
+            ..viewer(Reach::Person(user), Namespace::User(user))
         };
-        for (name, viewer, shown) in [
-            (
-                name(Namespace::Service, false),
-                &of_key,
-                "chat-1".to_owned(),
-            ),
-            (
-                name(Namespace::Service, false),
-                &of_ada,
-                "chat-1".to_owned(),
-            ),
-            (name(Namespace::Service, true), &of_ada, id.to_string()),
-            (
-                name(Namespace::User(ada), false),
-                &of_ada,
-                "chat-1".to_owned(),
-            ),
-            (name(Namespace::User(ada), false), &of_key, id.to_string()),
+        let (by_name, by_id) = ("chat-1".to_owned(), id.to_string());
+        for (namespace, hidden, viewer, shown) in [
+            (Namespace::Service, false, &of_key, &by_name),
+            (Namespace::Service, false, &of(ada), &by_name),
+            (Namespace::Service, true, &of(ada), &by_id),
+            (Namespace::Service, false, &of(bob), &by_id),
+            (Namespace::User(ada), false, &of(ada), &by_name),
+            (Namespace::User(ada), false, &of_key, &by_id),
         ] {
-            assert_eq!(name.shown(viewer), shown);
-            assert_eq!(name.shown_link(id, viewer), shown);
+            let name = ChainName {
+                conversation_id: id,
+                namespace,
+                client_id: Some(by_name.clone()),
+                user_id: Some(ada),
+                hidden,
+            };
+            assert_eq!(&name.shown(viewer), shown);
+            assert_eq!(&name.shown_link(id, viewer), shown);
             assert_eq!(name.shown_link(child, viewer), child.to_string());
         }
     }

@@ -76,7 +76,9 @@ fn read_session(row: &PgRow) -> Result<Session> {
                 conversation_id,
                 namespace: Namespace::from_uuid(row.try_get("origin_namespace")?),
                 client_id: row.try_get("origin_client_id")?,
-                hidden: false,
+                user_id: name.user_id,
+                // Whether a name of the viewer's own is equal was not asked: the id is good in any case.
+                hidden: true,
             },
         }),
         (None, None) => None,

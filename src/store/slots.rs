@@ -81,24 +81,30 @@ fn read_slot(row: &PgRow) -> Result<Slot> {
     })
 }
 
-/// The slot that `key` names for `viewer`: a name of its own comes before one of the service's.
+/// The slot that `key` names for `viewer`: its own names come first; then, for a person, the service's
+/// names for what is theirs.
 pub async fn find_id(
     tx: &mut TenantTx,
     viewer: &Viewer,
     key: &SessionKey,
 ) -> Result<Option<SlotId>> {
     Ok(sqlx::query_scalar(
-        "select slot_id
-           from slot_names
-          where tenant_id = $1
-            and key = $3
-            and namespace in ($2, '00000000-0000-0000-0000-000000000000')
-          order by namespace = $2 desc
+        "select n.slot_id
+           from slot_names n
+           join slots k
+             on k.tenant_id = $1
+            and k.id = n.slot_id
+          where n.tenant_id = $1
+            and n.key = $3
+            and (n.namespace = $2
+                 or (n.namespace = '00000000-0000-0000-0000-000000000000' and k.user_id = $4))
+          order by n.namespace = $2 desc
           limit 1",
     )
     .bind(tx.tenant_id())
     .bind(viewer.namespace.as_uuid())
     .bind(key.as_str())
+    .bind(person_of(viewer))
     .fetch_optional(tx.connection())
     .await?)
 }

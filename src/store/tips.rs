@@ -76,7 +76,7 @@ pub const TIP_BY_ID: &str = to_the_tip!(
       where s.tenant_id = $1
         and s.id = $2"
 );
-/// A caller's own names come before those of the service's namespace.
+/// A caller's own names come first; then, for a person, the service's names for what is theirs.
 const TIP_BY_NAME: &str = to_the_tip!(
     "select s.id, s.depth, s.undone_at, s.conversation_id
        from conversations n
@@ -85,7 +85,8 @@ const TIP_BY_NAME: &str = to_the_tip!(
         and s.id = n.id
       where n.tenant_id = $1
         and n.client_id = $2
-        and n.namespace in ($3, '00000000-0000-0000-0000-000000000000')
+        and (n.namespace = $3
+             or (n.namespace = '00000000-0000-0000-0000-000000000000' and n.user_id = $4))
         and n.deleted_at is null
       order by n.namespace = $3 desc
       limit 1"
@@ -155,6 +156,7 @@ pub(super) fn read_name(row: &PgRow) -> Result<ChainName> {
         conversation_id: row.try_get("conversation_id")?,
         namespace: Namespace::from_uuid(row.try_get("namespace")?),
         client_id: row.try_get("client_id")?,
+        user_id: row.try_get("user_id")?,
         hidden: row.try_get("hidden")?,
     })
 }

@@ -22,7 +22,7 @@ pub async fn person(world: &World, tenant: &Tenant, name: &str) -> Person {
         .put(&tenant.key, "/v1/issuers/people", issuer)
         .await
         .expect_success();
-    let expires = world.clock.now().timestamp() + 3600;
+    let expires = world.clock.now().timestamp() + 20 * 3600;
     let claims = json!({"iss": ISSUER, "aud": tenant.id, "sub": name, "exp": expires});
     let token = tokens::hs256(&claims, SECRET);
     let user = world.get(&token, "/v1/users/me").await.expect(200);
