@@ -7,6 +7,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::problem::Problem;
 use super::retry;
+use crate::domain::identity::IdentityName;
 use crate::error::FieldError;
 
 const DESCRIPTION: &str = "One assistant conversation across every platform, for many tenants at once.\n\n\
@@ -89,7 +90,12 @@ fn share(method: &str, operation: &mut Value) {
         rules.iter().any(has_limits)
     });
     let has_body = operation.get("requestBody").is_some();
-    let creates = method == "post" && has_body;
+    // One without a body says so itself.
+    let retryable = operation.get("x-retryable").is_some();
+    let creates = method == "post" && (has_body || retryable);
+    let bridged = operation["security"][0]["api_key"]
+        .as_array()
+        .is_some_and(|scopes| scopes.contains(&json!("bridge")));
     let mut refusals = vec![
         (400, "The request does not have the documented shape"),
         (414, "The address is too long"),
@@ -113,7 +119,10 @@ fn share(method: &str, operation: &mut Value) {
     }
     if creates {
         refusals.push((409, "The Idempotency-Key was used with another request"));
-        push_parameter(operation);
+        push_parameter(operation, idempotency_key());
+    }
+    if bridged {
+        push_parameter(operation, acting_identity());
     }
     let Some(responses) = operation["responses"].as_object_mut() else {
         return;
@@ -144,13 +153,25 @@ fn header(description: &str) -> Value {
     json!({"description": description, "schema": {"type": "string"}})
 }
 
-fn push_parameter(operation: &mut Value) {
-    let parameter = json!({
+fn idempotency_key() -> Value {
+    json!({
         "name": "Idempotency-Key", "in": "header", "required": false,
         "description": "Repeating the request with the same key within 24 hours gives the first answer, \
                         with `Idempotency-Replayed: true`; a secret in it is given again for ten minutes.",
         "schema": {"type": "string", "minLength": 1, "maxLength": retry::MAX_KEY, "pattern": "^[!-~]+$"},
-    });
+    })
+}
+
+fn acting_identity() -> Value {
+    json!({
+        "name": "X-Throughline-Identity", "in": "header", "required": false,
+        "description": "The person a bridge key acts for, `platform:external_id` or \
+                        `platform@scope:external_id`, where the body does not name one.",
+        "schema": IdentityName::schema(),
+    })
+}
+
+fn push_parameter(operation: &mut Value, parameter: Value) {
     match operation["parameters"].as_array_mut() {
         Some(parameters) => parameters.push(parameter),
         None => operation["parameters"] = json!([parameter]),

@@ -126,6 +126,12 @@ const LIST_OF_USER: &str = list_from!(
        where tenant_id = $1
          and user_id = $4) c"
 );
+const LIST_OF_NOBODY: &str = list_from!(
+    "(select *
+        from conversations
+       where tenant_id = $1
+         and user_id is null) c"
+);
 const LIST_OF_SLOT: &str = list_from!(
     "(select k.*
         from slot_conversations m
@@ -151,6 +157,7 @@ pub async fn list(
     let sql = match (filter.slot_id, user_id) {
         (Some(_), _) => LIST_OF_SLOT,
         (None, Some(_)) => LIST_OF_USER,
+        (None, None) if service_only => LIST_OF_NOBODY,
         (None, None) => LIST_ALL,
     };
     let rows: Vec<SessionRow> = sqlx::query_as(sql)

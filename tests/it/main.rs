@@ -31,5 +31,6 @@ mod session_keys;
 mod session_messages;
 mod sessions;
 mod tenancy;
+mod tenancy_conversations;
 mod tenants;
 mod user_tokens;

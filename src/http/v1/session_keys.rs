@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::session_messages::{MessageResponse, NewMessageRequest, appended_messages};
 use crate::app::App;
+use crate::crypto;
 use crate::domain::identity::PersonName;
 use crate::domain::message::{NewMessage, Role};
 use crate::domain::reset::ResetReason;
@@ -172,12 +173,6 @@ async fn find(
     Ok((SlotResponse::new(slot, &acting.viewer), generation))
 }
 
-fn answer(slot: Slot, viewer: &Viewer) -> HttpResponse {
-    let etag = etag(slot.generation);
-    let response = SlotResponse::new(slot, viewer);
-    HttpResponse::Ok().insert_header(etag).json(response)
-}
-
 /// What a key leads to.
 #[utoipa::path(
     operation_id = "get_session_key",
@@ -204,13 +199,16 @@ pub async fn get_session_key(
     operation_id = "reset_session_key",
     tag = "session keys",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(
+        ("x-acts-for" = json!("the named person, the token's user, or the tenant")),
+        ("x-retryable" = json!(true))
+    ),
     params(
         ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
         ("If-Match" = Option<String>, Header, description = "The generation that the caller saw", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
     ),
     responses(
-        (status = 200, description = "The slot; its ETag is its generation", body = SlotResponse),
+        (status = 200, description = "The slot", body = SlotResponse),
         (status = 412, description = "It was moved since", body = crate::http::problem::Problem, content_type = "application/problem+json")
     )
 )]
@@ -220,13 +218,17 @@ pub async fn reset_session_key(
     caller: Converser,
     PathKey(key): PathKey,
     IfMatch(generation): IfMatch,
+    retryable: Retryable,
 ) -> Result<HttpResponse> {
     let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let now = app.clock.now();
-    let slot = sessions::reset(&mut tx, &acting.viewer, &key, generation, now).await?;
-    tx.commit().await?;
-    Ok(answer(slot, &acting.viewer))
+    let (viewer, nothing) = (&acting.viewer, crypto::sha256(b""));
+    let tx = acting.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, acting.principal(), nothing, async |tx| {
+            let slot = sessions::reset(tx, viewer, &key, generation, app.clock.now()).await?;
+            Answer::new(200, &SlotResponse::new(slot, viewer))
+        })
+        .await
 }
 
 /// Make another session the current one, and open it again if it had ended.
@@ -241,7 +243,7 @@ pub async fn reset_session_key(
     ),
     request_body = SwitchRequest,
     responses(
-        (status = 200, description = "The slot; its ETag is its generation", body = SlotResponse),
+        (status = 200, description = "The slot", body = SlotResponse),
         (status = 412, description = "It was moved since", body = crate::http::problem::Problem, content_type = "application/problem+json")
     )
 )]
@@ -251,15 +253,20 @@ pub async fn switch_session_key(
     caller: Converser,
     PathKey(key): PathKey,
     IfMatch(generation): IfMatch,
+    retryable: Retryable,
     body: JsonBody<SwitchRequest>,
 ) -> Result<HttpResponse> {
     let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
     let target = SessionRef::parse(&body.value.session_id, "/session_id")?;
-    let mut tx = acting.begin(&app.db).await?;
-    let (viewer, now) = (&acting.viewer, app.clock.now());
-    let slot = sessions::switch(&mut tx, viewer, &key, &target, generation, now).await?;
-    tx.commit().await?;
-    Ok(answer(slot, viewer))
+    let tx = acting.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+            let now = app.clock.now();
+            let slot = sessions::switch(tx, viewer, &key, &target, generation, now).await?;
+            Answer::new(200, &SlotResponse::new(slot, viewer))
+        })
+        .await
 }
 
 /// Append messages to the key's current session, made if the key is new. The agent's reset policy may

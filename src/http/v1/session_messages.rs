@@ -215,7 +215,10 @@ pub fn appended_messages(
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
     extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListMessagesParams),
-    responses((status = 200, description = "A page; the ETag is the tip's last seq", body = ListResponse<MessageResponse>))
+    responses(
+        (status = 200, description = "A page; the ETag is the tip's last seq", body = ListResponse<MessageResponse>),
+        (status = 422, description = "The parameters do not go together", body = crate::http::problem::Problem, content_type = "application/problem+json")
+    )
 )]
 #[get("/sessions/{id}/messages")]
 pub async fn list_messages(

@@ -1,0 +1,269 @@
+//! Two tenants whose conversations have equal ids, names and keys never meet: with row-level security,
+//! and with the predicates of the statements alone.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::AssertSqlSafe;
+
+use crate::support::catalog::tenant_tables;
+use crate::support::conversations::{id_of, said};
+use crate::support::{Reply, Tenant, World, eventually};
+use crate::tenancy::uuid_of;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_with_equal_ids_never_meet() {
+    let world = World::new().await;
+    equal_conversations(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_with_equal_ids_never_meet_even_without_row_level_security() {
+    let world = World::new().await;
+    let mut superuser = world.superuser().await;
+    for table in tenant_tables(&mut superuser).await {
+        let sql =
+            format!("alter table {table} disable row level security, no force row level security");
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&mut superuser)
+            .await
+            .unwrap();
+    }
+    equal_conversations(&world).await;
+}
+
+/// Every row of one tenant's conversations, once more in the other, with another text.
+async fn copy_conversations(world: &World, from: &Tenant, to: &Tenant) {
+    let mut sql = "begin; set constraints all deferred;".to_owned();
+    for (table, columns) in [
+        (
+            "users",
+            "id, external_id, display_name, time_zone, shared_since, created_at",
+        ),
+        (
+            "identities",
+            "id, user_id, platform, scope, external_id, issuer, created_at",
+        ),
+        (
+            "slots",
+            "id, key, user_id, agent, null, generation, last_person_at, created_at",
+        ),
+        ("slot_names", "namespace, key, slot_id"),
+        (
+            "conversations",
+            "id, slot_id, namespace, client_id, user_id, agent, tip_session_id,
+             replace(title, 'canary-a', 'canary-b'), archived, pinned, created_at, deleted_at",
+        ),
+        ("slot_conversations", "slot_id, conversation_id"),
+    ] {
+        sql += &format!(
+            "insert into {table} select '{}', {columns} from {table} where tenant_id = '{}';",
+            uuid_of(to),
+            uuid_of(from)
+        );
+    }
+    sql += &format!(
+        "update slots k set conversation_id = o.conversation_id
+           from slots o where o.tenant_id = '{from}' and o.id = k.id and k.tenant_id = '{to}';
+         insert into sessions (tenant_id, id, conversation_id, depth, chain_parent_id, origin_id, edge, state,
+                               end_reason, undone_at, next_seq, born_seq, message_count, token_count,
+                               compression, created_at, last_active_at, last_person_at, ended_at)
+         select '{to}', id, conversation_id, depth, chain_parent_id, origin_id, edge, state,
+                end_reason, undone_at, next_seq, born_seq, message_count, token_count,
+                compression, created_at, last_active_at, last_person_at, ended_at
+           from sessions where tenant_id = '{from}' order by depth;
+         insert into messages
+         select '{to}', session_id, seq, role, kind, replace(content::text, 'canary-a', 'canary-b')::json,
+                tool_calls, tool_call_id, identity_id, platform, token_count, turn_id, copied_session,
+                copied_seq, created_at
+           from messages where tenant_id = '{from}';
+         commit;",
+        from = uuid_of(from),
+        to = uuid_of(to)
+    );
+    sqlx::raw_sql(AssertSqlSafe(sql))
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+}
+
+/// Everything the API shows of a tenant's conversations, and every row of them.
+async fn everything(world: &World, tenant: &Tenant) -> String {
+    let mut all = String::new();
+    for session in world.walk(&tenant.key, "/v1/sessions").await {
+        let path = format!("/v1/sessions/{}", id_of(&session));
+        all += &session.to_string();
+        for part in [
+            "",
+            "/tip",
+            "/lineage",
+            "/messages",
+            "/messages?scope=conversation",
+            "/messages?order=desc",
+        ] {
+            all += &world.get(&tenant.key, &format!("{path}{part}")).await.text;
+        }
+    }
+    all += &format!("{:?}", world.walk(&tenant.key, "/v1/session-keys").await);
+    for table in [
+        "slots",
+        "slot_names",
+        "slot_conversations",
+        "conversations",
+        "sessions",
+        "messages",
+        "spent_session_ids",
+    ] {
+        let sql = format!(
+            "select coalesce(json_agg(t order by t::text), '[]')::text from {table} t where tenant_id = $1"
+        );
+        let rows: String = sqlx::query_scalar(AssertSqlSafe(sql))
+            .bind(uuid_of(tenant))
+            .fetch_one(&mut world.superuser().await)
+            .await
+            .unwrap();
+        all += &rows;
+    }
+    all
+}
+
+async fn equal_conversations(world: &World) {
+    let (a, b) = (world.tenant("a").await, world.tenant("b").await);
+    let (_, bridge) = world.api_key(&a, "bridge").await;
+    let (_, chat) = world.api_key(&a, "chat").await;
+    let text = |n: i32| said(&format!("canary-a {n}"));
+    // Of a person, so that their accounts are looked up too.
+    let body = json!({"user": "telegram:1", "session_key": "bridged", "messages": [text(0)]});
+    let bridged = world.session(&bridge, body).await;
+    let body = json!({"id": "same", "session_key": "same", "title": "canary-a", "messages": [text(1), text(2)]});
+    world.session(&chat, body).await;
+    let child = world
+        .compress(&chat, "same", json!({"summary": "canary-a s"}))
+        .await
+        .expect(201);
+    let child = child["session_id"].as_str().unwrap().to_owned();
+    let other = id_of(
+        &world
+            .session(&chat, json!({"session_key": "same", "messages": [text(3)]}))
+            .await,
+    );
+    copy_conversations(world, &a, &b).await;
+    let of_b = everything(world, &b).await;
+    assert!(
+        of_b.contains("canary-b") && !of_b.contains("canary-a"),
+        "{of_b}"
+    );
+    let shown = everything(world, &a).await;
+    assert!(
+        shown.contains("canary-a") && !shown.contains("canary-b"),
+        "{shown}"
+    );
+
+    let unmoved = async |what: &str| assert_eq!(everything(world, &b).await, of_b, "{what}");
+    let post = async |path: &str, body: Value| world.post(&chat, path, body).await;
+    world
+        .append(&chat, "same", json!([text(4)]))
+        .await
+        .expect(201);
+    world
+        .append(&chat, &child, json!([text(5)]))
+        .await
+        .expect(201);
+    unmoved("append").await;
+    let on_behalf = world
+        .request(
+            Method::POST,
+            &format!("/v1/sessions/{}/messages", id_of(&bridged)),
+            &bridge,
+        )
+        .header("x-throughline-identity", "telegram:1")
+        .json(&json!({"messages": [text(6)]}));
+    Reply::of(on_behalf).await.expect(201);
+    let user = bridged["user_id"].as_str().unwrap();
+    world
+        .session(&bridge, json!({"user": user, "session_key": "bridged"}))
+        .await;
+    unmoved("append for a person").await;
+    post(
+        "/v1/session-keys/same/messages",
+        json!({"messages": [text(7)]}),
+    )
+    .await
+    .expect(201);
+    unmoved("append by key").await;
+    let again = post(
+        &format!("/v1/sessions/{child}/compress"),
+        json!({"summary": "canary-a t"}),
+    )
+    .await
+    .expect(201);
+    unmoved("compress").await;
+    let undone = format!(
+        "/v1/sessions/{}/uncompress",
+        again["session_id"].as_str().unwrap()
+    );
+    post(&undone, json!({})).await.expect(200);
+    unmoved("uncompress").await;
+    post("/v1/sessions/same/branch", json!({}))
+        .await
+        .expect(201);
+    unmoved("branch").await;
+    world
+        .patch(
+            &chat,
+            "/v1/sessions/same",
+            json!({"title": "canary-a too", "archived": true}),
+        )
+        .await
+        .expect(200);
+    unmoved("update").await;
+    post(
+        "/v1/session-keys/same/switch",
+        json!({ "session_id": other }),
+    )
+    .await
+    .expect(200);
+    unmoved("switch").await;
+    post("/v1/session-keys/same/reset", json!({}))
+        .await
+        .expect(200);
+    unmoved("reset").await;
+    for query in [
+        "?session_key=same",
+        "?agent=main",
+        &format!("?user_id={user}"),
+    ] {
+        let listed = world.get(&a.key, &format!("/v1/sessions{query}")).await;
+        assert!(!listed.text.contains("canary-b"), "{}", listed.text);
+        listed.expect(200);
+    }
+    world.delete(&chat, "/v1/sessions/same").await.expect(204);
+    world
+        .delete(&a.key, &format!("/v1/sessions/{other}"))
+        .await
+        .expect(204);
+    let left = async || -> i64 {
+        sqlx::query_scalar(
+            "select count(*) from conversations where tenant_id = $1 and deleted_at is not null",
+        )
+        .bind(uuid_of(&a))
+        .fetch_one(&mut world.superuser().await)
+        .await
+        .unwrap()
+    };
+    eventually("a's rows are gone", Duration::from_secs(10), async || {
+        throughline::jobs::tick(world.app()).await.unwrap();
+        left().await == 0
+    })
+    .await;
+    unmoved("delete").await;
+    // The id is spent in one tenant and still good in the other.
+    post("/v1/sessions", json!({"id": "same"}))
+        .await
+        .expect_problem(409, "session_id_taken");
+    world
+        .append(&b.key, "same", json!([said("still here")]))
+        .await
+        .expect(201);
+}
