@@ -180,7 +180,8 @@ pub struct Session {
     pub name: ChainName,
     pub owner: Ownership,
     pub agent: String,
-    pub parent: Option<Parent>,
+    /// What it came out of: a link of its own chain, or a session of another.
+    pub parent: Option<NamedLink>,
     pub edge: Option<Edge>,
     pub state: SessionState,
     pub end_reason: Option<EndReason>,
@@ -198,11 +199,17 @@ pub struct Session {
     pub compression: Option<CompressionRecord>,
 }
 
-/// What a session came out of: a link of its own chain, or a session of another.
+/// Another session that is told of, with the names of its chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parent {
+pub struct NamedLink {
     pub id: SessionId,
     pub name: ChainName,
+}
+
+impl NamedLink {
+    pub fn shown(&self, viewer: &Viewer) -> String {
+        self.name.shown_link(self.id, viewer)
+    }
 }
 
 /// What the compression that made a link did.

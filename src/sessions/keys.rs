@@ -7,7 +7,7 @@ use super::{agent_for, find, insert};
 use crate::domain::agent::ChatType;
 use crate::domain::platform::PlatformScope;
 use crate::domain::reset::{ResetReason, TimeZone, judge};
-use crate::domain::session::{Edge, EndReason, Need, NewConversation};
+use crate::domain::session::{Edge, EndReason, NamedLink, Need, NewConversation};
 use crate::domain::session_name::{
     SessionKey, SessionRef, session_key_not_found, session_not_found,
 };
@@ -187,14 +187,7 @@ pub struct Chosen {
     pub session_id: SessionId,
     pub created: bool,
     /// Why it began anew, and the session that was the current one.
-    pub reset: Option<(ResetReason, SessionRefShown)>,
-}
-
-/// The session that was current before a reset.
-#[derive(Debug)]
-pub struct SessionRefShown {
-    pub session_id: SessionId,
-    pub name: crate::domain::session::ChainName,
+    pub reset: Option<(ResetReason, NamedLink)>,
 }
 
 /// The session that a message goes to when only a key is named: the current one, unless the agent's
@@ -231,8 +224,8 @@ pub async fn choose_current(
         });
     };
     let session_id = rotate(tx, viewer, &slot, reason.into(), now).await?;
-    let before = SessionRefShown {
-        session_id: current.session_id,
+    let before = NamedLink {
+        id: current.session_id,
         name: current.name,
     };
     Ok(Chosen {

@@ -10,7 +10,7 @@ use super::TenantTx;
 use super::tips::{read_name, read_owner};
 use crate::domain::paging::{Page, PageRequest};
 use crate::domain::session::{
-    ChainName, CompressionRecord, Edge, EndReason, Parent, Session, SessionState,
+    ChainName, CompressionRecord, Edge, EndReason, NamedLink, Session, SessionState,
 };
 use crate::domain::viewer::{Namespace, Viewer};
 use crate::error::Result;
@@ -66,11 +66,11 @@ fn read_session(row: &PgRow) -> Result<Session> {
     let chain_parent: Option<SessionId> = row.try_get("chain_parent_id")?;
     let origin: Option<SessionId> = row.try_get("origin_conversation_id")?;
     let parent = match (chain_parent, origin) {
-        (Some(id), _) => Some(Parent {
+        (Some(id), _) => Some(NamedLink {
             id,
             name: name.clone(),
         }),
-        (None, Some(conversation_id)) => Some(Parent {
+        (None, Some(conversation_id)) => Some(NamedLink {
             id: row.try_get("origin_id")?,
             name: ChainName {
                 conversation_id,

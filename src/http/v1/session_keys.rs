@@ -12,7 +12,7 @@ use crate::domain::message::{NewMessage, Role};
 use crate::domain::reset::ResetReason;
 use crate::domain::resource_name::ResourceName;
 use crate::domain::session_name::{SessionKey, SessionRef};
-use crate::domain::slot::Slot;
+use crate::domain::slot::{Current, Slot};
 use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Error, Result};
 use crate::http::acting::{ConversationReader, Converser};
@@ -42,9 +42,7 @@ pub struct SlotResponse {
 impl SlotResponse {
     fn new(slot: Slot, viewer: &Viewer) -> Self {
         let current = slot.current.as_ref();
-        let shown = |current: &crate::domain::slot::Current| {
-            current.name.shown_link(current.session_id, viewer)
-        };
+        let shown = |current: &Current| current.name.shown_link(current.session_id, viewer);
         Self {
             session_id: current.map(shown),
             conversation_id: current.map(|current| current.name.shown(viewer)),
@@ -316,7 +314,7 @@ pub async fn append_to_session_key(
                 created: chosen.created,
                 reset: chosen.reset.map(|(reason, before)| ResetResponse {
                     reason,
-                    previous_session_id: before.name.shown_link(before.session_id, viewer),
+                    previous_session_id: before.shown(viewer),
                 }),
                 messages: appended_messages(&appended, &messages, viewer, now)?,
             };

@@ -60,11 +60,10 @@ pub struct SessionResponse {
 
 impl SessionResponse {
     pub fn new(session: Session, viewer: &Viewer) -> Self {
-        let parent = session.parent.as_ref();
         Self {
             id: session.name.shown_link(session.id, viewer),
             conversation_id: session.name.shown(viewer),
-            parent_id: parent.map(|parent| parent.name.shown_link(parent.id, viewer)),
+            parent_id: session.parent.map(|parent| parent.shown(viewer)),
             session_key: session.owner.session_key,
             user_id: session.owner.user_id,
             agent: session.agent,
