@@ -1,6 +1,6 @@
 //! Use cases of conversations: making them, speaking in them, compressing, parting and ending them. Each
 //! runs in one transaction of the caller's and leaves the commit to it. Locks are taken in one order:
-//! slots, conversation, session.
+//! slots, conversation, sessions from the older link to the newer.
 
 use chrono::{DateTime, Utc};
 

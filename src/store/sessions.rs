@@ -285,6 +285,22 @@ pub async fn undo_child(
     id: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Option<SessionId>> {
+    // The parent first: an append that waited for the parent while it was compressed holds that row until
+    // it ends, and goes on to the child.
+    sqlx::query(
+        "select p.id
+           from sessions c
+           join sessions p
+             on p.tenant_id = $1
+            and p.id = c.chain_parent_id
+          where c.tenant_id = $1
+            and c.id = $2
+            for no key update of p",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .execute(tx.connection())
+    .await?;
     Ok(sqlx::query_scalar(
         "with undone as (
            update sessions

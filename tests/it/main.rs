@@ -28,6 +28,7 @@ mod serve_command;
 mod service;
 mod session_chains;
 mod session_keys;
+mod session_locks;
 mod session_messages;
 mod sessions;
 mod tenancy;
