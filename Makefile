@@ -1,7 +1,7 @@
 # Thin on purpose: every recipe is what you would type yourself.
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test fuzz fuzz-short openapi bench-idle bench-limits
+.PHONY: help dev test chaos fuzz fuzz-short openapi bench-idle bench-limits
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -16,6 +16,10 @@ test: ## Check everything that CI checks
 	cargo clippy --all-targets -- -D warnings
 	cargo test --lib --test it
 	$(MAKE) --no-print-directory fuzz-short
+
+chaos: ## Kill nodes in the middle of work, 20 times (CHAOS_ROUNDS=…, CHAOS_SEED=…)
+	@scripts/install-missing
+	cargo test --test it -- --ignored chaos:: --nocapture
 
 fuzz: ## Hold the API to its document with 10,000 random requests (FUZZ_CASES=…, FUZZ_SEED=…)
 	@scripts/install-missing --python

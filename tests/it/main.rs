@@ -16,6 +16,7 @@ mod architecture;
 mod audit;
 mod authorization;
 mod bad_input;
+mod chaos;
 mod cors;
 mod dev_command;
 mod idempotency;

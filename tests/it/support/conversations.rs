@@ -24,6 +24,22 @@ pub fn uuid_of_session(id: &str) -> Uuid {
     id.parse::<SessionId>().unwrap().as_uuid()
 }
 
+/// Every item of a list, page by page.
+pub async fn walk(client: &reqwest::Client, key: &str, url: &str) -> Vec<Value> {
+    let mut found = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let join = if url.contains('?') { '&' } else { '?' };
+        let page = Reply::of(client.get(format!("{url}{join}{cursor}")).bearer_auth(key)).await;
+        let page = page.expect(200);
+        found.extend(page["data"].as_array().unwrap().iter().cloned());
+        match page["next_cursor"].as_str() {
+            Some(next) => cursor = format!("cursor={next}"),
+            None => return found,
+        }
+    }
+}
+
 impl World {
     pub async fn session(&self, key: &str, body: Value) -> Value {
         self.post(key, "/v1/sessions", body).await.expect(201)
@@ -48,22 +64,8 @@ impl World {
         Reply::of(self.request(Method::PATCH, path, key).json(&body)).await
     }
 
-    /// Every item of a list, page by page.
     pub async fn walk(&self, key: &str, path: &str) -> Vec<Value> {
-        let mut found = Vec::new();
-        let mut cursor = String::new();
-        loop {
-            let join = if path.contains('?') { '&' } else { '?' };
-            let page = self
-                .get(key, &format!("{path}{join}{cursor}"))
-                .await
-                .expect(200);
-            found.extend(page["data"].as_array().unwrap().iter().cloned());
-            match page["next_cursor"].as_str() {
-                Some(next) => cursor = format!("cursor={next}"),
-                None => return found,
-            }
-        }
+        walk(&self.client, key, &self.url(path)).await
     }
 
     pub async fn contents(&self, key: &str, path: &str) -> Vec<String> {

@@ -12,12 +12,17 @@ pub struct Reply {
 
 impl Reply {
     pub async fn of(request: reqwest::RequestBuilder) -> Self {
-        let response = request.send().await.unwrap();
-        Self {
+        Self::try_of(request).await.unwrap()
+    }
+
+    /// The same where the other side may die meanwhile.
+    pub async fn try_of(request: reqwest::RequestBuilder) -> reqwest::Result<Self> {
+        let response = request.send().await?;
+        Ok(Self {
             status: response.status().as_u16(),
             headers: response.headers().clone(),
-            text: response.text().await.unwrap(),
-        }
+            text: response.text().await?,
+        })
     }
 
     /// The body, if the status is the expected one.

@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod conversations;
 pub mod http;
 pub mod model;
+pub mod nodes;
 pub mod people;
 pub mod process;
 pub mod tokens;
