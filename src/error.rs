@@ -89,6 +89,7 @@ error_codes! {
     InvalidValue, "invalid_value", 422, Useless, "A value breaks a rule";
     NothingToCompress, "nothing_to_compress", 422, Useless, "Compression would not make the session smaller";
     SummaryRequired, "summary_required", 422, Useless, "Give the summary";
+    RetentionNotSet, "retention_not_set", 422, Useless, "The tenant keeps its conversations for ever";
     SecretRequired, "secret_required", 422, Useless, "The address changed: give its secret anew, or null";
     RateLimited, "rate_limited", 429, Helps, "There were too many requests";
     Internal, "internal", 500, Helps, "Something went wrong on our side";

@@ -17,10 +17,12 @@ use crate::domain::audit::{Action, Entry};
 use crate::domain::display_name::DisplayName;
 use crate::domain::limits::LimitOverrides;
 use crate::domain::origin::Origin;
-use crate::domain::tenant::{MAX_RETENTION_DAYS, Retention, Tenant, TenantState};
+use crate::domain::retention::check_days;
+use crate::domain::tenant::{Retention, Tenant, TenantState};
 use crate::error::{Error, FieldError, Result};
 use crate::idempotency;
 use crate::ids::TenantId;
+use crate::sessions;
 use crate::store::{TenantTx, jobs, tenants};
 
 pub struct CreatedTenant {
@@ -161,10 +163,7 @@ impl SettingsChange {
         let days = self
             .retention
             .and_then(|retention| retention.conversations_days);
-        if days.is_some_and(|days| !(1..=MAX_RETENTION_DAYS).contains(&days)) {
-            let detail = format!("must be from 1 to {MAX_RETENTION_DAYS}, or null");
-            errors.push(FieldError::new("/retention/conversations_days", detail));
-        }
+        errors.extend(days.and_then(|days| check_days(days, "/retention/conversations_days")));
         Error::check(errors)
     }
 }
@@ -192,6 +191,12 @@ pub async fn update_settings(
     }
     let now = app.clock.now();
     tenants::update_settings(tx, &own, now).await?;
+    if change
+        .retention
+        .is_some_and(|retention| retention.conversations_days.is_some())
+    {
+        sessions::retention::plan(tx, now).await?;
+    }
     let entry = Entry::new(actor, Action::TenantUpdate, &own.tenant.id);
     audit::append(&app.keyring, tx, entry, now).await
 }

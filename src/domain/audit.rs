@@ -64,6 +64,7 @@ actions! {
     AgentDelete, "agent.delete";
     ConversationRead, "conversation.read";
     ConversationDelete, "conversation.delete";
+    RetentionSweep, "retention.sweep";
 }
 
 /// A principal that a question about the audit names.
@@ -121,7 +122,7 @@ impl Entry {
     }
 }
 
-/// What else an entry says: ids and words of our own.
+/// What else an entry says: ids, counts and words of our own.
 #[derive(Debug, Clone, Default)]
 pub struct Detail(Map<String, Value>);
 
@@ -136,6 +137,10 @@ impl Detail {
 
     pub fn words(self, name: &'static str, words: impl Iterator<Item = &'static str>) -> Self {
         self.with(name, words.map(Value::from).collect())
+    }
+
+    pub fn count(self, name: &'static str, count: i64) -> Self {
+        self.with(name, Value::from(count))
     }
 
     fn with(mut self, name: &'static str, value: Value) -> Self {
@@ -291,13 +296,15 @@ mod tests {
     }
 
     #[test]
-    fn a_detail_holds_ids_and_words() {
+    fn a_detail_holds_ids_counts_and_words() {
         let id = ApiKeyId::generate();
         let detail = Detail::default()
             .id("key_id", id)
             .word("reason", "lost")
+            .count("deleted", 3)
             .words("scopes", ["admin", "read"].into_iter());
-        let expected = json!({"key_id": id, "reason": "lost", "scopes": ["admin", "read"]});
+        let expected =
+            json!({"key_id": id, "reason": "lost", "deleted": 3, "scopes": ["admin", "read"]});
         assert_eq!(detail.into_value(), expected);
     }
 

@@ -15,6 +15,7 @@ pub mod paging;
 pub mod platform;
 pub mod reset;
 pub mod resource_name;
+pub mod retention;
 pub mod session;
 pub mod session_name;
 pub mod slot;

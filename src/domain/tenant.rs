@@ -91,7 +91,7 @@ impl Default for TenantSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Retention {
-    /// Conversations in which nobody wrote for this many days are deleted.
+    /// Conversations in which nobody wrote for this many days are deleted, pinned and archived ones too.
     #[schema(minimum = 1, maximum = 36_500)]
     pub conversations_days: Option<u32>,
 }

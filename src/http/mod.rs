@@ -44,6 +44,8 @@ fn tenant_routes(routes: &mut ServiceConfig) {
     routes
         .service(v1::tenant::get_tenant)
         .service(v1::tenant::update_tenant)
+        .service(v1::retention::get_retention)
+        .service(v1::retention::sweep_retention)
         .service(v1::usage::get_usage)
         .service(v1::api_keys::create_api_key)
         .service(v1::api_keys::list_api_keys)

@@ -20,6 +20,7 @@ mod erase_tenant;
 mod expire_answers;
 pub mod flush_usage;
 pub mod heartbeat;
+mod sweep_conversations;
 
 const TICK: Duration = Duration::from_secs(1);
 const LEASE: TimeDelta = TimeDelta::minutes(1);
@@ -91,6 +92,7 @@ async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
     match job.kind.as_str() {
         idempotency::EXPIRY_JOB => expire_answers::run(app, &caller).await,
         sessions::ERASE_JOB => erase_conversations::run(app, &caller).await,
+        sessions::retention::SWEEP_JOB => sweep_conversations::run(app, &caller).await,
         tenants::ERASE_JOB => erase_tenant::run(app, job.tenant_id).await,
         // A newer node planned it and knows what it is: leave it for that one.
         _ => Ok(app.clock.now() + LEASE),

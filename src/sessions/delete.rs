@@ -11,6 +11,7 @@ use crate::domain::session::{ChainName, Need};
 use crate::domain::session_name::{SessionRef, session_not_found};
 use crate::domain::viewer::{Namespace, Viewer};
 use crate::error::Result;
+use crate::ids::SessionId;
 use crate::store::{TenantTx, conversations, jobs, slots};
 
 /// The job that removes the rows.
@@ -44,14 +45,31 @@ pub async fn delete_quietly(
     now: DateTime<Utc>,
 ) -> Result<bool> {
     slots::lock_leading_to(tx, name.conversation_id).await?;
-    if !conversations::mark_deleted(tx, name.conversation_id, now).await? {
-        return Ok(false);
+    let deleted = delete_held(tx, std::slice::from_ref(name), now).await?;
+    Ok(deleted > 0)
+}
+
+/// Deletes conversations whose slots `tx` holds. Answers how many: those that someone else has deleted
+/// are not counted.
+pub(super) async fn delete_held(
+    tx: &mut TenantTx,
+    names: &[ChainName],
+    now: DateTime<Utc>,
+) -> Result<usize> {
+    let ids: Vec<SessionId> = names.iter().map(|name| name.conversation_id).collect();
+    let gone = conversations::mark_deleted(tx, &ids, now).await?;
+    if gone.is_empty() {
+        return Ok(0);
     }
-    if let Some(client_id) = &name.client_id {
-        conversations::insert_spent_id(tx, spent_digest(name.namespace, client_id)).await?;
-    }
+    let digest = |name: &ChainName| Some(spent_digest(name.namespace, name.client_id.as_ref()?));
+    let given: Vec<[u8; 32]> = names
+        .iter()
+        .filter(|name| gone.contains(&name.conversation_id))
+        .filter_map(digest)
+        .collect();
+    conversations::insert_spent_ids(tx, &given).await?;
     jobs::insert(tx, ERASE_JOB, now).await?;
-    Ok(true)
+    Ok(gone.len())
 }
 
 /// What is kept of a client's id when its session is deleted.

@@ -22,6 +22,7 @@ mod compress;
 mod create;
 mod delete;
 mod keys;
+pub mod retention;
 
 pub use append::{Appended, append};
 pub use branch::{Branch, branch};

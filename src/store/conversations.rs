@@ -206,44 +206,56 @@ pub async fn update(tx: &mut TenantTx, id: SessionId, change: &Change) -> Result
     Ok(())
 }
 
-/// Deletes a conversation for everyone, at once: slots lead to it no more, and its rows are left to a
-/// job. False if someone else has.
-pub async fn mark_deleted(tx: &mut TenantTx, id: SessionId, now: DateTime<Utc>) -> Result<bool> {
-    let done = sqlx::query(
+/// Deletes conversations for everyone, at once: slots lead to them no more, and their rows are left to a
+/// job. Their tips are closed as if undone: an append that waits for one then finds it closed, and is
+/// refused instead of being acknowledged and lost. Answers those that nobody else has deleted.
+pub async fn mark_deleted(
+    tx: &mut TenantTx,
+    ids: &[SessionId],
+    now: DateTime<Utc>,
+) -> Result<Vec<SessionId>> {
+    Ok(sqlx::query_scalar(
         "with gone as (
            update conversations
               set deleted_at = $3
             where tenant_id = $1
-              and id = $2
+              and id = any ($2)
               and deleted_at is null
-        returning id
+        returning id, tip_session_id
          ), freed as (
            update slots k
               set conversation_id = null, generation = k.generation + 1
              from gone
             where k.tenant_id = $1
               and k.conversation_id = gone.id
+         ), closed as (
+           update sessions s
+              set state = 'ended', end_reason = 'uncompressed', ended_at = $3, undone_at = $3
+             from gone
+            where s.tenant_id = $1
+              and s.id = gone.tip_session_id
          )
          select id
            from gone",
     )
     .bind(tx.tenant_id())
-    .bind(id)
+    .bind(ids)
     .bind(now)
-    .fetch_optional(tx.connection())
-    .await?;
-    Ok(done.is_some())
+    .fetch_all(tx.connection())
+    .await?)
 }
 
-/// Remembers for good that a client's id was given.
-pub async fn insert_spent_id(tx: &mut TenantTx, digest: [u8; 32]) -> Result<()> {
+/// Remembers for good that clients' ids were given.
+pub async fn insert_spent_ids(tx: &mut TenantTx, digests: &[[u8; 32]]) -> Result<()> {
+    let digests: Vec<&[u8]> = digests.iter().map(<[u8; 32]>::as_slice).collect();
     sqlx::query(
         "insert into spent_session_ids (tenant_id, digest)
-         values ($1, $2)
+         select $1, digest
+           from unnest($2::bytea[]) as digest
              on conflict on constraint spent_session_ids_pkey do nothing",
     )
     .bind(tx.tenant_id())
-    .bind(digest.as_slice())
+    .bind(digests)
     .execute(tx.connection())
     .await?;
     Ok(())

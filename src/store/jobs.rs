@@ -35,7 +35,8 @@ pub async fn insert(tx: &mut TenantTx, kind: &str, run_at: DateTime<Utc>) -> Res
     Ok(())
 }
 
-/// Leases up to `limit` due jobs; two nodes never get the same one while its lease lasts.
+/// Leases up to `limit` due jobs; two nodes never get the same one while its lease lasts. A leased job is
+/// due again when its lease ends: if it is planned for earlier by then, that was asked while it ran.
 pub async fn claim(
     db: &Db,
     now: DateTime<Utc>,
@@ -44,7 +45,7 @@ pub async fn claim(
 ) -> Result<Vec<DueJob>> {
     Ok(sqlx::query_as(
         "update jobs j
-            set lease_until = $2, attempts = attempts + 1
+            set run_at = $2, lease_until = $2, attempts = attempts + 1
            from (select id
                    from jobs
                   where run_at <= $1
@@ -62,11 +63,14 @@ pub async fn claim(
     .await?)
 }
 
-/// Plans the next run of a claimed job, if the claim still holds.
+/// Plans the next run of a claimed job, if the claim still holds. What was asked while it ran stands:
+/// the job may have looked before there was something to do.
 pub async fn reschedule(db: &Db, job: &DueJob, run_at: DateTime<Utc>, failed: bool) -> Result<()> {
     sqlx::query(
         "update jobs
-            set run_at = $4, lease_until = null, attempts = case when $5 then attempts else 0 end
+            set run_at = least($4, nullif(run_at, lease_until)),
+                lease_until = null,
+                attempts = case when $5 then attempts else 0 end
           where tenant_id = $1
             and id = $2
             and lease_until = $3",

@@ -23,6 +23,7 @@ pub mod jobs;
 pub mod messages;
 pub mod migrate;
 pub mod nodes;
+pub mod retention;
 pub mod roles;
 pub mod sessions;
 pub mod slots;

@@ -57,6 +57,7 @@ const ALLOWED: [(&str, &[&str]); 20] = [
             "api_keys",
             "audit",
             "idempotency",
+            "sessions",
             "app",
             "auth",
             "store",

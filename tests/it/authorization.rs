@@ -137,7 +137,8 @@ async fn sample(
         "get_health" | "get_readiness" | "get_tenant" | "get_usage" | "list_api_keys"
         | "list_tenants" | "list_issuers" | "list_agents" | "get_own_user" | "list_audit"
         | "get_audit_head" => plain,
-        "list_sessions" | "list_session_keys" => plain,
+        "list_sessions" | "list_session_keys" | "get_retention" => plain,
+        "sweep_retention" => with_body(json!({"dry_run": true, "conversations_days": 30})),
         "create_session" => with_body(json!({"title": "made by the walk"})),
         "get_session" | "delete_session" | "list_messages" | "get_tip" | "list_lineage" => {
             session_sample(world, own, other, credential, None).await

@@ -6,7 +6,9 @@ use reqwest::Method;
 use serde_json::json;
 
 use crate::support::{Reply, World};
+use throughline::auth::JobCaller;
 use throughline::jobs;
+use throughline::store::jobs::{DueJob, claim, insert, reschedule};
 
 async fn stored_answers(world: &World) -> (i64, i64) {
     sqlx::query_as("select count(*), count(secrets_enc) from idempotency")
@@ -57,4 +59,37 @@ async fn two_nodes_asking_at_once_never_get_the_same_job() {
     // Ten tenants', and the operator's unless the node's own loop just has it.
     assert_eq!(all, ids.len());
     assert!(all >= 10, "{all}");
+}
+
+/// All in the future, where the node's own loop finds nothing due.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_for_while_a_job_runs_is_not_forgotten() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let db = &world.app().db;
+    let start = world.clock.now() + Duration::from_secs(3600);
+    let at = |second: u64| start + Duration::from_secs(second);
+    let plan = async |second: u64| {
+        let caller = JobCaller::of_served_tenant(tenant.id.parse().unwrap());
+        let mut tx = caller.begin(db).await.unwrap();
+        insert(&mut tx, "tested", at(second)).await.unwrap();
+        tx.commit().await.unwrap();
+    };
+    let due = async |second: u64| -> Option<DueJob> {
+        let claimed = claim(db, at(second), at(second + 60), 100).await.unwrap();
+        claimed.into_iter().find(|job| job.kind == "tested")
+    };
+    plan(0).await;
+    let job = due(0).await.unwrap();
+    plan(1).await;
+    assert!(due(2).await.is_none(), "its lease still lasts");
+    reschedule(db, &job, at(1000), false).await.unwrap();
+    let job = due(2).await.expect("it was asked for while it ran");
+    reschedule(db, &job, at(1000), false).await.unwrap();
+    assert!(due(999).await.is_none(), "nobody asked for it since");
+    due(1000).await.expect("as it said itself");
+    // That run never ends: the lease does, and what was asked meanwhile changes neither.
+    plan(1001).await;
+    assert!(due(1059).await.is_none());
+    due(1060).await.expect("its lease ran out");
 }

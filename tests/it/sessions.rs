@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::Connection;
 
 use crate::support::conversations::{answered, id_of, said};
 use crate::support::people::{as_bridge, person};
@@ -670,6 +671,33 @@ async fn a_deleted_conversation_is_gone_with_all_its_ids_for_good() {
         (&next["created"], &next["reset"]),
         (&json!(true), &json!(null))
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_a_deletion_overtakes_is_refused() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let id = id_of(&world.session(&tenant.key, json!({})).await);
+    // Who deletes waits for the audit's head, with everything else done.
+    let mut superuser = world.superuser().await;
+    let mut head = superuser.begin().await.unwrap();
+    sqlx::query("select seq from audit_heads for update")
+        .execute(&mut *head)
+        .await
+        .unwrap();
+    let path = format!("/v1/sessions/{id}");
+    let delete = world.delete(&tenant.key, &path);
+    let append = async {
+        world.waiting(1).await;
+        world.append(&tenant.key, &id, json!([said("late")])).await
+    };
+    let release = async {
+        world.waiting(2).await;
+        head.commit().await.unwrap();
+    };
+    let (deleted, appended, ()) = tokio::join!(delete, append, release);
+    deleted.expect(204);
+    appended.expect_problem(404, "session_not_found");
 }
 
 #[tokio::test(flavor = "multi_thread")]

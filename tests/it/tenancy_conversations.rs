@@ -114,6 +114,7 @@ async fn everything(world: &World, tenant: &Tenant) -> String {
         "sessions",
         "messages",
         "spent_session_ids",
+        "retention_sweeps",
     ] {
         let sql = format!(
             "select coalesce(json_agg(t order by t::text), '[]')::text from {table} t where tenant_id = $1"
@@ -258,6 +259,8 @@ async fn equal_conversations(world: &World) {
     })
     .await;
     unmoved("delete").await;
+    sweep_all(world, &a).await;
+    unmoved("sweep").await;
     // The id is spent in one tenant and still good in the other.
     post("/v1/sessions", json!({"id": "same"}))
         .await
@@ -266,4 +269,33 @@ async fn equal_conversations(world: &World) {
         .append(&b.key, "same", json!([said("still here")]))
         .await
         .expect(201);
+}
+
+/// Lets a tenant's conversations grow old, counts and sweeps them.
+async fn sweep_all(world: &World, tenant: &Tenant) {
+    let there = world.walk(&tenant.key, "/v1/sessions").await.len();
+    assert!(there > 0);
+    world.clock.advance(Duration::from_secs(2 * 24 * 3600));
+    let dry = json!({"dry_run": true, "conversations_days": 1});
+    let told = world
+        .post(&tenant.key, "/v1/retention/sweeps", dry)
+        .await
+        .expect(200);
+    assert_eq!(told["conversations"], there);
+    let retention = json!({"retention": {"conversations_days": 1}});
+    world
+        .patch(&tenant.key, "/v1/tenant", retention)
+        .await
+        .expect(200);
+    eventually("the sweep is over", Duration::from_secs(10), async || {
+        throughline::jobs::tick(world.app()).await.unwrap();
+        let shown = world.get(&tenant.key, "/v1/retention").await.expect(200);
+        let sweep = &shown["sweep"];
+        sweep["finished_at"].is_string() && sweep["examined"] == there && sweep["deleted"] == there
+    })
+    .await;
+    assert_eq!(
+        world.walk(&tenant.key, "/v1/sessions").await,
+        Vec::<Value>::new()
+    );
 }

@@ -20,7 +20,8 @@ pub struct AuditEntryResponse {
     #[schema(minimum = 1)]
     pub seq: i64,
     pub at: DateTime<Utc>,
-    /// Who did it: the id of an API key, or `operator:` and what names the operator.
+    /// Who did it: the id of an API key, `operator:` and what names the operator, or `retention`: the
+    /// service itself, as the tenant's retention asks.
     pub actor: String,
     /// What was done, like `api_key.create`.
     pub action: String,

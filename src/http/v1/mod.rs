@@ -5,6 +5,7 @@ pub mod api_keys;
 pub mod audit;
 pub mod issuers;
 pub mod limits;
+pub mod retention;
 pub mod session_chain;
 pub mod session_keys;
 pub mod session_messages;

@@ -158,6 +158,21 @@ impl World {
             .advance(Duration::from_millis((length_ms - into + 10) as u64));
     }
 
+    /// Waits until so many statements on this world's database wait for a lock.
+    pub async fn waiting(&self, count: i64) {
+        let are = async || {
+            let waiting: i64 = sqlx::query_scalar(
+                "select count(*) from pg_stat_activity
+                  where datname = current_database() and wait_event_type = 'Lock'",
+            )
+            .fetch_one(&mut self.superuser().await)
+            .await
+            .unwrap();
+            waiting == count
+        };
+        super::eventually("they wait", Duration::from_secs(4), are).await;
+    }
+
     /// Past every policy: to prepare what the API would not, and to see what it does not show.
     pub async fn superuser(&self) -> PgConnection {
         cluster().superuser(&self.database).await

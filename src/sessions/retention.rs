@@ -1,0 +1,193 @@
+//! Retention: a sweep passes over all conversations of a tenant and deletes those in which nobody wrote
+//! for too long. A step is one batch in one transaction, with how far it came, so that whoever takes the
+//! next one neither repeats nor leaves out any.
+
+use chrono::{DateTime, Utc};
+
+use super::delete::delete_held;
+use crate::app::App;
+use crate::audit;
+use crate::domain::audit::{Action, Detail, Entry};
+use crate::domain::retention::{Sweep, check_days, cutoff};
+use crate::error::{Code, Error, Result};
+use crate::ids::SessionId;
+use crate::store::retention::{self, Old};
+use crate::store::{TenantTx, jobs, tenants};
+
+/// The job that sweeps.
+pub const SWEEP_JOB: &str = "sweep_conversations";
+/// Who a sweep's entry in the audit names.
+const ACTOR: &str = "retention";
+
+/// Plans that job for now.
+pub async fn plan(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<()> {
+    jobs::insert(tx, SWEEP_JOB, now).await
+}
+
+/// What a tenant keeps, and how far its sweep is.
+#[derive(Debug)]
+pub struct Overview {
+    pub conversations_days: Option<u32>,
+    /// What was last written to before this is old now.
+    pub cutoff: Option<DateTime<Utc>>,
+    /// The one that runs, or the last one.
+    pub sweep: Option<Sweep>,
+}
+
+pub async fn overview(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<Overview> {
+    let own = tenants::get_own(tx).await?;
+    let conversations_days = own.settings.retention.conversations_days;
+    Ok(Overview {
+        conversations_days,
+        cutoff: conversations_days.map(|days| cutoff(now, days)),
+        sweep: retention::find_sweep(tx).await?,
+    })
+}
+
+/// Plans a sweep for now, if the tenant has a retention.
+pub async fn sweep_now(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<Overview> {
+    let overview = overview(tx, now).await?;
+    if overview.conversations_days.is_none() {
+        return Err(not_set());
+    }
+    plan(tx, now).await?;
+    Ok(overview)
+}
+
+/// What a sweep would delete now.
+#[derive(Debug)]
+pub struct Rehearsal {
+    pub conversations_days: u32,
+    pub cutoff: DateTime<Utc>,
+    pub old: Old,
+}
+
+/// Counts what a sweep would delete now, with the given days or the tenant's.
+pub async fn rehearse(
+    tx: &mut TenantTx,
+    days: Option<u32>,
+    now: DateTime<Utc>,
+) -> Result<Rehearsal> {
+    let wrong = days.and_then(|days| check_days(days, "/conversations_days"));
+    Error::check(wrong.into_iter().collect())?;
+    let days = match days {
+        Some(days) => days,
+        None => overview(tx, now)
+            .await?
+            .conversations_days
+            .ok_or_else(not_set)?,
+    };
+    let cutoff = cutoff(now, days);
+    Ok(Rehearsal {
+        conversations_days: days,
+        cutoff,
+        old: retention::count_old(tx, cutoff).await?,
+    })
+}
+
+fn not_set() -> Error {
+    let detail = "set retention.conversations_days of the tenant first";
+    Error::new(Code::RetentionNotSet, detail)
+}
+
+/// Goes on with the sweep that runs, or begins one, and answers when it started. `None` if the tenant
+/// keeps everything.
+pub async fn begin(app: &App, tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
+    let days = retention::hold_days(tx).await?;
+    if let Some(running) = hold_running(app, tx, days).await? {
+        return Ok(Some(running.started_at));
+    }
+    let Some(days) = days else {
+        return Ok(None);
+    };
+    let now = app.clock.now();
+    retention::start_sweep(tx, cutoff(now, days), now).await?;
+    let begun = retention::find_sweep(tx).await?;
+    Ok(begun.map(|sweep| sweep.started_at))
+}
+
+/// How a sweep stands after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    Going,
+    Finished,
+    /// The tenant now keeps things for longer, or another node has ended the sweep: begin anew.
+    Overtaken,
+}
+
+/// Takes the next step of the sweep that started at `started_at`: looks at up to `batch` conversations.
+pub async fn step(
+    app: &App,
+    tx: &mut TenantTx,
+    started_at: DateTime<Utc>,
+    batch: i64,
+) -> Result<Progress> {
+    let days = retention::hold_days(tx).await?;
+    let running = hold_running(app, tx, days).await?;
+    let Some(mut sweep) = running.filter(|sweep| sweep.started_at == started_at) else {
+        return Ok(Progress::Overtaken);
+    };
+    let seen = retention::list_conversations(tx, sweep.reached, sweep.cutoff, batch).await?;
+    let old: Vec<SessionId> = seen
+        .iter()
+        .filter(|(_, old)| *old)
+        .map(|(id, _)| *id)
+        .collect();
+    sweep.deleted += delete_old(app, tx, &old, sweep.cutoff).await?;
+    sweep.examined += seen.len() as i64;
+    sweep.reached = seen.last().map(|(id, _)| *id).or(sweep.reached);
+    if (seen.len() as i64) < batch {
+        finish(app, tx, sweep).await?;
+        return Ok(Progress::Finished);
+    }
+    retention::update_sweep(tx, &sweep).await?;
+    Ok(Progress::Going)
+}
+
+/// The sweep that runs, held until `tx` ends. One that would delete what the tenant now keeps ends here.
+async fn hold_running(app: &App, tx: &mut TenantTx, days: Option<u32>) -> Result<Option<Sweep>> {
+    match retention::lock_running(tx).await? {
+        Some(running) if !running.keeps_to(days) => {
+            finish(app, tx, running).await?;
+            Ok(None)
+        }
+        running => Ok(running),
+    }
+}
+
+/// Deletes those of `ids` that are still old and that nobody is using. The next sweep looks at the
+/// others again.
+async fn delete_old(
+    app: &App,
+    tx: &mut TenantTx,
+    ids: &[SessionId],
+    cutoff: DateTime<Utc>,
+) -> Result<i64> {
+    if ids.is_empty() {
+        return Ok(0);
+    }
+    let mut old = retention::lock_old(tx, ids, cutoff).await?;
+    let held: Vec<SessionId> = old.iter().map(|name| name.conversation_id).collect();
+    let in_use = retention::lock_slots(tx, &held).await?;
+    old.retain(|name| !in_use.contains(&name.conversation_id));
+    Ok(delete_held(tx, &old, app.clock.now()).await? as i64)
+}
+
+/// Ends a held sweep. One entry tells of all that it deleted.
+async fn finish(app: &App, tx: &mut TenantTx, sweep: Sweep) -> Result<()> {
+    let now = app.clock.now();
+    let finished_at = Some(now);
+    let sweep = Sweep {
+        finished_at,
+        ..sweep
+    };
+    retention::update_sweep(tx, &sweep).await?;
+    if sweep.deleted == 0 {
+        return Ok(());
+    }
+    let detail = Detail::default()
+        .count("examined", sweep.examined)
+        .count("deleted", sweep.deleted);
+    let entry = Entry::new(ACTOR, Action::RetentionSweep, &tx.tenant_id()).with(detail);
+    audit::append(&app.keyring, tx, entry, now).await
+}
