@@ -65,6 +65,7 @@ actions! {
     ConversationRead, "conversation.read";
     ConversationDelete, "conversation.delete";
     RetentionSweep, "retention.sweep";
+    GrantRevoke, "grant.revoke";
 }
 
 /// A principal that a question about the audit names.

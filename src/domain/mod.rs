@@ -6,6 +6,7 @@ pub mod api_key;
 pub mod audit;
 pub mod compression;
 pub mod display_name;
+pub mod grant;
 pub mod identity;
 pub mod issuer;
 pub mod limits;

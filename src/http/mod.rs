@@ -72,6 +72,8 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::session_chain::branch_session)
         .service(v1::session_chain::compress_session)
         .service(v1::session_chain::uncompress_session)
+        .service(v1::session_grants::list_grants)
+        .service(v1::session_grants::revoke_grants)
         .service(v1::session_keys::list_session_keys)
         .service(v1::session_keys::get_session_key)
         .service(v1::session_keys::reset_session_key)

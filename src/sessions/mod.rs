@@ -21,6 +21,7 @@ mod branch;
 mod compress;
 mod create;
 mod delete;
+mod grants;
 mod keys;
 pub mod retention;
 
@@ -29,6 +30,7 @@ pub use branch::{Branch, branch};
 pub use compress::{Compress, Compressed, compress, uncompress};
 pub use create::{NewSession, create};
 pub use delete::{ERASE_JOB, delete, delete_quietly};
+pub use grants::revoke_grants;
 pub use keys::{Arrival, Chosen, choose_current, find_slot, reset, switch};
 
 /// The tip of the chain that `session` is a link of, if `viewer` may do with it what it needs.

@@ -17,6 +17,7 @@ pub mod agents;
 pub mod api_keys;
 pub mod audit;
 pub mod conversations;
+pub mod grants;
 pub mod idempotency;
 pub mod issuers;
 pub mod jobs;

@@ -140,7 +140,8 @@ async fn sample(
         "list_sessions" | "list_session_keys" | "get_retention" => plain,
         "sweep_retention" => with_body(json!({"dry_run": true, "conversations_days": 30})),
         "create_session" => with_body(json!({"title": "made by the walk"})),
-        "get_session" | "delete_session" | "list_messages" | "get_tip" | "list_lineage" => {
+        "get_session" | "delete_session" | "list_messages" | "get_tip" | "list_lineage"
+        | "list_grants" | "revoke_grants" => {
             session_sample(world, own, other, credential, None).await
         }
         "update_session" => {

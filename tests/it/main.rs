@@ -29,6 +29,7 @@ mod retention;
 mod serve_command;
 mod service;
 mod session_chains;
+mod session_grants;
 mod session_keys;
 mod session_locks;
 mod session_messages;

@@ -7,6 +7,7 @@ pub mod issuers;
 pub mod limits;
 pub mod retention;
 pub mod session_chain;
+pub mod session_grants;
 pub mod session_keys;
 pub mod session_messages;
 pub mod sessions;

@@ -1,0 +1,35 @@
+//! Taking back what others may read.
+
+use super::find;
+use crate::app::App;
+use crate::audit;
+use crate::domain::audit::{Action, Detail, Entry};
+use crate::domain::session::Need;
+use crate::domain::session_name::{SessionRef, session_not_found};
+use crate::domain::viewer::Viewer;
+use crate::error::Result;
+use crate::ids::UserId;
+use crate::store::{TenantTx, conversations, grants};
+
+/// Revokes the grant of `user_id`, or every grant of the conversation. Who had none loses none.
+pub async fn revoke_grants(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    viewer: &Viewer,
+    session: &SessionRef,
+    user_id: Option<UserId>,
+) -> Result<()> {
+    let now = app.clock.now();
+    let tip = find(tx, viewer, session, Need::Own, now).await?;
+    let conversation_id = tip.name.conversation_id;
+    conversations::lock(tx, conversation_id)
+        .await?
+        .ok_or_else(session_not_found)?;
+    for user_id in grants::revoke(tx, conversation_id, user_id, now).await? {
+        let entry = Entry::new(actor, Action::GrantRevoke, &conversation_id)
+            .with(Detail::default().id("user_id", user_id));
+        audit::append(&app.keyring, tx, entry, now).await?;
+    }
+    Ok(())
+}
