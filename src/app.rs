@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::{KeyVerifier, OperatorKeys, People, TokenVerifier, Verifiers};
@@ -35,6 +36,8 @@ pub struct Inner {
     pub verifiers: Verifiers,
     pub limits: Limiter,
     pub usage: UsageMeter,
+    /// Exports take turns, so that however many there are leave connections to the rest.
+    pub export_turns: Semaphore,
     /// Cancelled when the node begins to shut down.
     pub draining: CancellationToken,
 }
@@ -47,6 +50,7 @@ impl App {
         let upstream = GuardedClient::new(config.allow_private_upstreams.clone(), own_ports)?;
         let redis = Redis::new(&config.redis_url)?;
         let db = Db::connect(&config.database_url, config.database_pool).await?;
+        let export_turns = Semaphore::new((config.database_pool as usize / 4).max(1));
         let limits = Limiter::new(redis.clone(), clock.clone());
         let people = People::new(db.clone(), clock.clone(), limits.clone());
         let verifiers = Verifiers {
@@ -73,6 +77,7 @@ impl App {
                 verifiers,
                 limits,
                 usage: UsageMeter::default(),
+                export_turns,
                 draining: CancellationToken::new(),
             }),
         })

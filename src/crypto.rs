@@ -183,6 +183,31 @@ pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     out
 }
 
+/// SHA-256 of what comes piece by piece.
+pub struct Hasher(digest::Context);
+
+impl Hasher {
+    pub fn new() -> Self {
+        Self(digest::Context::new(&digest::SHA256))
+    }
+
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub fn finish(self) -> [u8; 32] {
+        let mut out = [0; 32];
+        out.copy_from_slice(self.0.finish().as_ref());
+        out
+    }
+}
+
+impl Default for Hasher {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 pub fn random<const N: usize>() -> anyhow::Result<[u8; N]> {
     let mut bytes = [0; N];
     rand::fill(&mut bytes).map_err(|_| anyhow::anyhow!("no randomness"))?;
@@ -285,6 +310,15 @@ mod tests {
         assert_ne!(newest.key_id, made.key_id);
         let mixed = both.check_mac("c", b"text", &newest.key_id, &made.tag);
         assert_eq!(mixed, Err(BadMac::Wrong));
+    }
+
+    #[test]
+    fn a_hash_does_not_tell_how_its_text_was_cut() {
+        let mut hasher = Hasher::new();
+        for piece in [&b"ab"[..], b"", b"c"] {
+            hasher.update(piece);
+        }
+        assert_eq!(hasher.finish(), sha256(b"abc"));
     }
 
     #[test]

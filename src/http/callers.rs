@@ -131,6 +131,28 @@ pub fn key_with(request: &HttpRequest, scopes: &[Scope]) -> Result<KeyCaller> {
     }
 }
 
+/// The credential of a request, to be judged again while a long answer is under way.
+pub struct Credential(Presented);
+
+impl FromRequest for Credential {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(Ok(Self(presented(request.headers()))))
+    }
+}
+
+impl Credential {
+    /// Fails when it is no longer believed. A token that ran out was good when the answer began.
+    pub async fn check(&self, app: &App) -> Result<()> {
+        match auth::authenticate(&app.verifiers, &self.0).await {
+            Err(error) if error.code != Code::TokenExpired => Err(error),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+}
+
 /// The operator.
 pub struct Operator(pub OperatorCaller);
 

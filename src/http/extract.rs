@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use actix_web::dev::Payload;
 use actix_web::http::header;
-use actix_web::web::BytesMut;
+use actix_web::web::{self, BytesMut};
 use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use futures_util::StreamExt;
 use percent_encoding::percent_decode_str;
@@ -22,35 +22,56 @@ use crate::domain::session_name::{SessionKey, SessionRef};
 use crate::error::{Code, Error, FieldError, Result};
 
 pub const MAX_JSON_BYTES: usize = 1024 * 1024;
+/// For the few routes that take in what many calls have made.
+pub const MAX_LARGE_JSON_BYTES: usize = 16 * MAX_JSON_BYTES;
+/// Each value costs memory, however few bytes it has in the body.
+const MAX_VALUES: usize = 500_000;
 /// A body that trickles in longer holds a connection for nothing.
 const BODY_DEADLINE: Duration = Duration::from_secs(20);
+const LARGE_BODY_DEADLINE: Duration = Duration::from_secs(50);
 
 /// A JSON body of the documented shape, and a hash that is equal for equal JSON.
-pub struct JsonBody<T> {
+pub struct JsonBody<T, const MAX_BYTES: usize = MAX_JSON_BYTES> {
     pub value: T,
     pub hash: [u8; 32],
 }
 
-impl<T: DeserializeOwned + 'static> FromRequest for JsonBody<T> {
+pub type LargeJsonBody<T> = JsonBody<T, MAX_LARGE_JSON_BYTES>;
+
+impl<T, const MAX_BYTES: usize> FromRequest for JsonBody<T, MAX_BYTES>
+where
+    T: DeserializeOwned + Send + 'static,
+{
     type Error = Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let checked = check_head(request);
+        let checked = check_head(request, MAX_BYTES);
         let mut payload = payload.take();
+        let deadline = match MAX_BYTES > MAX_JSON_BYTES {
+            true => LARGE_BODY_DEADLINE,
+            false => BODY_DEADLINE,
+        };
         Box::pin(async move {
             checked?;
-            let bytes = tokio::time::timeout(BODY_DEADLINE, read(&mut payload))
+            let bytes = tokio::time::timeout(deadline, read(&mut payload, MAX_BYTES))
                 .await
                 .map_err(|_| {
                     Error::new(Code::RequestTimeout, "the body did not arrive in time")
                 })??;
-            parse_json(&bytes)
+            let (value, hash) = match bytes.len() > MAX_JSON_BYTES {
+                // Long enough for others on this thread to notice.
+                true => web::block(move || parse_json(&bytes))
+                    .await
+                    .map_err(Error::internal)??,
+                false => parse_json(&bytes)?,
+            };
+            Ok(Self { value, hash })
         })
     }
 }
 
-fn check_head(request: &HttpRequest) -> Result<()> {
+fn check_head(request: &HttpRequest, max_bytes: usize) -> Result<()> {
     let json = request
         .mime_type()
         .ok()
@@ -65,31 +86,52 @@ fn check_head(request: &HttpRequest) -> Result<()> {
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok())
         .and_then(|text| text.parse::<usize>().ok());
-    if announced.is_some_and(|length| length > MAX_JSON_BYTES) {
-        return Err(too_large());
+    if announced.is_some_and(|length| length > max_bytes) {
+        return Err(too_large(max_bytes));
     }
     Ok(())
 }
 
-fn too_large() -> Error {
-    let detail = format!("a body has at most {MAX_JSON_BYTES} bytes");
+fn too_large(max_bytes: usize) -> Error {
+    let detail = format!("a body has at most {max_bytes} bytes");
     Error::new(Code::PayloadTooLarge, detail)
 }
 
-async fn read(payload: &mut Payload) -> Result<BytesMut> {
+async fn read(payload: &mut Payload, max_bytes: usize) -> Result<BytesMut> {
     let mut bytes = BytesMut::new();
     while let Some(chunk) = payload.next().await {
         let broken = |_| Error::new(Code::InvalidRequest, "the body broke off");
         let chunk = chunk.map_err(broken)?;
-        if bytes.len() + chunk.len() > MAX_JSON_BYTES {
-            return Err(too_large());
+        if bytes.len() + chunk.len() > max_bytes {
+            return Err(too_large(max_bytes));
         }
         bytes.extend_from_slice(&chunk);
     }
     Ok(bytes)
 }
 
-fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<JsonBody<T>> {
+/// How many values a text has at least, if it is JSON: all but the first of a list or an object
+/// follow a comma.
+fn count_values(bytes: &[u8]) -> usize {
+    let (mut count, mut in_text, mut escaped) = (1, false, false);
+    for byte in bytes {
+        match (in_text, *byte) {
+            (true, _) if escaped => escaped = false,
+            (true, b'\\') => escaped = true,
+            (_, b'"') => in_text = !in_text,
+            (false, b',' | b'[' | b'{') => count += 1,
+            (true | false, _) => {}
+        }
+    }
+    count
+}
+
+/// The value, and a hash of it that does not depend on spelling.
+fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, [u8; 32])> {
+    if count_values(bytes) > MAX_VALUES {
+        let detail = format!("a body has at most {MAX_VALUES} values");
+        return Err(Error::new(Code::PayloadTooLarge, detail));
+    }
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let detail = format!("not UTF-8 at byte {}", error.valid_up_to());
         Error::new(Code::InvalidJson, detail)
@@ -113,7 +155,7 @@ fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<JsonBody<T>> {
         let detail = without_place(&error.into_inner().to_string());
         Error::fields(Code::InvalidRequest, vec![FieldError::new(pointer, detail)])
     })?;
-    Ok(JsonBody { value, hash })
+    Ok((value, hash))
 }
 
 /// Where the first text with a NUL is: Postgres cannot hold one.
@@ -303,7 +345,7 @@ mod tests {
     fn check(body: &[u8], code: Code, pointer: &str) {
         let shown = String::from_utf8_lossy(&body[..body.len().min(60)]);
         let error = match parse_json::<Sample>(body) {
-            Ok(body) => panic!("{shown} was taken as {:?}", body.value),
+            Ok((value, _)) => panic!("{shown} was taken as {value:?}"),
             Err(error) => error,
         };
         assert_eq!(error.code, code, "{shown}: {}", error.detail);
@@ -344,10 +386,23 @@ mod tests {
 
     #[test]
     fn equal_json_has_an_equal_hash() {
-        let hash = |text: &str| parse_json::<Sample>(text.as_bytes()).unwrap().hash;
+        let hash = |text: &str| parse_json::<Sample>(text.as_bytes()).unwrap().1;
         let one = hash(r#"{"name": "a", "items": [1]}"#);
         assert_eq!(one, hash(r#"{"items":[1],"name":"a"}"#));
         assert_ne!(one, hash(r#"{"items":[2],"name":"a"}"#));
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_texts() {
+        for (text, count) in [
+            ("1", 1),
+            (r#"[1, 2, [3]]"#, 5),
+            (r#"{"a": "[,\\\",{", "b,": {}}"#, 4),
+        ] {
+            assert_eq!(count_values(text.as_bytes()), count, "{text}");
+        }
+        let many = format!("[{}0]", "0,".repeat(MAX_VALUES));
+        check(many.as_bytes(), Code::PayloadTooLarge, "");
     }
 
     #[test]

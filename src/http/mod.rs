@@ -72,6 +72,8 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::session_chain::branch_session)
         .service(v1::session_chain::compress_session)
         .service(v1::session_chain::uncompress_session)
+        .service(v1::session_transfer::export_session)
+        .service(v1::session_transfer::import_session)
         .service(v1::session_grants::list_grants)
         .service(v1::session_grants::revoke_grants)
         .service(v1::session_keys::list_session_keys)

@@ -21,7 +21,9 @@ mod branch;
 mod compress;
 mod create;
 mod delete;
+mod export;
 mod grants;
+mod import;
 mod keys;
 pub mod retention;
 
@@ -30,7 +32,9 @@ pub use branch::{Branch, branch};
 pub use compress::{Compress, Compressed, compress, uncompress};
 pub use create::{NewSession, create};
 pub use delete::{ERASE_JOB, delete, delete_quietly};
+pub use export::{Export, export};
 pub use grants::revoke_grants;
+pub use import::import;
 pub use keys::{Arrival, Chosen, choose_current, find_slot, reset, switch};
 
 /// The tip of the chain that `session` is a link of, if `viewer` may do with it what it needs.

@@ -177,7 +177,7 @@ impl FromRow<'_, PgRow> for MessageRow {
     }
 }
 
-fn read_message(row: &PgRow) -> Result<Message> {
+pub(super) fn read_message(row: &PgRow) -> Result<Message> {
     let raw = |column: &str| -> Result<Option<Box<RawValue>>> {
         let value: Option<Json<Box<RawValue>>> = row.try_get(column)?;
         Ok(value.map(|Json(raw)| raw))
@@ -214,6 +214,7 @@ macro_rules! message_columns {
          end as identity"
     };
 }
+pub(super) use message_columns;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {

@@ -16,6 +16,7 @@ pub mod admin;
 pub mod agents;
 pub mod api_keys;
 pub mod audit;
+pub mod chains;
 pub mod conversations;
 pub mod grants;
 pub mod idempotency;

@@ -141,8 +141,12 @@ async fn sample(
         "sweep_retention" => with_body(json!({"dry_run": true, "conversations_days": 30})),
         "create_session" => with_body(json!({"title": "made by the walk"})),
         "get_session" | "delete_session" | "list_messages" | "get_tip" | "list_lineage"
-        | "list_grants" | "revoke_grants" => {
+        | "export_session" | "list_grants" | "revoke_grants" => {
             session_sample(world, own, other, credential, None).await
+        }
+        "import_session" => {
+            let message = json!({"seq": 1, "role": "user", "content": "walked"});
+            with_body(json!({"links": [{"messages": [message]}]}))
         }
         "update_session" => {
             session_sample(world, own, other, credential, Some(json!({"pinned": true}))).await

@@ -1,0 +1,127 @@
+//! A conversation from a document: the same chain with new ids, all of it or none.
+
+use chrono::{DateTime, Utc};
+
+use super::{agent_for, insert, keys};
+use crate::app::App;
+use crate::domain::import::Import;
+use crate::domain::session::NewConversation;
+use crate::domain::session_name::SessionKey;
+use crate::domain::viewer::Viewer;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::SessionId;
+use crate::store::chains::{self, NewCopy, NewLink};
+use crate::store::{TenantTx, agents, conversations, slots};
+
+/// Messages that one statement writes.
+const BATCH: usize = 1000;
+
+/// Makes the conversation of a checked document, and answers its tip. Times are now, and nobody is
+/// named as having spoken: that is the service's to say, and it was not there.
+pub async fn import(
+    app: &App,
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    document: &Import,
+    session_key: Option<&SessionKey>,
+    now: DateTime<Utc>,
+) -> Result<SessionId> {
+    check_roles(app, tx, viewer, document)?;
+    let named = match &document.agent {
+        Some(agent) => agents::find(tx, agent).await?.map(|_| agent.as_str()),
+        None => None,
+    };
+    let slot = match session_key {
+        Some(key) => Some(keys::obtain(tx, viewer, key, named, now).await?),
+        None => None,
+    };
+    let conversation = NewConversation {
+        id: SessionId::generate(),
+        slot_id: slot.as_ref().map(|slot| slot.id),
+        namespace: viewer.namespace,
+        client_id: None,
+        user_id: viewer
+            .person
+            .or(slot.as_ref().and_then(|slot| slot.user_id)),
+        agent: agent_for(tx, named, slot.as_ref()).await?,
+        title: document.title.clone(),
+        origin: None,
+    };
+    let first = insert(tx, &conversation, now).await?;
+    if let Some(slot) = slot {
+        slots::update_first(tx, slot.id, first).await?;
+    }
+    let ids = put_chain(tx, first, document, now).await?;
+    let tip = ids.last().copied().unwrap_or(first);
+    conversations::update_tip(tx, first, tip).await?;
+    Ok(tip)
+}
+
+/// Whoever may write only as a person may also bring back what this service gave out.
+fn check_roles(app: &App, tx: &TenantTx, viewer: &Viewer, document: &Import) -> Result<()> {
+    let Some(pointer) = document
+        .not_a_person_s
+        .as_ref()
+        .filter(|_| !viewer.writes_every_role)
+    else {
+        return Ok(());
+    };
+    let detail = match &document.signature {
+        Some(signature) if signature.fits(&app.keyring, tx.tenant_id(), &document.digest) => {
+            return Ok(());
+        }
+        Some(_) => "the document was changed since it was exported, or not exported here",
+        None => "the document has no signature",
+    };
+    let detail = format!("only admin and chat keys bring in what others said, and {detail}");
+    Err(Error::fields(
+        Code::RoleNotAllowed,
+        vec![FieldError::new(pointer, detail)],
+    ))
+}
+
+/// Writes links and messages. Answers the ids of the links.
+async fn put_chain(
+    tx: &mut TenantTx,
+    first: SessionId,
+    document: &Import,
+    now: DateTime<Utc>,
+) -> Result<Vec<SessionId>> {
+    let later = document.links.iter().skip(1).map(|_| SessionId::generate());
+    let ids: Vec<SessionId> = std::iter::once(first).chain(later).collect();
+    let linked = || ids.iter().copied().zip(&document.links);
+    let links: Vec<NewLink> = linked()
+        .map(|(id, link)| NewLink {
+            id,
+            compression: link.compression.as_ref(),
+            last_seq: link.last_seq(),
+            born_seq: link.born_seq,
+            message_count: link.message_count(),
+            token_count: link.token_count,
+        })
+        .collect();
+    chains::insert_links(tx, first, &links, now).await?;
+    let originals: Vec<_> = linked()
+        .flat_map(|(id, link)| link.originals.iter().map(move |message| (id, message)))
+        .collect();
+    for batch in originals.chunks(BATCH) {
+        chains::insert_originals(tx, batch, now).await?;
+    }
+    let mut copies = Vec::new();
+    for (id, link) in linked() {
+        for copy in &link.copies {
+            let from = usize::try_from(copy.from.link)
+                .ok()
+                .and_then(|place| ids.get(place).copied());
+            let lost = || Error::internal(anyhow::anyhow!("a checked copy of nothing"));
+            copies.push(NewCopy {
+                to: (id, copy.seq),
+                from: (from.ok_or_else(lost)?, copy.from.seq),
+            });
+        }
+    }
+    for batch in copies.chunks(BATCH) {
+        chains::insert_copies(tx, batch).await?;
+    }
+    Ok(ids)
+}
