@@ -1,7 +1,7 @@
 //! Reading a whole conversation, a page at a time. Its end is decided when the reading begins: what is
 //! said later is not in it. Whoever reads slowly holds no transaction.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use chrono::{DateTime, Utc};
 
@@ -41,8 +41,6 @@ pub struct Export {
     current: Option<(Link, i64)>,
     /// How many pieces the next page may have.
     page: usize,
-    second: Option<SessionId>,
-    branched: Option<HashMap<(SessionId, i64), i64>>,
 }
 
 /// Begins to read the conversation that `session` is a link of, and tells the audit.
@@ -75,8 +73,6 @@ pub async fn export(
         looked_up: -1,
         current: None,
         page: FIRST_PAGE,
-        second: None,
-        branched: None,
     })
 }
 
@@ -135,9 +131,6 @@ impl Export {
         if link.id == self.tip {
             link.last_seq = self.tip_last_seq;
         }
-        if link.depth == 1 {
-            self.second = Some(link.id);
-        }
         pieces.push(Piece::Link(LinkHead {
             shown_id: self.name.shown_link(link.id, viewer),
             depth: link.depth,
@@ -161,8 +154,7 @@ impl Export {
             return Err(incomplete());
         }
         for message in messages {
-            let from = self.original_of(tx, link.depth, &message).await?;
-            pieces.push(match from {
+            pieces.push(match original_of(link.depth, &message) {
                 Some(from) => Piece::Copy {
                     seq: message.message.seq,
                     from,
@@ -175,29 +167,12 @@ impl Export {
         }
         Ok(())
     }
+}
 
-    /// Where in this chain the original of a copy is. What a first link was born with is its own.
-    async fn original_of(
-        &mut self,
-        tx: &mut TenantTx,
-        depth: i32,
-        message: &ChainMessage,
-    ) -> Result<Option<Place>> {
-        let Some((session, seq)) = message.message.copied_from.filter(|_| depth > 0) else {
-            return Ok(None);
-        };
-        if let Some(link) = message.copied_depth {
-            return Ok(Some(Place { link, seq }));
-        }
-        if self.branched.is_none() {
-            let second = self.second.ok_or_else(incomplete)?;
-            let first = self.name.conversation_id;
-            self.branched = Some(chains::find_branched(tx, first, second).await?);
-        }
-        let branched = self.branched.as_ref();
-        let place = branched.and_then(|places| places.get(&(session, seq)));
-        Ok(place.map(|seq| Place { link: 0, seq: *seq }))
-    }
+/// Where in this chain the original of a copy is. What a first link was born with is its own.
+fn original_of(depth: i32, message: &ChainMessage) -> Option<Place> {
+    let (_, seq) = message.message.copied_from.filter(|_| depth > 0)?;
+    message.copied_depth.map(|link| Place { link, seq })
 }
 
 fn size(piece: &Piece) -> usize {

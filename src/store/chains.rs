@@ -1,7 +1,5 @@
 //! Whole chains: read link by link for an export, written at once by an import.
 
-use std::collections::HashMap;
-
 use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -111,36 +109,6 @@ pub async fn list_messages(
         })
     };
     rows.iter().map(read).collect()
-}
-
-/// Where messages are in the first link that the second has copies of, by where they came from before:
-/// the first link of a branch has copies itself, and its copies' copies name what is not in this chain.
-pub async fn find_branched(
-    tx: &mut TenantTx,
-    first: SessionId,
-    second: SessionId,
-) -> Result<HashMap<(SessionId, i64), i64>> {
-    let rows: Vec<(SessionId, i64, i64)> = sqlx::query_as(
-        "select f.copied_session, f.copied_seq, f.seq
-           from messages s
-           join messages f
-             on f.tenant_id = $1
-            and f.session_id = $2
-            and f.copied_session = s.copied_session
-            and f.copied_seq = s.copied_seq
-          where s.tenant_id = $1
-            and s.session_id = $3
-            and s.copied_session <> $2",
-    )
-    .bind(tx.tenant_id())
-    .bind(first)
-    .bind(second)
-    .fetch_all(tx.connection())
-    .await?;
-    let by_origin = rows
-        .into_iter()
-        .map(|(session, seq, place)| ((session, seq), place));
-    Ok(by_origin.collect())
 }
 
 /// A link to be written. The first is there already, empty.

@@ -113,8 +113,9 @@ fn to_json<T: Serialize>(value: Option<&T>) -> Result<Option<String>> {
         .transpose()
 }
 
-/// Copies messages of `from` to the end of `to`, in the order of `seqs`. A copy of a copy knows the
-/// original. Only inside the transaction that makes `to`.
+/// Copies messages of `from` to the end of `to`, in the order of their numbers. A copy of a copy knows the
+/// original; within a chain, what its first link has is original. Only inside the transaction that makes
+/// `to`.
 pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
     sqlx::query(
         "with chosen as (
@@ -130,11 +131,16 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
                                  created_at)
            select c.tenant_id, s.id, s.next_seq + c.place - 1, c.role, c.kind, c.content, c.tool_calls,
                   c.tool_call_id, c.identity_id, c.platform, c.token_count, c.turn_id,
-                  coalesce(c.copied_session, c.session_id), coalesce(c.copied_seq, c.seq), c.created_at
+                  case when $6 or f.depth > 0 then coalesce(c.copied_session, c.session_id) else f.id end,
+                  case when $6 or f.depth > 0 then coalesce(c.copied_seq, c.seq) else c.seq end,
+                  c.created_at
              from chosen c
              join sessions s
                on s.tenant_id = $1
               and s.id = $3
+             join sessions f
+               on f.tenant_id = $1
+              and f.id = $2
         returning token_count
          )
          update sessions s
