@@ -56,6 +56,10 @@ async fn copy_conversations(world: &World, from: &Tenant, to: &Tenant) {
              replace(title, 'canary-a', 'canary-b'), archived, pinned, created_at, deleted_at",
         ),
         ("slot_conversations", "slot_id, conversation_id"),
+        (
+            "conversation_grants",
+            "conversation_id, user_id, via, created_at, expires_at, revoked_at",
+        ),
     ] {
         sql += &format!(
             "insert into {table} select '{}', {columns} from {table} where tenant_id = '{}';",
@@ -110,6 +114,7 @@ async fn everything(world: &World, tenant: &Tenant) -> String {
         "slots",
         "slot_names",
         "slot_conversations",
+        "conversation_grants",
         "conversations",
         "sessions",
         "messages",
@@ -149,6 +154,8 @@ async fn equal_conversations(world: &World) {
             .session(&chat, json!({"session_key": "same", "messages": [text(3)]}))
             .await,
     );
+    let owner = bridged["user_id"].as_str().unwrap();
+    crate::sessions::grant(world, &a, &id_of(&bridged), owner).await;
     copy_conversations(world, &a, &b).await;
     let of_b = everything(world, &b).await;
     assert!(
@@ -230,6 +237,16 @@ async fn equal_conversations(world: &World) {
         .await
         .expect(200);
     unmoved("reset").await;
+    let exported = world.get(&chat, "/v1/sessions/same/export").await;
+    assert!(exported.text.contains("canary-a") && !exported.text.contains("canary-b"));
+    post("/v1/sessions/import", exported.expect(200))
+        .await
+        .expect(201);
+    unmoved("export and import").await;
+    let grants = format!("/v1/sessions/{}/grants", id_of(&bridged));
+    assert_eq!(world.walk(&a.key, &grants).await.len(), 1);
+    world.delete(&a.key, &grants).await.expect(204);
+    unmoved("grants").await;
     for query in [
         "?session_key=same",
         "?agent=main",
