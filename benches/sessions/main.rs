@@ -1,0 +1,195 @@
+//! What the service adds to Postgres' own work when it finds a tip, reads a history and appends a turn.
+//! Each is measured through the library and over Side::Http, beside pgbench running the same statements as the
+//! same role. Fails when a ratio is over its goal.
+//!
+//! Rounds alternate, so that what else the machine does falls on all sides, and a ratio is the median of
+//! those of the rounds. pgbench has the best of it: its statements hold constants and are planned once,
+//! and its settings go out with its `begin` in one round trip, as ours do.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "it calls the service from outside, as its clients do"
+)]
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::ensure;
+
+#[path = "../dev.rs"]
+mod dev;
+mod figures;
+mod pgbench;
+mod seed;
+mod service;
+
+use dev::Dev;
+use figures::{Figures, Part, Ratio, Side};
+use pgbench::Pgbench;
+use seed::{LONG_SESSION, Seed};
+use service::Service;
+
+const ROUNDS: usize = 7;
+const DEPTHS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
+const LIMITS: [u32; 3] = [10, 100, 1_000];
+const CLIENTS: [u32; 3] = [1, 16, 64];
+/// Depth 10,000 to depth 1.
+const TIP_GOAL: f64 = 1.2;
+/// Our mean time to pgbench's.
+const HISTORY_GOAL: f64 = 1.5;
+/// pgbench's transactions a second to ours.
+const APPEND_GOAL: f64 = 1.3;
+
+/// One transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// From the first link of a chain of so many compressions; the statement alone is timed, because what
+    /// opens and ends the transaction is the same for every depth.
+    Tip { depth: u32 },
+    /// The newest messages of the long session.
+    History { limit: u32 },
+    /// What a person said and what was answered, in a session chosen at random.
+    Append,
+}
+
+/// Of one side in one round.
+#[derive(Debug, Clone, Copy)]
+pub struct Times {
+    /// New connections learn the tables and plan their statements; nobody is measured then.
+    pub warm_up: Duration,
+    pub measured: Duration,
+}
+
+const READING: Times = Times {
+    warm_up: Duration::from_millis(250),
+    measured: Duration::from_millis(750),
+};
+const WRITING: Times = Times {
+    warm_up: Duration::from_millis(500),
+    measured: Duration::from_secs(1),
+};
+
+fn main() -> anyhow::Result<ExitCode> {
+    if cfg!(debug_assertions) {
+        println!("Only a release build tells something: cargo bench --bench sessions");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "$ cargo bench --bench sessions   # {ROUNDS} rounds each way; times in ms, ratios as median (least to most)"
+    );
+    let dev = Dev::start("sessions")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let outcome = runtime.block_on(measure(&dev));
+    dev.stop()?;
+    Ok(match outcome? {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// Answers whether every goal was met.
+async fn measure(dev: &Dev) -> anyhow::Result<bool> {
+    let seed = Seed::plant(dev).await?;
+    let tip = measure_tips(dev).await?;
+    let history = measure_history(dev).await?;
+    let append = measure_append(dev, seed).await?;
+    Ok(tip && history && append)
+}
+
+async fn measure_tips(dev: &Dev) -> anyhow::Result<bool> {
+    let tasks = DEPTHS.map(|depth| Task::Tip { depth });
+    let figures = run(dev, &tasks, 1, READING).await?;
+    println!("\ntip by depth        ours p50     p99   pgbench p50     p99   HTTP p50     p99");
+    for (task, depth) in DEPTHS.iter().enumerate() {
+        print!("  {depth:>10}");
+        for (side, width) in [(Side::Library, 16), (Side::Pgbench, 14), (Side::Http, 11)] {
+            let p50 = figures.middle(side, |part| part.quantile(task, 0.5));
+            let p99 = figures.middle(side, |part| part.quantile(task, 0.99));
+            print!("{p50:>width$.3}{p99:>8.3}");
+        }
+        println!();
+    }
+    let growth = |side| {
+        let p50 = |task| figures.each(side, |part| part.quantile(task, 0.5));
+        Ratio::of(&p50(DEPTHS.len() - 1), &p50(0))
+    };
+    println!("  depth 10,000 / depth 1 over HTTP: {}", growth(Side::Http));
+    Ok(growth(Side::Library).judge("depth 10,000 / depth 1", TIP_GOAL))
+}
+
+async fn measure_history(dev: &Dev) -> anyhow::Result<bool> {
+    let tasks = LIMITS.map(|limit| Task::History { limit });
+    let figures = run(dev, &tasks, 1, READING).await?;
+    println!(
+        "\nlast n of {LONG_SESSION}   ours p50    mean   pgbench p50    mean   HTTP p50    mean"
+    );
+    let mut met = true;
+    for (task, limit) in LIMITS.iter().enumerate() {
+        print!("  {limit:>10}");
+        for (side, width) in [(Side::Library, 18), (Side::Pgbench, 14), (Side::Http, 11)] {
+            let p50 = figures.middle(side, |part| part.quantile(task, 0.5));
+            let mean = figures.middle(side, |part| part.mean(task));
+            print!("{p50:>width$.3}{mean:>8.3}");
+        }
+        println!();
+        let beside = |side| {
+            let p50 = |side| figures.each(side, |part| part.quantile(task, 0.5));
+            Ratio::of(&p50(side), &p50(Side::Pgbench))
+        };
+        println!("    HTTP / pgbench: {}", beside(Side::Http));
+        met &= beside(Side::Library).judge("ours / pgbench", HISTORY_GOAL);
+    }
+    Ok(met)
+}
+
+async fn measure_append(dev: &Dev, seed: Seed) -> anyhow::Result<bool> {
+    println!(
+        "\nappend of a turn  ours a second      p50   pgbench a second      p50   HTTP a second      p50"
+    );
+    let (mut met, mut appended) = (true, 0);
+    for clients in CLIENTS {
+        let figures = run(dev, &[Task::Append], clients, WRITING).await?;
+        appended += figures.done();
+        print!("  {clients:>2} clients  ");
+        for (side, width) in [(Side::Library, 18), (Side::Pgbench, 19), (Side::Http, 16)] {
+            let rate = figures.middle(side, Part::rate);
+            let p50 = figures.middle(side, |part| part.quantile(0, 0.5));
+            print!("{rate:>width$.0}{p50:>9.3}");
+        }
+        println!();
+        let beside = |side| {
+            let rates = |side| figures.each(side, Part::rate);
+            Ratio::of(&rates(Side::Pgbench), &rates(side))
+        };
+        println!("    pgbench / HTTP: {}", beside(Side::Http));
+        met &= beside(Side::Library).judge("pgbench / ours", APPEND_GOAL);
+    }
+    let stored = seed.appended().await?;
+    ensure!(
+        stored == 2 * appended,
+        "{appended} turns left {stored} messages"
+    );
+    Ok(met)
+}
+
+/// Every side runs `tasks` in every round, with a connection for each client.
+async fn run(dev: &Dev, tasks: &[Task], clients: u32, times: Times) -> anyhow::Result<Figures> {
+    let pgbench = Pgbench::new(dev)?;
+    let service = Service::start(dev, clients).await?;
+    let mut figures = Figures::default();
+    let mut sides = [Side::Pgbench, Side::Library, Side::Http];
+    for _ in 0..ROUNDS {
+        for side in sides {
+            let measured = match side {
+                Side::Pgbench => pgbench.run(tasks, clients, times)?,
+                Side::Library | Side::Http => service.run(side, tasks, clients, times).await?,
+            };
+            figures.put(side, measured);
+        }
+        sides.reverse();
+    }
+    service.stop().await;
+    Ok(figures)
+}

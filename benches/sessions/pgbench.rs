@@ -1,0 +1,216 @@
+//! The other side: pgbench, which comes with Postgres, as the service's login. Its scripts are made from
+//! the statements that the service runs, so they cannot drift apart.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use throughline::clock::Clock;
+use throughline::config::{ProgramDirs, environment};
+use throughline::dev::programs;
+use throughline::domain::message::NewMessage;
+use throughline::store::messages::{APPEND, LIST_NEWEST};
+use throughline::store::tips::TIP_BY_ID;
+use url::Url;
+use uuid::Uuid;
+
+use crate::dev::Dev;
+use crate::figures::{Part, Sample};
+use crate::seed::{self, SHORT_SESSIONS};
+use crate::service::{TEXT, turn};
+use crate::{Task, Times};
+
+pub struct Pgbench {
+    program: PathBuf,
+    /// For scripts and logs.
+    dir: PathBuf,
+    url: Url,
+    tenant: Uuid,
+}
+
+impl Pgbench {
+    pub fn new(dev: &Dev) -> anyhow::Result<Self> {
+        let programs = programs::find(&ProgramDirs::from_lookup(&environment))?;
+        let program = programs.initdb.with_file_name("pgbench");
+        ensure!(program.exists(), "there is no {}", program.display());
+        Ok(Self {
+            program,
+            dir: dev.dir.clone(),
+            url: seed::database_url(dev)?,
+            tenant: seed::tenant_id(dev)?.as_uuid(),
+        })
+    }
+
+    /// A script for each task; each client chooses among them at random.
+    pub fn run(&self, tasks: &[Task], clients: u32, times: Times) -> anyhow::Result<Part> {
+        let threads = std::thread::available_parallelism()?
+            .get()
+            .min(clients as usize);
+        // Its time begins before it connects, and is told in whole seconds.
+        let connecting = Duration::from_secs(1 + u64::from(clients / 64));
+        let time = times.warm_up + times.measured + connecting;
+        let prefix = self.dir.join("pgbench-log");
+        let mut command = Command::new(&self.program);
+        command
+            .args(["--no-vacuum", "--protocol=prepared", "--log"])
+            .arg(format!("--log-prefix={}", prefix.display()))
+            .arg(format!("--client={clients}"))
+            .arg(format!("--jobs={threads}"))
+            .arg(format!("--time={}", time.as_secs()))
+            .env("PGHOST", self.url.host_str().unwrap_or_default())
+            .env("PGPORT", self.url.port().unwrap_or_default().to_string())
+            .env("PGUSER", self.url.username())
+            .env("PGPASSWORD", self.url.password().unwrap_or_default())
+            .env("PGDATABASE", self.url.path().trim_start_matches('/'))
+            // The statement of a tip is alone in its script.
+            .env("PGOPTIONS", format!("-c app.tenant_id={}", self.tenant));
+        for (place, task) in tasks.iter().enumerate() {
+            let file = self.dir.join(format!("pgbench-{place}.sql"));
+            fs::write(&file, self.script(*task))?;
+            command.arg("--file").arg(file);
+        }
+        let began = since_1970()?;
+        let output = command.output().context("cannot run pgbench")?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "pgbench failed: {}", told.trim());
+        let samples = self.take_logs(began)?;
+        let first = samples.iter().map(|sample| sample.ended - sample.took);
+        let start = first.min().unwrap_or(time) + times.warm_up;
+        let end = time.min(start + times.measured);
+        ensure!(
+            start + times.measured / 2 <= end,
+            "this machine is too busy: pgbench takes too long to connect"
+        );
+        Part::new(&samples, tasks.len(), start..end)
+    }
+
+    fn script(&self, task: Task) -> String {
+        let tenant = format!("'{}'::uuid", self.tenant);
+        let uuid = |id: Uuid| format!("'{id}'::uuid");
+        let tip = |session: String| {
+            let nil = uuid(Uuid::nil());
+            let values = [&tenant, &session, &nil, "null::uuid", "now()"];
+            with_values(TIP_BY_ID, &values)
+        };
+        match task {
+            Task::Tip { depth } => tip(uuid(seed::first_link(depth).as_uuid())),
+            Task::History { limit } => {
+                let session = uuid(seed::long_session().as_uuid());
+                let last = i64::MAX.to_string();
+                let values = [tenant.as_str(), &session, "0", &last, &limit.to_string()];
+                self.transaction(&with_values(LIST_NEWEST, &values))
+            }
+            Task::Append => {
+                let session = seed::session_sql(":number");
+                let statements = format!("{}{}", tip(session.clone()), self.append(&session));
+                let choose = format!("\\set number random(1, {SHORT_SESSIONS})\n");
+                choose + &self.transaction(&statements)
+            }
+        }
+    }
+
+    fn append(&self, session: &str) -> String {
+        let messages = turn();
+        let tokens: Vec<i32> = messages.iter().map(NewMessage::tokens).collect();
+        let content = format!(r#"'{{"\"{TEXT}\"","\"{TEXT}\""}}'"#);
+        let values = [
+            &format!("'{}'::uuid", self.tenant),
+            session,
+            "2::bigint",
+            &format!("{}::bigint", tokens.iter().sum::<i32>()),
+            "true",
+            "null",
+            "now()",
+            "'{user,assistant}'",
+            "'{normal,normal}'",
+            &content,
+            "'{null,null}'",
+            "'{null,null}'",
+            &format!("'{{{},{}}}'", tokens[0], tokens[1]),
+            "'{true,false}'",
+            "null::uuid",
+            "null::text",
+        ];
+        with_values(APPEND, &values)
+    }
+
+    /// In a transaction such as `Db::begin_tenant` opens.
+    fn transaction(&self, statements: &str) -> String {
+        format!(
+            "\\startpipeline\n\
+             begin;\n\
+             set local app.tenant_id = '{}';\n\
+             set local statement_timeout = '15s';\n\
+             set local lock_timeout = '5s';\n\
+             set local idle_in_transaction_session_timeout = '30s';\n\
+             \\endpipeline\n\
+             {statements}\
+             commit;\n",
+            self.tenant
+        )
+    }
+
+    /// Reads and removes what pgbench's threads wrote.
+    fn take_logs(&self, began: Duration) -> anyhow::Result<Vec<Sample>> {
+        let mut rows = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            if entry
+                .file_name()
+                .to_string_lossy()
+                .starts_with("pgbench-log.")
+            {
+                let text = fs::read_to_string(entry.path())?;
+                let read = text.lines().map(LogRow::read).collect::<Option<Vec<_>>>();
+                rows.extend(read.context("pgbench's log has changed")?);
+                fs::remove_file(entry.path())?;
+            }
+        }
+        let sample = |row: LogRow| Sample {
+            task: row.script,
+            took: row.took,
+            ended: row.ended - began,
+        };
+        Ok(rows.into_iter().map(sample).collect())
+    }
+}
+
+/// One transaction, as pgbench logs it.
+struct LogRow {
+    script: usize,
+    took: Duration,
+    /// Since 1970.
+    ended: Duration,
+}
+
+impl LogRow {
+    /// "client transaction took-us script ended-s ended-us"
+    fn read(line: &str) -> Option<Self> {
+        let numbers = line.split(' ').map(|word| word.parse().ok());
+        let numbers = numbers.collect::<Option<Vec<u64>>>()?;
+        let [_, _, took, script, seconds, micros] = numbers[..] else {
+            return None;
+        };
+        Some(Self {
+            script: usize::try_from(script).ok()?,
+            took: Duration::from_micros(took),
+            ended: Duration::from_secs(seconds) + Duration::from_micros(micros),
+        })
+    }
+}
+
+fn since_1970() -> anyhow::Result<Duration> {
+    let micros = Clock::system().now().timestamp_micros();
+    Ok(Duration::from_micros(u64::try_from(micros)?))
+}
+
+/// The statement with constants for its parameters.
+fn with_values(sql: &str, values: &[&str]) -> String {
+    let put = |sql: String, (place, value): (usize, &&str)| {
+        sql.replace(&format!("${}", place + 1), value)
+    };
+    // From the last: $1 is the beginning of $10.
+    values.iter().enumerate().rev().fold(sql.to_owned(), put) + ";\n"
+}

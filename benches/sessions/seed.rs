@@ -1,0 +1,164 @@
+//! The rows to measure on, in the demo tenant of `dev`. Ids are made from numbers, so that every side can
+//! compute them.
+
+use anyhow::Context;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
+use throughline::ids::{SessionId, TenantId};
+use url::Url;
+use uuid::Uuid;
+
+use crate::DEPTHS;
+use crate::dev::Dev;
+
+/// Messages in the long session.
+pub const LONG_SESSION: i64 = 1_000_000;
+/// Sessions to append to, numbered from 1, with some messages each.
+pub const SHORT_SESSIONS: u64 = 1_000;
+const SHORT_SESSION: i64 = 100;
+const LONG: u64 = 0x10_0000;
+const CHAINS: u64 = 0x100_0000;
+
+/// The same as `bench_id` below.
+fn session(number: u64) -> SessionId {
+    SessionId::from_uuid(Uuid::from_u128(
+        (0x7000 << 64) | (0x8000 << 48) | u128::from(number),
+    ))
+}
+
+pub fn long_session() -> SessionId {
+    session(LONG)
+}
+
+pub fn short_session(number: u64) -> SessionId {
+    session(number)
+}
+
+/// The first link of the chain with `depth` compressions. Chains are far enough apart to hold their links.
+pub fn first_link(depth: u32) -> SessionId {
+    session(CHAINS * u64::from(depth))
+}
+
+pub fn last_link(depth: u32) -> SessionId {
+    session(CHAINS * u64::from(depth) + u64::from(depth))
+}
+
+/// SQL for the id of the session with this number.
+pub fn session_sql(number: &str) -> String {
+    format!("('00000000-0000-7000-8000-' || lpad(to_hex({number}::bigint), 12, '0'))::uuid")
+}
+
+pub fn tenant_id(dev: &Dev) -> anyhow::Result<TenantId> {
+    let text = dev.ready["tenant_id"].as_str().context("no tenant_id")?;
+    text.parse().context("tenant_id")
+}
+
+/// Where Postgres is, and the service's login.
+pub fn database_url(dev: &Dev) -> anyhow::Result<Url> {
+    let text = dev.ready["database_url"].as_str();
+    Ok(Url::parse(text.context("no database_url")?)?)
+}
+
+/// The superuser's connection: row-level security does not bind it.
+pub struct Seed {
+    connection: PgConnection,
+    tenant: String,
+}
+
+impl Seed {
+    pub async fn plant(dev: &Dev) -> anyhow::Result<Self> {
+        let mut seed = Self {
+            connection: superuser(dev).await?,
+            tenant: format!("'{}'::uuid", tenant_id(dev)?.as_uuid()),
+        };
+        let id = session_sql("n");
+        seed.run(&format!(
+            "create function pg_temp.bench_id(n bigint) returns uuid language sql immutable as $$ select {id} $$"
+        ))
+        .await?;
+        for statement in seed.statements() {
+            seed.run(&statement).await?;
+        }
+        Ok(seed)
+    }
+
+    /// How many messages were appended since.
+    pub async fn appended(mut self) -> anyhow::Result<i64> {
+        let sql = format!(
+            "select count(*) from messages where tenant_id = {} and session_id <> '{}'",
+            self.tenant,
+            long_session().as_uuid()
+        );
+        let all: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_one(&mut self.connection)
+            .await?;
+        self.connection.close().await?;
+        Ok(all - SHORT_SESSION * SHORT_SESSIONS as i64)
+    }
+
+    async fn run(&mut self, sql: &str) -> anyhow::Result<()> {
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&mut self.connection)
+            .await?;
+        Ok(())
+    }
+
+    fn statements(&self) -> Vec<String> {
+        let mut statements = vec!["begin".to_owned()];
+        for depth in DEPTHS {
+            statements.extend(self.chain(CHAINS * u64::from(depth), depth, 0));
+        }
+        for number in 1..=SHORT_SESSIONS {
+            statements.extend(self.chain(number, 0, SHORT_SESSION));
+        }
+        statements.extend(self.chain(LONG, 0, LONG_SESSION));
+        statements.extend(["commit", "vacuum analyze", "checkpoint"].map(str::to_owned));
+        statements
+    }
+
+    /// A conversation whose tip, after `depth` compressions, has so many messages.
+    fn chain(&self, first: u64, depth: u32, messages: i64) -> [String; 3] {
+        let tenant = &self.tenant;
+        [
+            format!(
+                "insert into conversations (tenant_id, id, namespace, agent, tip_session_id, created_at)
+                 select {tenant}, pg_temp.bench_id({first}), '{nil}', 'main', pg_temp.bench_id({first} + {depth}), now()",
+                nil = Uuid::nil()
+            ),
+            format!(
+                "insert into sessions (tenant_id, id, conversation_id, depth, chain_parent_id, edge, state, end_reason,
+                                       ended_at, next_seq, message_count, token_count, created_at, last_active_at,
+                                       last_person_at)
+                 select {tenant}, pg_temp.bench_id({first} + d), pg_temp.bench_id({first}), d,
+                        case when d > 0 then pg_temp.bench_id({first} + d - 1) end,
+                        case when d > 0 then 'compression' end,
+                        case when d < {depth} then 'ended' else 'open' end,
+                        case when d < {depth} then 'compression' end,
+                        case when d < {depth} then now() end,
+                        {messages} + 1, {messages}, {messages} * 54, now(), now(), now()
+                   from generate_series(0, {depth}) d"
+            ),
+            format!(
+                "insert into messages (tenant_id, session_id, seq, role, kind, content, token_count, created_at)
+                 select {tenant}, pg_temp.bench_id({first} + {depth}), n,
+                        case when n % 2 = 1 then 'user' else 'assistant' end, 'normal',
+                        to_json(rpad('message ' || n || ' ', 200, 'of some two hundred bytes ')), 54, now()
+                   from generate_series(1, {messages}) n"
+            ),
+        ]
+    }
+}
+
+async fn superuser(dev: &Dev) -> anyhow::Result<PgConnection> {
+    let url = database_url(dev)?;
+    let state = std::fs::read_to_string(dev.dir.join("dev.json"))?;
+    let state: serde_json::Value = serde_json::from_str(&state)?;
+    let password = state["superuser_password"].as_str();
+    let options = PgConnectOptions::new()
+        .host(url.host_str().context("no host")?)
+        .port(url.port().context("no port")?)
+        .username("postgres")
+        .password(password.context("no superuser_password")?)
+        .database(url.path().trim_start_matches('/'));
+    Ok(options.connect().await?)
+}
