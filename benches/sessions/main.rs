@@ -1,10 +1,10 @@
 //! What the service adds to Postgres' own work when it finds a tip, reads a history and appends a turn.
-//! Each is measured through the library and over Side::Http, beside pgbench running the same statements as the
-//! same role. Fails when a ratio is over its goal.
+//! Each is measured through the library and over HTTP, beside pgbench running `begin`, `set local`, the
+//! same statements and `commit` as the same role. Fails when a ratio is over its goal.
 //!
 //! Rounds alternate, so that what else the machine does falls on all sides, and a ratio is the median of
-//! those of the rounds. pgbench has the best of it: its statements hold constants and are planned once,
-//! and its settings go out with its `begin` in one round trip, as ours do.
+//! those of the rounds. pgbench's statements hold constants and are planned once; ours opens a transaction
+//! with its settings in one round trip, where pgbench takes two.
 
 #![allow(
     clippy::disallowed_methods,

@@ -136,16 +136,11 @@ impl Pgbench {
         with_values(APPEND, &values)
     }
 
-    /// In a transaction such as `Db::begin_tenant` opens.
+    /// In a transaction of the tenant, as anyone would write it: each line is a round trip.
     fn transaction(&self, statements: &str) -> String {
         format!(
-            "\\startpipeline\n\
-             begin;\n\
+            "begin;\n\
              set local app.tenant_id = '{}';\n\
-             set local statement_timeout = '15s';\n\
-             set local lock_timeout = '5s';\n\
-             set local idle_in_transaction_session_timeout = '30s';\n\
-             \\endpipeline\n\
              {statements}\
              commit;\n",
             self.tenant
