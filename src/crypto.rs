@@ -140,6 +140,12 @@ impl Keyring {
         }
     }
 
+    /// The tags that any of the keys could have made, to look a stored one up by.
+    pub fn every_mac(&self, context: &str, message: &[u8]) -> Vec<Vec<u8>> {
+        let tag_by = |key: &DerivedKey| tag::<MAC_LEN>(&key.mac, context, message).to_vec();
+        self.keys.iter().map(tag_by).collect()
+    }
+
     /// Whether the key called `key_id` made `mac` of `message` for `context`.
     pub fn check_mac(
         &self,

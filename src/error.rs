@@ -68,6 +68,10 @@ error_codes! {
     OriginNotAllowed, "origin_not_allowed", 403, Useless, "The tenant has not allowed calls from this origin";
     GuestNotAllowed, "guest_not_allowed", 403, Useless, "A guest may only read and speak";
     RoleNotAllowed, "role_not_allowed", 403, Useless, "The credential may write only messages of the role user";
+    PrivateChatRequired, "private_chat_required", 403, Useless, "This is only done in a direct chat";
+    ProofRequired, "proof_required", 403, Useless, "This needs a fresh proof of the other side";
+    OlderIdentity, "older_identity", 403, Useless, "A person may not unlink an older identity than the one that speaks";
+    CodeNotFound, "code_not_found", 404, Useless, "The code is not good, or no longer";
     SessionNotFound, "session_not_found", 404, Useless, "There is no such session";
     SessionKeyNotFound, "session_key_not_found", 404, Useless, "There is no such session key";
     NotFound, "not_found", 404, Useless, "There is no such thing";
@@ -82,6 +86,13 @@ error_codes! {
     SessionKeyMismatch, "session_key_mismatch", 409, Useless, "The session was made under another key";
     NotCompressed, "not_compressed", 409, Useless, "The session is not a compressed one";
     HasNewMessages, "has_new_messages", 409, Useless, "Something was said since the compression";
+    IdentityTaken, "identity_taken", 409, Useless, "The identity belongs to someone else";
+    ExternalIdTaken, "external_id_taken", 409, Useless, "The external id belongs to someone else";
+    AlreadyLinked, "already_linked", 409, Useless, "Both are the same person already";
+    MergeRequired, "merge_required", 409, Useless, "Only an admin may merge two people who both sign in";
+    LastIdentity, "last_identity", 409, Useless, "A person keeps at least one identity";
+    UndoNotPossible, "undo_not_possible", 409, Useless, "The parting cannot be taken back";
+    TooManyIdentities, "too_many_identities", 409, Useless, "The person would have too many identities";
     PreconditionFailed, "precondition_failed", 412, Useless, "It has changed since it was read";
     PayloadTooLarge, "payload_too_large", 413, Useless, "The body is too large";
     UriTooLong, "uri_too_long", 414, Useless, "The address is too long";
@@ -92,6 +103,9 @@ error_codes! {
     RetentionNotSet, "retention_not_set", 422, Useless, "The tenant keeps its conversations for ever";
     SecretRequired, "secret_required", 422, Useless, "The address changed: give its secret anew, or null";
     RateLimited, "rate_limited", 429, Helps, "There were too many requests";
+    TooManyAttempts, "too_many_attempts", 429, Helps, "There were too many wrong codes";
+    TooManyCodes, "too_many_codes", 429, Helps, "Too many codes are pending";
+    TooManyMerges, "too_many_merges", 429, Helps, "Too many people were merged into one";
     Internal, "internal", 500, Helps, "Something went wrong on our side";
     Unavailable, "unavailable", 503, Helps, "The service cannot answer right now";
     Timeout, "timeout", 504, Helps, "The answer took too long";

@@ -125,6 +125,18 @@ id!(
     SlotId, "slt"
 );
 id!(
+    /// A link or continuation code's row; never shown.
+    CodeId, "cod"
+);
+id!(
+    /// One change of an account's person; never shown.
+    MoveId, "mov"
+);
+id!(
+    /// One message that a bridge must send on its platform.
+    DeliveryId, "dlv"
+);
+id!(
     /// One start of a node; never shown.
     BootId, "boot"
 );

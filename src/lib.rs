@@ -5,7 +5,7 @@
 //!
 //! - `server`, `dev`: start listeners and background loops; start everything for a developer
 //! - `http`, `jobs`: the surfaces: requests and background work
-//! - `sessions`, `tenants`, `api_keys`, `issuers`, `agents`, `audit`, `idempotency`: use cases, one room each
+//! - `people`, `sessions`, `tenants`, `api_keys`, `issuers`, `agents`, `audit`, `idempotency`: use cases, one room each
 //! - `app`: what they all work with
 //! - `usage`: how much a tenant has used
 //! - `auth`: who calls; a caller is what opens a tenant's transaction
@@ -45,6 +45,7 @@ pub mod api_keys;
 pub mod audit;
 pub mod idempotency;
 pub mod issuers;
+pub mod people;
 pub mod sessions;
 pub mod tenants;
 

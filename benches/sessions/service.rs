@@ -72,7 +72,7 @@ impl Service {
         let client = ServiceClient {
             app,
             caller: JobCaller::of_served_tenant(seed::tenant_id(dev)?),
-            viewer: Viewer::of_admin_key(None),
+            viewer: Viewer::of_admin_key(None, None),
             http: Client::new(),
             url: format!("http://{}/v1/sessions", node.address),
             key: dev.ready["api_key"]

@@ -7,7 +7,7 @@ use crate::domain::user::{Account, KnownIdentity};
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
 use crate::limits::{Bucket, Demand, Limiter};
-use crate::store::{Db, users};
+use crate::store::{Db, identities};
 
 #[derive(Clone)]
 pub struct People {
@@ -29,7 +29,7 @@ impl People {
         limits: &Limits,
     ) -> Result<KnownIdentity> {
         let mut tx = self.db.begin_tenant(tenant_id).await?;
-        if let Some(known) = users::find_identity(&mut tx, &account.name).await? {
+        if let Some(known) = identities::find(&mut tx, &account.name).await? {
             return Ok(known);
         }
         // The limiter may wait for Redis: not while a connection is held.
@@ -38,11 +38,11 @@ impl People {
         let admitted = self.limiter.take(tenant_id, &[demand]).await;
         admitted.map_err(|refused| refused.refusal())?;
         let mut tx = self.db.begin_tenant(tenant_id).await?;
-        let made = users::insert_identity(&mut tx, account, self.clock.now()).await?;
+        let made = identities::insert_with_user(&mut tx, account, self.clock.now()).await?;
         let identity = match made {
             Some(made) => made,
             // Someone else was first, and has committed: the insert waited for that.
-            None => users::find_identity(&mut tx, &account.name)
+            None => identities::find(&mut tx, &account.name)
                 .await?
                 .ok_or_else(|| {
                     Error::internal(anyhow::anyhow!("an identity vanished at first contact"))

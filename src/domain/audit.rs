@@ -66,6 +66,16 @@ actions! {
     ConversationDelete, "conversation.delete";
     RetentionSweep, "retention.sweep";
     GrantRevoke, "grant.revoke";
+    UserCreate, "user.create";
+    UserUpdate, "user.update";
+    UserMerge, "user.merge";
+    UserErase, "user.erase";
+    UserExport, "user.export";
+    IdentityUnlink, "identity.unlink";
+    LinkCodeCreate, "link_code.create";
+    IdentityLinksPut, "identity_links.put";
+    HomeChannelPut, "home_channel.put";
+    HomeChannelDelete, "home_channel.delete";
 }
 
 /// A principal that a question about the audit names.

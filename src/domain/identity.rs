@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
+use crate::domain::normalise::normalise;
 use crate::domain::platform::{InvalidPlatform, PlatformScope};
 use crate::ids::UserId;
 
@@ -12,11 +13,27 @@ const MAX_EXTERNAL_ID: usize = 256;
 const MIN_CHARS: usize = 3;
 const MAX_CHARS: usize = 32 + 1 + 128 + 1 + MAX_EXTERNAL_ID;
 
-/// An account: `platform:external_id` or `platform@scope:external_id`, split at the first colon.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// An account: `platform:external_id` or `platform@scope:external_id`, split at the first colon. Equal
+/// are those that the platform holds for equal.
+#[derive(Debug, Clone)]
 pub struct IdentityName {
     platform: PlatformScope,
     external_id: String,
+    raw: String,
+}
+
+impl PartialEq for IdentityName {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.platform, &self.external_id) == (&other.platform, &other.external_id)
+    }
+}
+
+impl Eq for IdentityName {}
+
+impl std::hash::Hash for IdentityName {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        (&self.platform, &self.external_id).hash(state);
+    }
 }
 
 wire_text!(
@@ -39,18 +56,20 @@ pub enum InvalidIdentityName {
 }
 
 impl IdentityName {
-    pub fn new(platform: PlatformScope, external_id: String) -> Result<Self, InvalidIdentityName> {
+    /// `raw` is the id as whoever names the account writes it.
+    pub fn new(platform: PlatformScope, raw: String) -> Result<Self, InvalidIdentityName> {
         // With a colon in the scope, the text would be the name of another account.
         if platform.scope().is_some_and(|scope| scope.contains(':')) {
             return Err(InvalidIdentityName::Scope);
         }
-        let length = external_id.chars().count();
-        if !(1..=MAX_EXTERNAL_ID).contains(&length) || external_id.chars().any(char::is_control) {
+        let length = raw.chars().count();
+        if !(1..=MAX_EXTERNAL_ID).contains(&length) || raw.chars().any(char::is_control) {
             return Err(InvalidIdentityName::ExternalId);
         }
         Ok(Self {
+            external_id: normalise(platform.platform(), &raw),
             platform,
-            external_id,
+            raw,
         })
     }
 
@@ -58,8 +77,14 @@ impl IdentityName {
         &self.platform
     }
 
+    /// The id as the platform compares it.
     pub fn external_id(&self) -> &str {
         &self.external_id
+    }
+
+    /// The id as it was written.
+    pub fn raw(&self) -> &str {
+        &self.raw
     }
 
     /// Whether a key with these platforms vouches for the account.
@@ -155,6 +180,16 @@ mod tests {
         }
         let longest = format!("web:{}", "ü".repeat(256));
         assert!(longest.parse::<IdentityName>().is_ok());
+    }
+
+    #[test]
+    fn accounts_are_equal_where_their_platform_says_so() {
+        let parse = |text: &str| text.parse::<IdentityName>().unwrap();
+        let bob = parse("irc@a:Bob");
+        assert_eq!((bob.external_id(), bob.raw()), ("bob", "Bob"));
+        assert_eq!(bob, parse("irc@a:bob"));
+        assert_ne!(bob, parse("irc@b:bob"));
+        assert_ne!(parse("matrix:@Ann:x"), parse("matrix:@ann:x"));
     }
 
     #[test]

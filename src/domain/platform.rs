@@ -45,6 +45,22 @@ impl PlatformScope {
         self.scope.as_deref()
     }
 
+    /// The same platform in another scope.
+    pub fn with_scope(&self, scope: &str) -> Self {
+        Self {
+            platform: self.platform.clone(),
+            scope: Some(scope.to_owned()),
+        }
+    }
+
+    /// As two columns hold it.
+    pub fn from_columns(platform: &str, scope: &str) -> Result<Self, InvalidPlatform> {
+        match scope {
+            "" => platform.parse(),
+            scope => format!("{platform}@{scope}").parse(),
+        }
+    }
+
     /// Whether an entry of a key covers `platform` with `scope`: without a scope it covers them all.
     pub fn covers(&self, platform: &str, scope: Option<&str>) -> bool {
         self.platform == platform && (self.scope.is_none() || self.scope.as_deref() == scope)

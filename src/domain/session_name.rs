@@ -32,6 +32,11 @@ impl SessionKey {
         }
     }
 
+    /// A key that the service built.
+    pub fn built(text: String) -> Self {
+        Self(text)
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,12 +1,18 @@
 //! A slot: what a session key names. It outlives every session it leads to.
 
 use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
 
-use crate::domain::session::{ChainName, Ownership};
+use crate::domain::session::{ChainName, Ownership, words};
 use crate::domain::session_name::{SessionKey, is_built_key, session_key_not_found};
 use crate::domain::viewer::{Reach, Viewer};
-use crate::error::Result;
-use crate::ids::{SessionId, SlotId, UserId};
+use crate::error::{Error, Result};
+use crate::ids::{IdentityId, SessionId, SlotId, UserId};
+
+words!(
+    /// What a slot is for; all but the first are made by the service, for a chat of a platform.
+    SlotKind { Client = "client", Dm = "dm", Group = "group", Thread = "thread" }
+);
 
 /// A slot as it is shown, with where it leads.
 #[derive(Debug, Clone)]
@@ -49,7 +55,10 @@ impl Slot {
 #[derive(Debug, Clone)]
 pub struct NewSlot {
     pub id: SlotId,
+    pub kind: SlotKind,
     pub key: SessionKey,
     pub user_id: Option<UserId>,
+    /// The account it is made through.
+    pub identity_id: Option<IdentityId>,
     pub agent: String,
 }

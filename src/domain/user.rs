@@ -5,11 +5,18 @@ use chrono::{DateTime, Utc};
 use crate::domain::identity::IdentityName;
 use crate::ids::{IdentityId, UserId};
 
+/// How many accounts one person can have.
+pub const MAX_IDENTITIES: usize = 100;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     pub id: UserId,
     pub external_id: Option<String>,
     pub display_name: Option<String>,
+    /// A name of the IANA database.
+    pub time_zone: Option<String>,
+    /// Since when all platforms share one slot.
+    pub shared_since: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
 }
 
@@ -33,4 +40,28 @@ pub struct Identity {
 pub struct KnownIdentity {
     pub id: IdentityId,
     pub user_id: UserId,
+}
+
+/// An account with everything that is known of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentityRecord {
+    pub id: IdentityId,
+    pub user_id: UserId,
+    pub name: IdentityName,
+    /// The id as whoever vouched for it wrote it.
+    pub raw: String,
+    pub issuer: Option<String>,
+    pub imported: bool,
+    /// Since when it belongs to its user.
+    pub linked_at: DateTime<Utc>,
+    pub created_at: DateTime<Utc>,
+}
+
+impl IdentityRecord {
+    pub fn identity(&self) -> Identity {
+        Identity {
+            id: self.id,
+            name: self.name.clone(),
+        }
+    }
 }

@@ -56,14 +56,39 @@ impl Namespace {
 }
 
 impl Viewer {
-    /// A key with the scope `admin`, which may name a person.
-    pub fn of_admin_key(person: Option<UserId>) -> Self {
+    /// A key with the scope `admin`, which may name a person, and the account they speak from.
+    pub fn of_admin_key(person: Option<UserId>, speaker: Option<Identity>) -> Self {
         Self {
             reach: Reach::Tenant,
             namespace: Namespace::Service,
             person,
-            speaker: None,
+            speaker,
             writes_every_role: true,
+        }
+    }
+
+    /// The service itself, which finds the place of what `speaker` says.
+    pub fn of_service(person: UserId, speaker: Identity) -> Self {
+        Self {
+            reach: Reach::Tenant,
+            namespace: Namespace::Service,
+            person: Some(person),
+            speaker: Some(speaker),
+            writes_every_role: false,
+        }
+    }
+
+    /// The same viewer after its person was merged into another.
+    pub fn merged_into(&self, survivor: UserId) -> Self {
+        let namespace = match self.namespace {
+            Namespace::Service => Namespace::Service,
+            Namespace::User(_) => Namespace::User(survivor),
+        };
+        Self {
+            reach: Reach::Person(survivor),
+            namespace,
+            person: Some(survivor),
+            ..self.clone()
         }
     }
 
@@ -216,7 +241,7 @@ mod tests {
         };
         for (viewer, reach, namespace, writes_every_role) in [
             (
-                Viewer::of_admin_key(Some(id)),
+                Viewer::of_admin_key(Some(id), None),
                 Reach::Tenant,
                 Namespace::Service,
                 true,

@@ -13,18 +13,57 @@ use crate::app::App;
 use crate::auth::{Caller, KeyCaller, UserCaller};
 use crate::domain::api_key::Scope;
 use crate::domain::identity::{IdentityName, PersonName};
-use crate::domain::user::{Account, Identity};
-use crate::domain::viewer::{Viewer, scope_in_use, speaker_through};
+use crate::domain::user::{Account, Identity, IdentityRecord, User};
+use crate::domain::viewer::{Reach, Viewer, scope_in_use, speaker_through};
 use crate::error::{Code, Error, FieldError, Result};
-use crate::ids::{TenantId, UserId};
-use crate::store::{Db, TenantTx, users};
+use crate::ids::{ApiKeyId, TenantId, UserId};
+use crate::store::{Db, TenantTx, identities, users};
 
 const IDENTITY: &str = "x-throughline-identity";
 
-/// What touches conversations; the operator never does.
-enum Credential {
+/// What acts for people; the operator never does.
+pub(super) enum Credential {
     Key(KeyCaller),
     User(UserCaller),
+}
+
+impl Credential {
+    /// A person's token, or a key with one of `scopes`.
+    pub(super) fn of(request: &HttpRequest, scopes: &[Scope]) -> Result<Self> {
+        match caller(request)? {
+            Caller::User(user) => Ok(Self::User(user)),
+            Caller::Key(_) | Caller::Operator(_) => key_with(request, scopes).map(Self::Key),
+        }
+    }
+
+    pub(super) async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        match self {
+            Self::Key(key) => key.begin(db).await,
+            Self::User(user) => user.begin(db).await,
+        }
+    }
+
+    fn tenant_id(&self) -> TenantId {
+        match self {
+            Self::Key(key) => key.tenant_id(),
+            Self::User(user) => user.tenant_id(),
+        }
+    }
+
+    pub(super) fn key_id(&self) -> Option<ApiKeyId> {
+        match self {
+            Self::Key(key) => Some(key.key_id()),
+            Self::User(_) => None,
+        }
+    }
+
+    /// Names it, for the audit.
+    pub(super) fn principal(&self) -> String {
+        match self {
+            Self::Key(key) => key.principal(),
+            Self::User(user) => user.principal(),
+        }
+    }
 }
 
 /// A call that has not yet said, or not in full, for whom it is.
@@ -70,14 +109,21 @@ extractor!(
     &[Scope::Admin, Scope::Bridge, Scope::Chat, Scope::Read]
 );
 
+extractor!(
+    /// Whoever may change what is a person's own: the person, a bridge that names them, or an admin.
+    PersonActor,
+    &[Scope::Admin, Scope::Bridge]
+);
+extractor!(
+    /// Whoever may read it: the same, and a key with `read`.
+    PersonViewer,
+    &[Scope::Admin, Scope::Bridge, Scope::Read]
+);
+
 impl Call {
     fn of(request: &HttpRequest, taken: &'static [Scope]) -> Result<Self> {
-        let credential = match caller(request)? {
-            Caller::User(user) => Credential::User(user),
-            Caller::Key(_) | Caller::Operator(_) => Credential::Key(key_with(request, taken)?),
-        };
         Ok(Self {
-            credential,
+            credential: Credential::of(request, taken)?,
             taken,
             header: read_header(request)?,
         })
@@ -97,7 +143,7 @@ impl Call {
     }
 }
 
-fn read_header(request: &HttpRequest) -> Result<Option<IdentityName>> {
+pub(super) fn read_header(request: &HttpRequest) -> Result<Option<IdentityName>> {
     let Some(value) = request.headers().get(IDENTITY) else {
         return Ok(None);
     };
@@ -120,11 +166,11 @@ async fn viewer_of_key(
     let scope = scope_in_use(key.scopes(), taken, named.is_some());
     match scope.ok_or_else(|| missing_scope(taken))? {
         Scope::Admin => {
-            let person = match named {
-                Some(named) => Some(find_person(app, key, named).await?),
-                None => None,
+            let (person, speaker) = match named {
+                Some(named) => find_person(app, key, named).await?,
+                None => (None, None),
             };
-            Ok(Viewer::of_admin_key(person))
+            Ok(Viewer::of_admin_key(person, speaker))
         }
         Scope::Bridge => viewer_of_bridge(app, key, named).await,
         Scope::Chat if named.is_some() => {
@@ -137,16 +183,28 @@ async fn viewer_of_key(
 }
 
 /// Someone the tenant knows; naming an account is no first contact here.
-async fn find_person(app: &App, key: &KeyCaller, named: &PersonName) -> Result<UserId> {
+async fn find_person(
+    app: &App,
+    key: &KeyCaller,
+    named: &PersonName,
+) -> Result<(Option<UserId>, Option<Identity>)> {
     let mut tx = key.begin(&app.db).await?;
-    let found = match named {
-        PersonName::Me => return Err(key_is_nobody()),
-        PersonName::User(id) => users::find(&mut tx, *id).await?.map(|user| user.id),
-        PersonName::Identity(name) => users::find_identity(&mut tx, name)
-            .await?
-            .map(|known| known.user_id),
-    };
-    found.ok_or_else(no_such_user)
+    match named {
+        PersonName::Me => Err(key_is_nobody()),
+        PersonName::User(id) => {
+            let user = users::find(&mut tx, *id).await?.ok_or_else(no_such_user)?;
+            Ok((Some(user.id), None))
+        }
+        PersonName::Identity(name) => {
+            let known = identities::find(&mut tx, name).await?;
+            let known = known.ok_or_else(no_such_user)?;
+            let speaker = Identity {
+                id: known.id,
+                name: name.clone(),
+            };
+            Ok((Some(known.user_id), Some(speaker)))
+        }
+    }
 }
 
 async fn viewer_of_bridge(
@@ -162,9 +220,11 @@ async fn viewer_of_bridge(
         PersonName::Me => return Err(key_is_nobody()),
         PersonName::User(id) => {
             let mut tx = key.begin(&app.db).await?;
-            let identities = users::list_identities(&mut tx, *id).await?;
-            let speaker = speaker_through(key.platforms(), &identities);
-            (*id, speaker.ok_or_else(no_such_user)?)
+            let user = users::find(&mut tx, *id).await?.ok_or_else(no_such_user)?;
+            let accounts = identities::list(&mut tx, user.id).await?;
+            let accounts: Vec<Identity> = accounts.iter().map(IdentityRecord::identity).collect();
+            let speaker = speaker_through(key.platforms(), &accounts);
+            (user.id, speaker.ok_or_else(no_such_user)?)
         }
         PersonName::Identity(name) => {
             let (person, speaker) = contact(app, key, name).await?;
@@ -203,10 +263,14 @@ async fn viewer_of_user(
     let own = user.user_id();
     let meant = match named {
         None | Some(PersonName::Me) => Some(own),
-        Some(PersonName::User(id)) => Some(*id),
+        Some(PersonName::User(id)) if *id == own => Some(own),
+        Some(PersonName::User(id)) => {
+            let mut tx = user.begin(&app.db).await?;
+            users::find(&mut tx, *id).await?.map(|user| user.id)
+        }
         Some(PersonName::Identity(name)) => {
             let mut tx = user.begin(&app.db).await?;
-            let known = users::find_identity(&mut tx, name).await?;
+            let known = identities::find(&mut tx, name).await?;
             known.map(|known| known.user_id)
         }
     };
@@ -232,34 +296,56 @@ pub struct Acting {
 }
 
 impl Acting {
-    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
-        match &self.credential {
-            Credential::Key(key) => key.begin(db).await,
-            Credential::User(user) => user.begin(db).await,
+    /// The person of an id, or who became of it, if there for this caller to see.
+    pub async fn find_user(&self, tx: &mut TenantTx, id: UserId) -> Result<User> {
+        let user = users::find(tx, id).await?.ok_or_else(no_such_user)?;
+        match self.viewer.reach {
+            Reach::Tenant => Ok(user),
+            Reach::Person(own) if own == user.id => Ok(user),
+            Reach::Person(_) | Reach::Service => Err(no_such_user()),
         }
     }
 
-    pub fn tenant_id(&self) -> TenantId {
-        match &self.credential {
-            Credential::Key(key) => key.tenant_id(),
-            Credential::User(user) => user.tenant_id(),
+    /// Whom a list is narrowed to by an id of a person: who became of it. A person sees their own alone.
+    pub async fn narrowed_to(
+        &self,
+        tx: &mut TenantTx,
+        user_id: Option<UserId>,
+    ) -> Result<Option<UserId>> {
+        let Some(asked) = user_id else {
+            return Ok(None);
+        };
+        let present = users::find_redirect(tx, asked).await?.unwrap_or(asked);
+        match self.viewer.reach {
+            Reach::Person(own) if own != present => Err(no_such_user()),
+            Reach::Person(_) | Reach::Tenant | Reach::Service => Ok(Some(present)),
         }
+    }
+
+    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        self.credential.begin(db).await
+    }
+
+    pub fn tenant_id(&self) -> TenantId {
+        self.credential.tenant_id()
     }
 
     /// The credential, for the audit.
     pub fn actor(&self) -> String {
-        match &self.credential {
-            Credential::Key(key) => key.principal(),
-            Credential::User(user) => user.principal(),
-        }
+        self.credential.principal()
     }
 
-    /// The credential and the person it acts for: one key's retries for two people never meet.
+    pub(super) fn credential(&self) -> &Credential {
+        &self.credential
+    }
+
+    /// The credential and the person it acts for: one key's retries for two people never meet, and those
+    /// of an account end with its belonging to a person.
     pub fn principal(&self) -> String {
         let actor = self.actor();
-        match (&self.credential, self.viewer.person) {
-            (Credential::Key(_), Some(person)) => format!("{actor}/{person}"),
-            (Credential::Key(_), None) | (Credential::User(_), _) => actor,
+        match self.viewer.person {
+            Some(person) => format!("{actor}/{person}"),
+            None => actor,
         }
     }
 }

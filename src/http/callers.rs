@@ -15,8 +15,7 @@ use crate::app::App;
 use crate::auth::{self, Caller, KeyCaller, OperatorCaller, Presented, UserCaller};
 use crate::domain::api_key::Scope;
 use crate::error::{Code, Error, Result};
-use crate::ids::{TenantId, UserId};
-use crate::store::{Db, TenantTx};
+use crate::ids::TenantId;
 
 const TENANT: &str = "x-throughline-tenant";
 
@@ -230,41 +229,5 @@ impl Deref for Person {
 
     fn deref(&self) -> &UserCaller {
         &self.0
-    }
-}
-
-/// Whoever may read about a person: the person, or a key that reads the tenant.
-pub enum PersonReader {
-    Own(UserCaller),
-    Tenant(KeyCaller),
-}
-
-impl PersonReader {
-    /// Whether `user_id` is for this caller to see at all.
-    pub fn may_see(&self, user_id: UserId) -> bool {
-        match self {
-            Self::Own(user) => user.user_id() == user_id,
-            Self::Tenant(_) => true,
-        }
-    }
-
-    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
-        match self {
-            Self::Own(user) => user.begin(db).await,
-            Self::Tenant(key) => key.begin(db).await,
-        }
-    }
-}
-
-impl FromRequest for PersonReader {
-    type Error = Error;
-    type Future = Ready<Result<Self>>;
-
-    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
-        ready(match caller(request) {
-            Ok(Caller::User(user)) => Ok(Self::Own(user)),
-            Ok(_) => key_with(request, &[Scope::Admin, Scope::Read]).map(Self::Tenant),
-            Err(error) => Err(error),
-        })
     }
 }

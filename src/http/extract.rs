@@ -13,10 +13,12 @@ use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use futures_util::StreamExt;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::objects::Objects;
 use crate::crypto;
+use crate::domain::platform::{InvalidPlatform, PlatformScope};
 use crate::domain::resource_name::{InvalidResourceName, ResourceName};
 use crate::domain::session_name::{SessionKey, SessionRef};
 use crate::error::{Code, Error, FieldError, Result};
@@ -283,11 +285,34 @@ impl FromRequest for PathKey {
     }
 }
 
+/// The `{platform}` of a path.
+pub struct PathPlatform(pub PlatformScope);
+
+impl FromRequest for PathPlatform {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let parsed = decoded(request, "platform").parse().map(Self);
+        ready(parsed.map_err(|error: InvalidPlatform| {
+            let error = FieldError::new("/path/platform", error.to_string());
+            Error::fields(Code::InvalidRequest, vec![error])
+        }))
+    }
+}
+
 /// A part of the path as the client meant it. The router leaves `%25`, `%2B` and `%2F` as they are, and
 /// only these. What is not UTF-8 then breaks the rule of any name.
 fn decoded(request: &HttpRequest, part: &str) -> String {
     let text = request.match_info().get(part).unwrap_or_default();
     percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+/// For a member of a body: tells null from absent.
+pub fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::<T>::deserialize(deserializer).map(Some)
 }
 
 /// The `{name}` of a path, for things that tenants name themselves.
@@ -321,8 +346,6 @@ impl PathName {
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
 
     #[derive(Debug, Deserialize)]

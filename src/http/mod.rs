@@ -28,6 +28,7 @@ mod precondition;
 mod problem;
 mod retry;
 mod v1;
+mod vouching;
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,8 +59,22 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::agents::list_agents)
         .service(v1::agents::get_agent)
         .service(v1::agents::delete_agent)
+        .service(v1::users::create_user)
+        .service(v1::users::list_users)
         .service(v1::users::get_own_user)
         .service(v1::users::get_user)
+        .service(v1::users::update_user)
+        .service(v1::users::merge_users)
+        .service(v1::identities::list_identities)
+        .service(v1::identities::list_presence)
+        .service(v1::identities::unlink_identity)
+        .service(v1::identities::undo_unlink_identity)
+        .service(v1::home_channels::list_home_channels)
+        .service(v1::home_channels::put_home_channel)
+        .service(v1::home_channels::delete_home_channel)
+        .service(v1::link_codes::create_link_code)
+        .service(v1::link_codes::redeem_link_code)
+        .service(v1::resolve::resolve)
         .service(v1::sessions::create_session)
         .service(v1::sessions::list_sessions)
         .service(v1::sessions::get_session)

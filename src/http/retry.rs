@@ -60,6 +60,10 @@ fn invalid_key() -> Error {
 }
 
 impl Retryable {
+    pub fn has_key(&self) -> bool {
+        self.key.is_some()
+    }
+
     /// Does `work` in `tx` and commits, once for each key of `principal`; without a key, once a call.
     pub async fn answer(
         self,

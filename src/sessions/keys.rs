@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 
-use super::{agent_for, find, insert};
+use super::{agent_for, find, insert, who_became_of};
 use crate::domain::agent::ChatType;
 use crate::domain::platform::PlatformScope;
 use crate::domain::reset::{ResetReason, TimeZone, judge};
@@ -11,11 +11,14 @@ use crate::domain::session::{Edge, EndReason, NamedLink, Need, NewConversation};
 use crate::domain::session_name::{
     SessionKey, SessionRef, session_key_not_found, session_not_found,
 };
-use crate::domain::slot::{NewSlot, Slot};
+use crate::domain::slot::{NewSlot, Slot, SlotKind};
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, SlotId};
 use crate::store::{TenantTx, agents, conversations, sessions, slots, users};
+
+/// As often as a key may be led elsewhere under us before we give up.
+const ATTEMPTS: usize = 10;
 
 /// The slot that `key` names for `viewer`.
 pub async fn find_slot(
@@ -24,12 +27,27 @@ pub async fn find_slot(
     key: &SessionKey,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    let id = slots::find_id(tx, viewer, key)
-        .await?
-        .ok_or_else(session_key_not_found)?;
+    if let Some(slot) = find_seen(tx, viewer, key, now).await? {
+        return Ok(slot);
+    }
+    let found = match who_became_of(tx, viewer).await? {
+        Some(survivor) => find_seen(tx, &survivor, key, now).await?,
+        None => None,
+    };
+    found.ok_or_else(session_key_not_found)
+}
+
+async fn find_seen(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    key: &SessionKey,
+    now: DateTime<Utc>,
+) -> Result<Option<Slot>> {
+    let Some(id) = slots::find_id(tx, viewer, key).await? else {
+        return Ok(None);
+    };
     let slot = slots::get(tx, viewer, id, now).await?;
-    slot.check(viewer)?;
-    Ok(slot)
+    Ok(slot.check(viewer).is_ok().then_some(slot))
 }
 
 /// The same, held until `tx` ends.
@@ -39,11 +57,20 @@ async fn lock_slot(
     key: &SessionKey,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    let id = find_slot(tx, viewer, key, now).await?.id;
-    slots::lock(tx, id).await?;
-    let slot = slots::get(tx, viewer, id, now).await?;
-    slot.check(viewer)?;
-    Ok(slot)
+    let mut slot = find_slot(tx, viewer, key, now).await?;
+    for _ in 0..ATTEMPTS {
+        slots::lock(tx, slot.id).await?;
+        // While we waited, linking may have let the key lead to another slot.
+        let again = find_slot(tx, viewer, key, now).await?;
+        if again.id == slot.id {
+            return Ok(again);
+        }
+        slot = again;
+    }
+    Err(Error::unavailable(
+        "the key",
+        anyhow::anyhow!("it is being linked and parted again and again"),
+    ))
 }
 
 /// The slot of `key`, held; made if it is new and a client may make it. Concurrent first uses make one.
@@ -56,14 +83,17 @@ pub(super) async fn obtain(
 ) -> Result<Slot> {
     let known = slots::find_id(tx, viewer, key).await?.is_some();
     if !known && !key.is_reserved() {
+        let speaker = viewer.speaker.as_ref();
         let slot = NewSlot {
             id: SlotId::generate(),
+            kind: SlotKind::Client,
             key: key.clone(),
             user_id: viewer.person,
+            identity_id: speaker.map(|speaker| speaker.id),
             agent: agent_for(tx, agent, None).await?,
         };
         // Lost or won: afterwards the name is there.
-        slots::insert(tx, viewer, &slot, now).await?;
+        slots::insert(tx, viewer.namespace, &slot, now).await?;
     }
     lock_slot(tx, viewer, key, now).await
 }
@@ -202,6 +232,29 @@ pub async fn choose_current(
 ) -> Result<Chosen> {
     let slot = obtain(tx, viewer, key, agent, now).await?;
     agent_for(tx, agent, Some(&slot)).await?;
+    choose_of(tx, viewer, slot, arrival, now).await
+}
+
+/// The same for a slot that the service built, which is held from here on.
+pub async fn choose_in_slot(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    slot_id: SlotId,
+    arrival: Arrival<'_>,
+    now: DateTime<Utc>,
+) -> Result<Chosen> {
+    slots::lock(tx, slot_id).await?;
+    let slot = slots::get(tx, viewer, slot_id, now).await?;
+    choose_of(tx, viewer, slot, arrival, now).await
+}
+
+async fn choose_of(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    slot: Slot,
+    arrival: Arrival<'_>,
+    now: DateTime<Utc>,
+) -> Result<Chosen> {
     let Some(current) = slot.current.clone() else {
         let session_id = first(tx, viewer, &slot, now).await?;
         return Ok(Chosen {

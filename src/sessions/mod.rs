@@ -14,7 +14,7 @@ use crate::domain::slot::Slot;
 use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
-use crate::store::{TenantTx, agents, conversations, sessions, slots, tips};
+use crate::store::{TenantTx, agents, conversations, sessions, slots, tips, users};
 
 mod append;
 mod branch;
@@ -35,10 +35,29 @@ pub use delete::{ERASE_JOB, delete, delete_quietly};
 pub use export::{Export, export};
 pub use grants::revoke_grants;
 pub use import::import;
-pub use keys::{Arrival, Chosen, choose_current, find_slot, reset, switch};
+pub use keys::{Arrival, Chosen, choose_current, choose_in_slot, find_slot, reset, switch};
 
 /// The tip of the chain that `session` is a link of, if `viewer` may do with it what it needs.
 pub async fn find(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    session: &SessionRef,
+    need: Need,
+    now: DateTime<Utc>,
+) -> Result<Tip> {
+    let found = find_as(tx, viewer, session, need, now).await;
+    match found {
+        Err(error) if error.code == Code::SessionNotFound => {
+            match who_became_of(tx, viewer).await? {
+                Some(survivor) => find_as(tx, &survivor, session, need, now).await,
+                None => Err(error),
+            }
+        }
+        found => found,
+    }
+}
+
+async fn find_as(
     tx: &mut TenantTx,
     viewer: &Viewer,
     session: &SessionRef,
@@ -50,6 +69,16 @@ pub async fn find(
         .ok_or_else(session_not_found)?;
     tip.owner.check(viewer, need)?;
     Ok(tip)
+}
+
+/// The viewer as the person they were merged into since their credential was judged, if that happened.
+/// A link that commits in that moment must not make their own things look like someone else's.
+async fn who_became_of(tx: &mut TenantTx, viewer: &Viewer) -> Result<Option<Viewer>> {
+    let Reach::Person(before) = viewer.reach else {
+        return Ok(None);
+    };
+    let survivor = users::find_redirect(tx, before).await?;
+    Ok(survivor.map(|survivor| viewer.merged_into(survivor)))
 }
 
 /// Tells the audit that someone who is not the person reads what was said to them.

@@ -17,14 +17,24 @@ pub mod agents;
 pub mod api_keys;
 pub mod audit;
 pub mod chains;
+pub mod codes;
 pub mod conversations;
+pub mod folds;
 pub mod grants;
+pub mod home_channels;
 pub mod idempotency;
+pub mod identities;
 pub mod issuers;
 pub mod jobs;
+pub mod merges;
 pub mod messages;
 pub mod migrate;
+pub mod moves;
 pub mod nodes;
+pub mod outbox;
+pub mod partings;
+pub mod presence;
+pub mod resolve;
 pub mod retention;
 pub mod roles;
 pub mod sessions;
@@ -141,8 +151,19 @@ fn connect_options(url: &SecretString, variable: &str) -> anyhow::Result<PgConne
 }
 
 const QUERY_CANCELED: &str = "57014";
+/// Someone whom a row was to refer to was merged away or erased in that moment: the next try finds who
+/// they became.
+const FOREIGN_KEY: &str = "23503";
 /// Serialization failure, deadlock, lock timeout, server shutting down or starting.
-const PASSING: [&str; 6] = ["40001", "40P01", "55P03", "57P01", "57P02", "57P03"];
+const PASSING: [&str; 7] = [
+    "40001",
+    "40P01",
+    "55P03",
+    "57P01",
+    "57P02",
+    "57P03",
+    FOREIGN_KEY,
+];
 /// Text that Postgres cannot hold (NUL, broken UTF-8): bad input that an extractor should have refused.
 const UNSTORABLE_TEXT: [&str; 2] = ["22021", "22P05"];
 

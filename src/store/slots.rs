@@ -9,7 +9,7 @@ use super::tips::{person_of, read_name, read_owner};
 use crate::domain::paging::{Page, PageRequest, Position};
 use crate::domain::session_name::SessionKey;
 use crate::domain::slot::{Current, NewSlot, Slot};
-use crate::domain::viewer::{Reach, Viewer};
+use crate::domain::viewer::{Namespace, Reach, Viewer};
 use crate::error::Result;
 use crate::ids::{SessionId, SlotId, UserId};
 
@@ -150,26 +150,28 @@ pub async fn lock(tx: &mut TenantTx, id: SlotId) -> Result<()> {
 /// key decides. The foreign key is checked when the statement ends, so the name may come first.
 pub async fn insert(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    namespace: Namespace,
     slot: &NewSlot,
     now: DateTime<Utc>,
 ) -> Result<bool> {
     let made = sqlx::query(
         "with name as (
-           insert into slot_names (tenant_id, namespace, key, slot_id)
-           values ($1, $2, $3, $4)
+           insert into slot_names (tenant_id, namespace, key, slot_id, home_slot_id)
+           values ($1, $2, $3, $4, $4)
                on conflict on constraint slot_names_pkey do nothing
         returning tenant_id, slot_id, key
          )
-         insert into slots (tenant_id, id, key, user_id, agent, last_person_at, created_at)
-         select tenant_id, slot_id, key, $5, $6, $7, $7
+         insert into slots (tenant_id, id, kind, key, user_id, identity_id, agent, last_person_at, created_at)
+         select tenant_id, slot_id, $5, key, $6, $7, $8, $9, $9
            from name",
     )
     .bind(tx.tenant_id())
-    .bind(viewer.namespace.as_uuid())
+    .bind(namespace.as_uuid())
     .bind(slot.key.as_str())
     .bind(slot.id)
+    .bind(slot.kind.as_str())
     .bind(slot.user_id)
+    .bind(slot.identity_id)
     .bind(&slot.agent)
     .bind(now)
     .execute(tx.connection())
@@ -268,7 +270,7 @@ pub async fn insert_conversation(
     Ok(())
 }
 
-/// The slots that `viewer` may see, newest first.
+/// The slots that `viewer` may see, newest first; not those that were folded into another.
 pub async fn list(
     tx: &mut TenantTx,
     viewer: &Viewer,
@@ -286,6 +288,10 @@ pub async fn list(
         "where k.tenant_id = $1
            and ($5::uuid is null or k.user_id = $5)
            and (not $6 or (k.user_id is null and k.key not like 'agent:%'))
+           and exists (select 1
+                         from slot_names n
+                        where n.tenant_id = $1
+                          and n.slot_id = k.id)
            and ($7::timestamptz is null or (k.created_at, k.id) < ($7, $8))
          order by k.created_at desc, k.id desc
          limit $9"

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 
 use super::{Db, TenantTx};
+use crate::domain::agent::DmScope;
 use crate::domain::display_name::DisplayName;
 use crate::domain::limits::LimitOverrides;
 use crate::domain::paging::{Page, PageRequest, Position};
@@ -199,6 +200,20 @@ pub async fn get_own(tx: &mut TenantTx) -> Result<OwnTenant> {
         settings: row.settings,
         allowed_origins: row.allowed_origins,
     })
+}
+
+/// How the tenant tells DMs apart where an agent does not say it.
+pub async fn find_dm_scope(tx: &mut TenantTx) -> Result<DmScope> {
+    let tenant_id = tx.tenant_id();
+    let settings: sqlx::types::Json<TenantSettings> = sqlx::query_scalar(
+        "select settings
+           from tenants
+          where id = $1",
+    )
+    .bind(tenant_id)
+    .fetch_one(tx.connection())
+    .await?;
+    Ok(settings.0.dm_scope)
 }
 
 pub async fn update_settings(tx: &mut TenantTx, own: &OwnTenant, now: DateTime<Utc>) -> Result<()> {

@@ -1,39 +1,100 @@
-//! People and the accounts they speak from. In columns, the scope '' is none.
+//! The tenant's people. An old id, merged away, is answered as its survivor by whatever looks one up.
 
 use chrono::{DateTime, Utc};
 
 use super::TenantTx;
-use crate::domain::identity::IdentityName;
-use crate::domain::platform::PlatformScope;
-use crate::domain::user::{Account, Identity, KnownIdentity, User};
-use crate::error::{Error, Result};
-use crate::ids::{IdentityId, UserId};
+use crate::domain::paging::{Page, PageRequest, Position};
+use crate::domain::user::User;
+use crate::error::Result;
+use crate::ids::UserId;
 
 #[derive(sqlx::FromRow)]
 struct Row {
     id: UserId,
     external_id: Option<String>,
     display_name: Option<String>,
+    time_zone: Option<String>,
+    shared_since: Option<DateTime<Utc>>,
     created_at: DateTime<Utc>,
 }
 
+impl From<Row> for User {
+    fn from(row: Row) -> Self {
+        Self {
+            id: row.id,
+            external_id: row.external_id,
+            display_name: row.display_name,
+            time_zone: row.time_zone,
+            shared_since: row.shared_since,
+            created_at: row.created_at,
+        }
+    }
+}
+
+/// The person of an id, or the one who became of it.
 pub async fn find(tx: &mut TenantTx, id: UserId) -> Result<Option<User>> {
     let row = sqlx::query_as::<_, Row>(
-        "select id, external_id, display_name, created_at
+        "select id, external_id, display_name, time_zone, shared_since, created_at
            from users
           where tenant_id = $1
-            and id = $2",
+            and id = coalesce((select user_id
+                                 from user_redirects
+                                where tenant_id = $1
+                                  and old_id = $2), $2)",
     )
     .bind(tx.tenant_id())
     .bind(id)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(row.map(|row| User {
-        id: row.id,
-        external_id: row.external_id,
-        display_name: row.display_name,
-        created_at: row.created_at,
-    }))
+    Ok(row.map(User::from))
+}
+
+/// Who `old_id` became, if it was merged away.
+pub async fn find_redirect(tx: &mut TenantTx, old_id: UserId) -> Result<Option<UserId>> {
+    Ok(sqlx::query_scalar(
+        "select user_id
+           from user_redirects
+          where tenant_id = $1
+            and old_id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(old_id)
+    .fetch_optional(tx.connection())
+    .await?)
+}
+
+/// Holds people until `tx` ends, by id: whoever joins or parts them does so one after the other. Answers
+/// those that are there. What refers to a person may still be written meanwhile.
+pub async fn lock(tx: &mut TenantTx, ids: &[UserId]) -> Result<Vec<User>> {
+    let rows = sqlx::query_as::<_, Row>(
+        "select id, external_id, display_name, time_zone, shared_since, created_at
+           from users
+          where tenant_id = $1
+            and id = any ($2)
+          order by id
+            for no key update",
+    )
+    .bind(tx.tenant_id())
+    .bind(ids)
+    .fetch_all(tx.connection())
+    .await?;
+    Ok(rows.into_iter().map(User::from).collect())
+}
+
+/// Keeps a person from being merged away or erased until `tx` ends. False if that has happened.
+pub async fn hold(tx: &mut TenantTx, id: UserId) -> Result<bool> {
+    let there: Option<i32> = sqlx::query_scalar(
+        "select 1
+           from users
+          where tenant_id = $1
+            and id = $2
+            for key share",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(there.is_some())
 }
 
 /// The name of the zone a person lives by, as it was stored.
@@ -51,98 +112,88 @@ pub async fn find_time_zone(tx: &mut TenantTx, id: UserId) -> Result<Option<Stri
     Ok(zone.flatten())
 }
 
-pub async fn find_identity(
-    tx: &mut TenantTx,
-    name: &IdentityName,
-) -> Result<Option<KnownIdentity>> {
-    let row: Option<(IdentityId, UserId)> = sqlx::query_as(
-        "select id, user_id
-           from identities
-          where tenant_id = $1
-            and platform = $2
-            and scope = $3
-            and external_id = $4",
+/// Makes a person. False if the external id is someone else's.
+pub async fn insert(tx: &mut TenantTx, user: &User) -> Result<bool> {
+    let done = sqlx::query(
+        "insert into users (tenant_id, id, external_id, display_name, time_zone, shared_since, created_at)
+         values ($1, $2, $3, $4, $5, $6, $7)
+             on conflict on constraint users_external_id_once do nothing",
     )
     .bind(tx.tenant_id())
-    .bind(name.platform().platform())
-    .bind(name.platform().scope().unwrap_or_default())
-    .bind(name.external_id())
-    .fetch_optional(tx.connection())
+    .bind(user.id)
+    .bind(&user.external_id)
+    .bind(&user.display_name)
+    .bind(&user.time_zone)
+    .bind(user.shared_since)
+    .bind(user.created_at)
+    .execute(tx.connection())
     .await?;
-    Ok(row.map(|(id, user_id)| KnownIdentity { id, user_id }))
+    Ok(done.rows_affected() == 1)
 }
 
-#[derive(sqlx::FromRow)]
-struct IdentityRow {
-    id: IdentityId,
-    platform: String,
-    scope: String,
-    external_id: String,
-}
-
-impl TryFrom<IdentityRow> for Identity {
-    type Error = Error;
-
-    fn try_from(row: IdentityRow) -> Result<Self> {
-        let text = match row.scope.as_str() {
-            "" => row.platform,
-            scope => format!("{}@{scope}", row.platform),
-        };
-        let platform: PlatformScope = text.parse().map_err(Error::internal)?;
-        Ok(Self {
-            id: row.id,
-            name: IdentityName::new(platform, row.external_id).map_err(Error::internal)?,
-        })
-    }
-}
-
-/// Every account of a person, the oldest first; none if there is no such person.
-pub async fn list_identities(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<Identity>> {
-    let rows = sqlx::query_as::<_, IdentityRow>(
-        "select id, platform, scope, external_id
-           from identities
+/// Whose external id it is.
+pub async fn find_by_external_id(tx: &mut TenantTx, external_id: &str) -> Result<Option<UserId>> {
+    Ok(sqlx::query_scalar(
+        "select id
+           from users
           where tenant_id = $1
-            and user_id = $2
-          order by created_at, id",
+            and external_id = $2",
     )
     .bind(tx.tenant_id())
+    .bind(external_id)
+    .fetch_optional(tx.connection())
+    .await?)
+}
+
+/// Writes what can be changed of a person. Whoever calls holds the person, and has seen that the
+/// external id is free.
+pub async fn update(tx: &mut TenantTx, user: &User) -> Result<()> {
+    sqlx::query(
+        "update users
+            set external_id = $3, display_name = $4, time_zone = $5, shared_since = $6,
+                named_by_import = named_by_import and external_id is not distinct from $3
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(user.id)
+    .bind(&user.external_id)
+    .bind(&user.display_name)
+    .bind(&user.time_zone)
+    .bind(user.shared_since)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Newest first; of those with one external id, or the one with an account, if asked so.
+pub async fn list(
+    tx: &mut TenantTx,
+    external_id: Option<&str>,
+    user_id: Option<UserId>,
+    page: &PageRequest,
+) -> Result<Page<User>> {
+    let rows = sqlx::query_as::<_, Row>(
+        "select id, external_id, display_name, time_zone, shared_since, created_at
+           from users
+          where tenant_id = $1
+            and ($2::text is null or external_id = $2)
+            and ($3::uuid is null or id = $3)
+            and ($4::timestamptz is null or (created_at, id) < ($4, $5))
+          order by created_at desc, id desc
+          limit $6",
+    )
+    .bind(tx.tenant_id())
+    .bind(external_id)
     .bind(user_id)
+    .bind(page.after.map(|after| after.created_at))
+    .bind(page.after.map(|after| after.id))
+    .bind(page.fetch_limit())
     .fetch_all(tx.connection())
     .await?;
-    rows.into_iter().map(Identity::try_from).collect()
-}
-
-/// First contact: makes the identity and its user in one statement, or nothing if someone else has
-/// just made them. The foreign key is checked when the statement ends, so the identity may come first
-/// and decide the race.
-pub async fn insert_identity(
-    tx: &mut TenantTx,
-    account: &Account,
-    now: DateTime<Utc>,
-) -> Result<Option<KnownIdentity>> {
-    let made: Option<(IdentityId, UserId)> = sqlx::query_as(
-        "with identity as (
-           insert into identities (tenant_id, id, user_id, platform, scope, external_id, issuer, created_at)
-           values ($1, $2, $3, $4, $5, $6, $7, $8)
-               on conflict on constraint identities_once do nothing
-        returning tenant_id, id, user_id, created_at
-         ), person as (
-           insert into users (tenant_id, id, created_at)
-           select tenant_id, user_id, created_at
-             from identity
-         )
-         select id, user_id
-           from identity",
-    )
-    .bind(tx.tenant_id())
-    .bind(IdentityId::generate())
-    .bind(UserId::generate())
-    .bind(account.name.platform().platform())
-    .bind(account.name.platform().scope().unwrap_or_default())
-    .bind(account.name.external_id())
-    .bind(&account.issuer)
-    .bind(now)
-    .fetch_optional(tx.connection())
-    .await?;
-    Ok(made.map(|(id, user_id)| KnownIdentity { id, user_id }))
+    let users = rows.into_iter().map(User::from).collect();
+    Ok(Page::cut(users, page, |user: &User| Position {
+        created_at: user.created_at,
+        id: user.id.as_uuid(),
+    }))
 }

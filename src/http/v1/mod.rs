@@ -3,8 +3,12 @@
 pub mod agents;
 pub mod api_keys;
 pub mod audit;
+pub mod home_channels;
+pub mod identities;
 pub mod issuers;
 pub mod limits;
+pub mod link_codes;
+pub mod resolve;
 pub mod retention;
 pub mod session_chain;
 pub mod session_grants;

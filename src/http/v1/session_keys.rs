@@ -13,8 +13,8 @@ use crate::domain::reset::ResetReason;
 use crate::domain::resource_name::ResourceName;
 use crate::domain::session_name::{SessionKey, SessionRef};
 use crate::domain::slot::{Current, Slot};
-use crate::domain::viewer::{Reach, Viewer};
-use crate::error::{Error, Result};
+use crate::domain::viewer::Viewer;
+use crate::error::Result;
 use crate::http::acting::{ConversationReader, Converser};
 use crate::http::extract::{JsonBody, PathKey, Query};
 use crate::http::paging::{ListName, ListResponse};
@@ -142,16 +142,11 @@ pub async fn list_session_keys(
     }
     let acting = caller.acting(&app, None).await?;
     let viewer = &acting.viewer;
-    if let (Reach::Person(own), Some(user_id)) = (viewer.reach, params.user_id)
-        && own != user_id
-    {
-        return Err(Error::not_found("user"));
-    }
     let name = ListName::of_acting(&acting, format!("session_keys?{:?}", params.user_id));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = acting.begin(&app.db).await?;
-    let now = app.clock.now();
-    let page = store::slots::list(&mut tx, viewer, params.user_id, now, &page).await?;
+    let user_id = acting.narrowed_to(&mut tx, params.user_id).await?;
+    let page = store::slots::list(&mut tx, viewer, user_id, app.clock.now(), &page).await?;
     tx.commit().await?;
     let page = name.close(&app.keyring, page, |slot| SlotResponse::new(slot, viewer))?;
     Ok(HttpResponse::Ok().json(SlotsResponse::Page(page)))

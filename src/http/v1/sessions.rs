@@ -3,7 +3,7 @@
 
 use actix_web::{HttpResponse, delete, get, patch, post, web};
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::session_messages::NewMessageRequest;
 use crate::app::App;
@@ -13,10 +13,10 @@ use crate::domain::message::{MAX_MESSAGES, NewMessage};
 use crate::domain::resource_name::ResourceName;
 use crate::domain::session::{Edge, EndReason, Need, Session, SessionState};
 use crate::domain::session_name::{ClientSessionId, SessionKey, SessionRef, session_key_not_found};
-use crate::domain::viewer::{Reach, Viewer};
-use crate::error::{Error, Result};
+use crate::domain::viewer::Viewer;
+use crate::error::Result;
 use crate::http::acting::{ConversationReader, Converser};
-use crate::http::extract::{JsonBody, PathSession, Query};
+use crate::http::extract::{JsonBody, PathSession, Query, given};
 use crate::http::paging::{ListName, ListResponse};
 use crate::http::precondition::etag;
 use crate::http::retry::Retryable;
@@ -144,13 +144,6 @@ pub struct UpdateSessionRequest {
     pub pinned: Option<bool>,
 }
 
-/// Tells null from absent.
-fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    deserializer: D,
-) -> Result<Option<Option<T>>, D::Error> {
-    Option::<T>::deserialize(deserializer).map(Some)
-}
-
 /// Shows a link that the caller has found.
 pub async fn shown(tx: &mut TenantTx, viewer: &Viewer, id: SessionId) -> Result<SessionResponse> {
     let session = store::sessions::get(tx, viewer, id).await?;
@@ -210,11 +203,6 @@ pub async fn list_sessions(
 ) -> Result<HttpResponse> {
     let acting = caller.acting(&app, None).await?;
     let viewer = &acting.viewer;
-    if let (Reach::Person(own), Some(user_id)) = (viewer.reach, params.user_id)
-        && own != user_id
-    {
-        return Err(Error::not_found("user"));
-    }
     let list = format!(
         "sessions?{:?}&{:?}&{:?}&{:?}&{:?}",
         params.user_id, params.session_key, params.agent, params.state, params.archived
@@ -223,7 +211,7 @@ pub async fn list_sessions(
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = acting.begin(&app.db).await?;
     let mut filter = Filter {
-        user_id: params.user_id,
+        user_id: acting.narrowed_to(&mut tx, params.user_id).await?,
         slot_id: None,
         agent: params.agent.map(|agent| agent.to_string()),
         state: params.state,

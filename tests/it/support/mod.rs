@@ -4,6 +4,7 @@ pub mod catalog;
 pub mod cluster;
 pub mod conversations;
 pub mod http;
+pub mod linking;
 pub mod model;
 pub mod nodes;
 pub mod people;

@@ -1,0 +1,115 @@
+//! How platforms compare the ids of accounts. Case is folded only where the platform folds it: two ids
+//! that differ for it are two people, and joining those by mistake shows one what the other said.
+
+/// Written beside every account. A change of the table is a new version and a migration.
+pub const VERSION: i16 = 1;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// ASCII letters in either case are one: logins, nicks, addresses.
+    FoldAscii,
+    /// An XMPP address without the device behind the slash; the rest in either case is one.
+    BareAddress,
+    /// A phone number without the signs people write between digits; with or without `+`.
+    PhoneDigits,
+    /// The same, but `+` tells an international number from a local one.
+    Phone,
+    /// `@name` is a handle that the platform folds; anything else is an id and stays as it is.
+    FoldHandle,
+}
+
+/// Platforms that compare in a way of their own. On all others an id is what it is.
+const RULES: [(&str, Rule); 13] = [
+    ("email", Rule::FoldAscii),
+    ("imap", Rule::FoldAscii),
+    ("irc", Rule::FoldAscii),
+    ("twitch", Rule::FoldAscii),
+    ("github", Rule::FoldAscii),
+    ("gitlab", Rule::FoldAscii),
+    ("mastodon", Rule::FoldAscii),
+    ("bluesky", Rule::FoldAscii),
+    ("xmpp", Rule::BareAddress),
+    ("whatsapp", Rule::PhoneDigits),
+    ("sms", Rule::Phone),
+    ("signal", Rule::Phone),
+    ("telegram", Rule::FoldHandle),
+];
+
+/// The id that an account is found by. Never empty unless `raw` is.
+pub fn normalise(platform: &str, raw: &str) -> String {
+    let rule = RULES.iter().find(|(name, _)| *name == platform);
+    match rule.map(|(_, rule)| *rule) {
+        None => raw.to_owned(),
+        Some(Rule::FoldAscii) => raw.to_ascii_lowercase(),
+        Some(Rule::BareAddress) => {
+            let bare = raw.split_once('/').map_or(raw, |(bare, _)| bare);
+            let bare = if bare.is_empty() { raw } else { bare };
+            bare.to_lowercase()
+        }
+        Some(Rule::PhoneDigits) => phone(raw).map_or_else(
+            || raw.to_ascii_lowercase(),
+            |number| number.trim_start_matches('+').to_owned(),
+        ),
+        Some(Rule::Phone) => phone(raw).unwrap_or_else(|| raw.to_ascii_lowercase()),
+        Some(Rule::FoldHandle) => match raw.starts_with('@') {
+            true => raw.to_ascii_lowercase(),
+            false => raw.to_owned(),
+        },
+    }
+}
+
+/// `raw` as a phone number, if it is one: an optional `+`, then digits and the signs between them.
+fn phone(raw: &str) -> Option<String> {
+    let (plus, rest) = match raw.strip_prefix('+') {
+        Some(rest) => ("+", rest),
+        None => ("", raw),
+    };
+    let written = |c: char| c.is_ascii_digit() || matches!(c, ' ' | '-' | '.' | '(' | ')');
+    let digits: String = rest.chars().filter(char::is_ascii_digit).collect();
+    (rest.chars().all(written) && !digits.is_empty()).then(|| format!("{plus}{digits}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_compared_as_their_platform_compares_them() {
+        for (platform, raw, found_by) in [
+            ("irc", "Bob", "bob"),
+            ("irc", "Bob[1]", "bob[1]"),
+            ("email", "Ann@Example.ORG", "ann@example.org"),
+            ("github", "OctoCat", "octocat"),
+            ("xmpp", "Ann@Example.org/phone", "ann@example.org"),
+            ("xmpp", "/x", "/x"),
+            ("whatsapp", "+49 (30) 12-34", "49301234"),
+            ("whatsapp", "49301234", "49301234"),
+            ("whatsapp", "4930@S.whatsapp.net", "4930@s.whatsapp.net"),
+            ("sms", "+49 30 1234", "+49301234"),
+            ("sms", "030 1234", "0301234"),
+            ("signal", "0A1B-ff", "0a1b-ff"),
+            ("telegram", "123", "123"),
+            ("telegram", "@Ann", "@ann"),
+            ("telegram", "Ann", "Ann"),
+            // These keep case apart, and so do we.
+            ("matrix", "@Ann:example.org", "@Ann:example.org"),
+            ("slack", "U012AbC", "U012AbC"),
+            ("feishu", "ou_X", "ou_X"),
+            ("web", "Ünï", "Ünï"),
+            ("discord", " 5", " 5"),
+        ] {
+            assert_eq!(normalise(platform, raw), found_by, "{platform}:{raw}");
+        }
+    }
+
+    #[test]
+    fn what_was_normalised_stays_as_it_is() {
+        for (platform, _) in RULES {
+            for raw in ["Bob", "@Bob", "+1 (2) 3", "A@B.c/D", "-", "+", "/", "ÄÖ"] {
+                let once = normalise(platform, raw);
+                assert!(!once.is_empty(), "{platform}:{raw}");
+                assert_eq!(normalise(platform, &once), once, "{platform}:{raw}");
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! For which account a call speaks: the extractor of the endpoints where somebody appears, maybe for the
+//! first time. Who may vouch is judged here, before anything is looked up.
+
+use std::future::{Ready, ready};
+
+use actix_web::dev::Payload;
+use actix_web::{FromRequest, HttpRequest};
+
+use super::acting::{Credential, read_header};
+use crate::app::App;
+use crate::auth::KeyCaller;
+use crate::domain::api_key::Scope;
+use crate::domain::chat::Chat;
+use crate::domain::identity::IdentityName;
+use crate::domain::platform::PlatformScope;
+use crate::domain::user::{Account, Identity, KnownIdentity};
+use crate::domain::viewer::Namespace;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::UserId;
+use crate::store::{Db, TenantTx, identities};
+
+/// Whoever may vouch for an account: a person for their own, a bridge for those of its platforms, an
+/// admin for any.
+pub struct Voucher {
+    credential: Credential,
+    header: Option<IdentityName>,
+}
+
+impl FromRequest for Voucher {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(Self::of(request))
+    }
+}
+
+impl Voucher {
+    fn of(request: &HttpRequest) -> Result<Self> {
+        Ok(Self {
+            credential: Credential::of(request, &[Scope::Admin, Scope::Bridge])?,
+            header: read_header(request)?,
+        })
+    }
+
+    /// Vouches for the account that the body names, else the header, else the token itself, in `chat`.
+    pub fn vouch(self, named: Option<IdentityName>, chat: Option<&Chat>) -> Result<Vouched> {
+        let errors = chat.map_or_else(Vec::new, |chat| chat.check("/chat"));
+        if !errors.is_empty() {
+            return Err(Error::invalid(errors));
+        }
+        let named = named.or(self.header);
+        let identity = match (&self.credential, named) {
+            (Credential::User(user), None) => user.identity().name.clone(),
+            (Credential::User(_), Some(named)) => named,
+            (Credential::Key(key), Some(named)) => {
+                if !key.has_scope(Scope::Admin) {
+                    check_covered(key, &named, chat)?;
+                }
+                named
+            }
+            (Credential::Key(key), None) if key.has_scope(Scope::Admin) => {
+                let error = FieldError::new("/identity", "say for whom");
+                return Err(Error::invalid(vec![error]));
+            }
+            (Credential::Key(_), None) => {
+                let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
+                return Err(Error::new(Code::IdentityRequired, detail));
+            }
+        };
+        Ok(Vouched {
+            credential: self.credential,
+            identity,
+        })
+    }
+}
+
+fn check_covered(key: &KeyCaller, named: &IdentityName, chat: Option<&Chat>) -> Result<()> {
+    let covers = |platform: &PlatformScope| {
+        let (name, scope) = (platform.platform(), platform.scope());
+        key.platforms()
+            .iter()
+            .any(|entry| entry.covers(name, scope))
+    };
+    let in_chat = chat.is_none_or(|chat| covers(&chat.platform_of(named)));
+    match covers(named.platform()) && in_chat {
+        true => Ok(()),
+        false => {
+            let detail = "the identity is of none of the key's platforms";
+            Err(Error::new(Code::PlatformNotAllowed, detail))
+        }
+    }
+}
+
+/// A call and the account it speaks for.
+pub struct Vouched {
+    credential: Credential,
+    pub identity: IdentityName,
+}
+
+impl Vouched {
+    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        self.credential.begin(db).await
+    }
+
+    /// Whose account it is now; made if nobody's. Call it before a transaction is open: it opens its own.
+    pub async fn contact(&self, app: &App) -> Result<KnownIdentity> {
+        match &self.credential {
+            Credential::Key(key) => {
+                let account = Account {
+                    name: self.identity.clone(),
+                    issuer: None,
+                };
+                let people = &app.verifiers.people;
+                people
+                    .contact(key.tenant_id(), &account, key.limits())
+                    .await
+            }
+            // The token has proven its own account; whatever else it names is known or not there.
+            Credential::User(user) => {
+                let mut tx = user.begin(&app.db).await?;
+                let known = identities::find(&mut tx, &self.identity).await?;
+                let known = known.ok_or_else(no_such_user)?;
+                self.check_own(known.user_id)?;
+                Ok(known)
+            }
+        }
+    }
+
+    /// The same account, with its id.
+    pub fn identity(&self, known: &KnownIdentity) -> Identity {
+        Identity {
+            id: known.id,
+            name: self.identity.clone(),
+        }
+    }
+
+    /// A person reaches nobody else, whoever they name.
+    pub fn check_own(&self, user_id: UserId) -> Result<()> {
+        match &self.credential {
+            Credential::User(user) if user.user_id() != user_id => Err(no_such_user()),
+            Credential::User(_) | Credential::Key(_) => Ok(()),
+        }
+    }
+
+    pub fn is_person(&self) -> bool {
+        matches!(self.credential, Credential::User(_))
+    }
+
+    pub fn namespace(&self) -> Namespace {
+        match &self.credential {
+            Credential::Key(_) => Namespace::Service,
+            Credential::User(user) => Namespace::User(user.user_id()),
+        }
+    }
+
+    /// The credential, for the audit.
+    pub fn actor(&self) -> String {
+        self.credential.principal()
+    }
+
+    pub(super) fn credential(&self) -> &Credential {
+        &self.credential
+    }
+
+    /// The credential and the account it speaks for, for retries.
+    pub fn principal(&self) -> String {
+        format!("{}/{}", self.actor(), self.identity)
+    }
+}
+
+fn no_such_user() -> Error {
+    Error::not_found("user")
+}

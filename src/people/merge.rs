@@ -1,0 +1,183 @@
+//! Joining two people into one, whole: accounts, slots, conversations, rights. Nothing is lost: what both
+//! had stays listed, old ids and keys go on answering.
+
+use chrono::{DateTime, Utc};
+use serde_json::json;
+
+use super::{notices, place};
+use crate::app::App;
+use crate::audit;
+use crate::domain::agent::LinkedSessions;
+use crate::domain::audit::{Action, Detail, Entry};
+use crate::domain::link::{Joining, Merge, MoveKind, merges_since};
+use crate::domain::user::{IdentityRecord, User};
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::{IdentityId, UserId};
+use crate::store::moves::{self, NewMove};
+use crate::store::{TenantTx, agents, folds, identities, merges, users};
+
+pub struct MergeRequest<'a> {
+    /// Stays.
+    pub into: UserId,
+    pub from: UserId,
+    pub kind: MoveKind,
+    pub reason: Option<&'a str>,
+    /// The account that did it, which need not be told.
+    pub by: Option<IdentityId>,
+    /// Answers what would happen and does nothing.
+    pub dry_run: bool,
+}
+
+/// Joins `from` into `into`.
+pub async fn merge(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    request: &MergeRequest<'_>,
+) -> Result<Merge> {
+    let now = app.clock.now();
+    let (into, from) = lock_both(tx, request).await?;
+    let joining = Joining {
+        kind: request.kind,
+        into: identities::list(tx, into.id).await?,
+        from: identities::list(tx, from.id).await?,
+        merges_lately: moves::count_merges(tx, into.id, merges_since(now)).await?,
+    };
+    joining.check()?;
+    let merge = Merge {
+        into: into.id,
+        from: from.id,
+        counts: merges::count(tx, from.id).await?,
+        identities: joining.from.clone(),
+    };
+    if request.dry_run {
+        return Ok(merge);
+    }
+    move_everything(tx, &into, &from, now).await?;
+    record(tx, request, &from, &joining.from, now).await?;
+    fold(tx, into.id, now).await?;
+    tell(tx, request, &joining, now).await?;
+    let detail = Detail::default()
+        .id("from_user_id", from.id)
+        .word("kind", request.kind.as_str());
+    let entry = Entry::new(actor, Action::UserMerge, &into.id).with(detail);
+    audit::append(&app.keyring, tx, entry, now).await?;
+    Ok(merge)
+}
+
+/// Both people, held, as they are now: an id that was merged away before stands for its survivor.
+async fn lock_both(tx: &mut TenantTx, request: &MergeRequest<'_>) -> Result<(User, User)> {
+    let missing = || Error::not_found("user");
+    let mut ids = [request.into, request.from];
+    for id in &mut ids {
+        *id = users::find(tx, *id).await?.ok_or_else(missing)?.id;
+    }
+    let [into, from] = ids;
+    if into == from {
+        let detail = "both are the same person already";
+        return Err(Error::new(Code::AlreadyLinked, detail));
+    }
+    let held = users::lock(tx, &[into, from]).await?;
+    let find = |id| held.iter().find(|user| user.id == id).cloned();
+    match (find(into), find(from)) {
+        (Some(into), Some(from)) => Ok((into, from)),
+        _ => Err(Error::unavailable(
+            "the person",
+            anyhow::anyhow!("they were merged in this moment"),
+        )),
+    }
+}
+
+async fn move_everything(
+    tx: &mut TenantTx,
+    into: &User,
+    from: &User,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let both = [into.id, from.id];
+    merges::lock_slots(tx, &both).await?;
+    merges::lock_conversations(tx, &both).await?;
+    merges::move_identities(tx, from.id, into.id, now).await?;
+    merges::move_conversations(tx, from.id, into.id).await?;
+    merges::move_belongings(tx, from.id, into.id).await?;
+    merges::move_grants(tx, from.id, into.id, now).await?;
+    merges::delete_person(tx, from.id, into.id, now).await?;
+    // After the other is gone: an external id is one person's.
+    let joined = User {
+        external_id: into.external_id.clone().or(from.external_id.clone()),
+        display_name: into.display_name.clone().or(from.display_name.clone()),
+        time_zone: into.time_zone.clone().or(from.time_zone.clone()),
+        shared_since: Some(into.shared_since.unwrap_or(now)),
+        ..into.clone()
+    };
+    users::update(tx, &joined).await
+}
+
+async fn record(
+    tx: &mut TenantTx,
+    request: &MergeRequest<'_>,
+    from: &User,
+    moved: &[IdentityRecord],
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let profile = json!({
+        "external_id": from.external_id,
+        "display_name": from.display_name,
+        "time_zone": from.time_zone,
+        "shared_since": from.shared_since,
+    });
+    for identity in moved {
+        let change = NewMove {
+            identity_id: identity.id,
+            from_user: from.id,
+            to_user: request.into,
+            kind: request.kind,
+            reason: request.reason.map(str::to_owned),
+            profile: Some(profile.clone()),
+            undo_until: None,
+        };
+        moves::insert(tx, &change, now).await?;
+    }
+    Ok(())
+}
+
+/// One slot for all DMs, with every agent that shares them between platforms.
+async fn fold(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
+    for name in folds::list_dm_agents(tx, user_id).await? {
+        let agent = agents::find(tx, &name).await?;
+        let shares = agent.is_none_or(|agent| agent.spec.linked_sessions == LinkedSessions::Shared);
+        if shares {
+            place::fold_all(tx, user_id, &name, now).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn tell(
+    tx: &mut TenantTx,
+    request: &MergeRequest<'_>,
+    joining: &Joining,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    match request.kind {
+        // A document of the tenant's: its people did nothing, and nothing happened to them.
+        MoveKind::Import | MoveKind::Unlink => Ok(()),
+        MoveKind::Code | MoveKind::Merge | MoveKind::Undo => {
+            let to_survivor = notices::joined(&joining.from);
+            notices::tell(tx, &joining.into, request.by, &to_survivor, now).await?;
+            let to_other = notices::joined(&joining.into);
+            notices::tell(tx, &joining.from, request.by, &to_other, now).await
+        }
+    }
+}
+
+/// The reason that an admin must give.
+pub fn check_reason(reason: &str) -> Result<()> {
+    match (1..=500).contains(&reason.trim().chars().count()) {
+        true => Ok(()),
+        false => {
+            let detail = "say why, in 1 to 500 characters";
+            Err(Error::invalid(vec![FieldError::new("/reason", detail)]))
+        }
+    }
+}

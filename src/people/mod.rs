@@ -1,0 +1,20 @@
+//! Use cases of people: recognising whoever speaks, joining accounts into one person and parting them,
+//! and what belongs to a person. Each runs in one transaction of the caller's and leaves the commit to
+//! it, but for the counting of wrong codes, which must outlive a refusal. Locks are taken in one order:
+//! users by id, slots by id, conversations by id.
+
+mod accounts;
+mod codes;
+mod home_channels;
+mod merge;
+mod notices;
+mod place;
+mod resolve;
+mod unlink;
+
+pub use accounts::{NewUser, UserChange, create, update};
+pub use codes::{Redeem, Redeemed, charge, consume, mint, redeem, refund, void};
+pub use home_channels::{NewHomeChannel, delete as delete_home_channel, put as put_home_channel};
+pub use merge::{MergeRequest, check_reason, merge};
+pub use resolve::{Asked, Resolved, resolve};
+pub use unlink::{Unlinked, undo_unlink, unlink};

@@ -1,0 +1,212 @@
+//! Parting an account from its person, and taking that back. The account gets a person of its own; what
+//! only it said goes with it, and nothing of the other's is within its reach any more.
+
+use chrono::{DateTime, Utc};
+
+use super::merge::{self, MergeRequest};
+use super::notices;
+use super::place::{self, Who};
+use crate::app::App;
+use crate::audit;
+use crate::domain::audit::{Action, Detail, Entry};
+use crate::domain::chat::Chat;
+use crate::domain::link::{Merge, MoveKind, Parting, UNDO_WINDOW, check_parting};
+use crate::domain::session_key::KeyPolicy;
+use crate::domain::user::{IdentityRecord, User};
+use crate::domain::viewer::{Reach, Viewer};
+use crate::error::{Code, Error, Result};
+use crate::ids::{IdentityId, SessionId, SlotId, UserId};
+use crate::store::moves::{self, NewMove};
+use crate::store::{TenantTx, agents, folds, identities, merges, partings, tenants, users};
+
+#[derive(Debug)]
+pub struct Unlinked {
+    pub identity: IdentityRecord,
+    pub parting: Parting,
+    pub conversations: usize,
+}
+
+/// Parts an account from its person, if `viewer` may.
+pub async fn unlink(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    viewer: &Viewer,
+    identity_id: IdentityId,
+) -> Result<Unlinked> {
+    let target = lock_seen(tx, viewer, identity_id).await?;
+    if let Reach::Person(_) = viewer.reach {
+        let speaker = match &viewer.speaker {
+            Some(speaker) => identities::get(tx, speaker.id).await?,
+            None => None,
+        };
+        check_parting(speaker.as_ref(), &target)?;
+    }
+    let now = app.clock.now();
+    let unlinked = part(tx, &target, now).await?;
+    let by = viewer.speaker.as_ref().map(|speaker| speaker.id);
+    let text = notices::parted(&target);
+    let stayed = identities::list(tx, target.user_id).await?;
+    notices::tell(tx, &stayed, by, &text, now).await?;
+    notices::tell(tx, std::slice::from_ref(&target), by, &text, now).await?;
+    let detail = Detail::default()
+        .id("from_user_id", target.user_id)
+        .id("to_user_id", unlinked.parting.to_user);
+    let entry = Entry::new(actor, Action::IdentityUnlink, &target.id).with(detail);
+    audit::append(&app.keyring, tx, entry, now).await?;
+    Ok(unlinked)
+}
+
+/// The same, its person held until `tx` ends.
+async fn lock_seen(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    identity_id: IdentityId,
+) -> Result<IdentityRecord> {
+    let before = find_seen(tx, viewer, identity_id).await?;
+    users::lock(tx, &[before.user_id]).await?;
+    let target = find_seen(tx, viewer, identity_id).await?;
+    match target.user_id == before.user_id {
+        true => Ok(target),
+        false => Err(Error::unavailable(
+            "the person",
+            anyhow::anyhow!("they were merged in this moment"),
+        )),
+    }
+}
+
+/// The account, if it is there for `viewer`.
+async fn find_seen(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    identity_id: IdentityId,
+) -> Result<IdentityRecord> {
+    let missing = || Error::not_found("identity");
+    let target = identities::get(tx, identity_id)
+        .await?
+        .ok_or_else(missing)?;
+    match viewer.reach {
+        Reach::Tenant => Ok(target),
+        Reach::Person(own) if own == target.user_id => Ok(target),
+        Reach::Person(_) | Reach::Service => Err(missing()),
+    }
+}
+
+/// Gives an account a person of its own. Whoever calls holds the person it has.
+pub(super) async fn part(
+    tx: &mut TenantTx,
+    target: &IdentityRecord,
+    now: DateTime<Utc>,
+) -> Result<Unlinked> {
+    let from = target.user_id;
+    if identities::list(tx, from).await?.len() < 2 {
+        let detail = "it is the only identity of its person";
+        return Err(Error::new(Code::LastIdentity, detail));
+    }
+    let to = UserId::generate();
+    let person = User {
+        id: to,
+        external_id: None,
+        display_name: None,
+        time_zone: None,
+        shared_since: None,
+        created_at: now,
+    };
+    users::insert(tx, &person).await?;
+    merges::lock_slots(tx, &[from]).await?;
+    merges::lock_conversations(tx, &[from]).await?;
+    let conversations = partings::list_own_conversations(tx, from, target.id).await?;
+    identities::update_user(tx, target.id, to, now).await?;
+    let slots = home_slots(tx, target, to, &conversations, now).await?;
+    partings::move_conversations(tx, &conversations, &slots, from, to).await?;
+    for user_id in [from, to] {
+        let idle = partings::list_idle_slots(tx, user_id).await?;
+        folds::update_to_latest(tx, &idle).await?;
+    }
+    partings::end_belongings(tx, &target.identity(), now).await?;
+    let parting = Parting {
+        identity_id: target.id,
+        from_user: from,
+        to_user: to,
+        undo_until: now + UNDO_WINDOW,
+    };
+    let change = NewMove {
+        identity_id: target.id,
+        from_user: from,
+        to_user: to,
+        kind: MoveKind::Unlink,
+        reason: None,
+        profile: None,
+        undo_until: Some(parting.undo_until),
+    };
+    moves::insert(tx, &change, now).await?;
+    Ok(Unlinked {
+        identity: target.clone(),
+        parting,
+        conversations: conversations.len(),
+    })
+}
+
+/// The slots of the account, its new person's from now on; one is made for each agent with whom it only
+/// ever spoke through the shared slot.
+async fn home_slots(
+    tx: &mut TenantTx,
+    target: &IdentityRecord,
+    to: UserId,
+    conversations: &[SessionId],
+    now: DateTime<Utc>,
+) -> Result<Vec<SlotId>> {
+    let mut slots = partings::move_slots(tx, target.id, target.user_id, to).await?;
+    let identity = target.identity();
+    let who = Who {
+        identity: &identity,
+        user_id: to,
+        linked: false,
+    };
+    for name in partings::list_homeless_agents(tx, conversations, &slots).await? {
+        let Some(agent) = agents::find(tx, &name).await? else {
+            continue;
+        };
+        let dm_scope = tenants::find_dm_scope(tx).await?;
+        let policy = KeyPolicy::of(&name, &agent.spec, Some(dm_scope));
+        slots.push(place::obtain(tx, policy, who, &Chat::DM, now).await?);
+    }
+    Ok(slots)
+}
+
+/// Joins an account with the person it was parted from. Who may is judged before: an admin, or whoever
+/// brought a fresh proof of the other side, which is then `proven`.
+pub async fn undo_unlink(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    viewer: &Viewer,
+    identity_id: IdentityId,
+    proven: Option<UserId>,
+) -> Result<Merge> {
+    let now = app.clock.now();
+    let target = find_seen(tx, viewer, identity_id).await?;
+    let not_possible = |detail: &str| Error::new(Code::UndoNotPossible, detail);
+    let parting = moves::find_parting(tx, identity_id, now).await?;
+    let parting = parting.ok_or_else(|| not_possible("it was not unlinked within 30 days"))?;
+    let came_to = users::find(tx, parting.to_user).await?.map(|user| user.id);
+    if came_to != Some(target.user_id) {
+        return Err(not_possible("it belongs to someone else by now"));
+    }
+    let before = users::find(tx, parting.from_user).await?;
+    let before = before.ok_or_else(|| not_possible("the person it belonged to is no more"))?;
+    if proven.is_some_and(|proven| proven != before.id) {
+        return Err(not_possible("the code is not of the person it belonged to"));
+    }
+    let request = MergeRequest {
+        into: before.id,
+        from: target.user_id,
+        kind: MoveKind::Undo,
+        reason: None,
+        by: viewer.speaker.as_ref().map(|speaker| speaker.id),
+        dry_run: false,
+    };
+    let merged = merge::merge(app, tx, actor, &request).await?;
+    moves::update_undone(tx, identity_id, now).await?;
+    Ok(merged)
+}

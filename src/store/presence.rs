@@ -1,0 +1,108 @@
+//! When accounts were last heard, and where. Written at most once a minute: a chatty account must not
+//! make every message two writes.
+
+use chrono::{DateTime, Utc};
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use sqlx::types::Json;
+
+use super::TenantTx;
+use super::identities;
+use super::tips::read_name;
+use crate::domain::chat::Chat;
+use crate::domain::presence::{GRAIN, Presence};
+use crate::domain::session::NamedLink;
+use crate::domain::user::Identity;
+use crate::domain::viewer::Viewer;
+use crate::error::Result;
+use crate::ids::{IdentityId, SessionId, SlotId, UserId};
+
+/// Says that an account was heard now; nothing is written if that was said within the last minute.
+pub async fn note(
+    tx: &mut TenantTx,
+    identity_id: IdentityId,
+    slot_id: Option<SlotId>,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    sqlx::query(
+        "insert into identity_presence as p (tenant_id, identity_id, last_seen_at, slot_id)
+         values ($1, $2, $3, $4)
+             on conflict on constraint identity_presence_pkey do update
+            set last_seen_at = greatest(p.last_seen_at, excluded.last_seen_at), slot_id = excluded.slot_id
+          where p.last_seen_at <= $5
+             or p.slot_id is distinct from excluded.slot_id",
+    )
+    .bind(tx.tenant_id())
+    .bind(identity_id)
+    .bind(now)
+    .bind(slot_id)
+    .bind(now - GRAIN)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Every account of a person with when and where it was heard, the latest first.
+pub async fn list(tx: &mut TenantTx, viewer: &Viewer, user_id: UserId) -> Result<Vec<Presence>> {
+    let rows = sqlx::query(
+        "select i.id as identity_id, i.platform, i.scope, i.external_id, p.last_seen_at, k.key as slot_key,
+                t.id as session_id, c.id as conversation_id, c.namespace, c.client_id, c.user_id,
+                exists (select 1
+                          from conversations own
+                         where own.tenant_id = $1
+                           and own.namespace = $3
+                           and own.client_id = c.client_id
+                           and c.namespace <> $3) as hidden,
+                h.chat
+           from identities i
+           left join identity_presence p
+             on p.tenant_id = $1
+            and p.identity_id = i.id
+           left join slots k
+             on k.tenant_id = $1
+            and k.id = p.slot_id
+            and k.user_id = $2
+           left join conversations c
+             on c.tenant_id = $1
+            and c.id = k.conversation_id
+           left join sessions t
+             on t.tenant_id = $1
+            and t.id = c.tip_session_id
+           left join home_channels h
+             on h.tenant_id = $1
+            and h.user_id = $2
+            and h.identity_id = i.id
+          where i.tenant_id = $1
+            and i.user_id = $2
+          order by p.last_seen_at desc nulls last, i.linked_at, i.id",
+    )
+    .bind(tx.tenant_id())
+    .bind(user_id)
+    .bind(viewer.namespace.as_uuid())
+    .fetch_all(tx.connection())
+    .await?;
+    rows.iter().map(read_presence).collect()
+}
+
+fn read_presence(row: &PgRow) -> Result<Presence> {
+    let (platform, scope): (String, String) = (row.try_get("platform")?, row.try_get("scope")?);
+    let session_id: Option<SessionId> = row.try_get("session_id")?;
+    let session = match session_id {
+        Some(id) => Some(NamedLink {
+            id,
+            name: read_name(row)?,
+        }),
+        None => None,
+    };
+    let chat: Option<Json<Chat>> = row.try_get("chat")?;
+    Ok(Presence {
+        identity: Identity {
+            id: row.try_get("identity_id")?,
+            name: identities::read_name(&platform, &scope, row.try_get("external_id")?)?,
+        },
+        last_seen_at: row.try_get("last_seen_at")?,
+        session_key: row.try_get("slot_key")?,
+        session,
+        home_channel: chat.map(|Json(chat)| chat),
+    })
+}
