@@ -16,7 +16,6 @@ use crate::domain::platform::PlatformScope;
 use crate::domain::user::{Account, Identity, KnownIdentity};
 use crate::domain::viewer::Namespace;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::ids::UserId;
 use crate::store::{Db, TenantTx, identities};
 
 /// Whoever may vouch for an account: a person for their own, a bridge for those of its platforms, an
@@ -121,7 +120,7 @@ impl Vouched {
                 let mut tx = user.begin(&app.db).await?;
                 let known = identities::find(&mut tx, &self.identity).await?;
                 let known = known.ok_or_else(no_such_user)?;
-                self.check_own(known.user_id)?;
+                self.check_own(&known)?;
                 Ok(known)
             }
         }
@@ -135,11 +134,15 @@ impl Vouched {
         }
     }
 
-    /// A person reaches nobody else, whoever they name.
-    pub fn check_own(&self, user_id: UserId) -> Result<()> {
+    /// A person reaches nobody else, whoever they name. Whose the token's own account is, may have
+    /// changed since the token was judged.
+    pub fn check_own(&self, known: &KnownIdentity) -> Result<()> {
         match &self.credential {
-            Credential::User(user) if user.user_id() != user_id => Err(no_such_user()),
-            Credential::User(_) | Credential::Key(_) => Ok(()),
+            Credential::Key(_) => Ok(()),
+            Credential::User(user) => {
+                let own = user.identity().id == known.id || user.user_id() == known.user_id;
+                own.then_some(()).ok_or_else(no_such_user)
+            }
         }
     }
 

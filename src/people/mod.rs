@@ -17,4 +17,4 @@ pub use codes::{Redeem, Redeemed, charge, consume, mint, redeem, refund, void};
 pub use home_channels::{NewHomeChannel, delete as delete_home_channel, put as put_home_channel};
 pub use merge::{MergeRequest, check_reason, merge};
 pub use resolve::{Asked, Resolved, resolve};
-pub use unlink::{Unlinked, undo_unlink, unlink};
+pub use unlink::{Unlinked, find_seen as find_identity, undo_unlink, unlink};

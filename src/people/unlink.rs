@@ -76,7 +76,7 @@ async fn lock_seen(
 }
 
 /// The account, if it is there for `viewer`.
-async fn find_seen(
+pub async fn find_seen(
     tx: &mut TenantTx,
     viewer: &Viewer,
     identity_id: IdentityId,

@@ -3,14 +3,14 @@
 use chrono::{DateTime, Utc};
 
 use super::find;
-use crate::domain::message::{self, NewMessage};
+use crate::domain::message::{self, NewMessage, Role};
 use crate::domain::session::{Need, Tip};
 use crate::domain::session_name::SessionRef;
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
-use crate::store::TenantTx;
 use crate::store::messages::{self, Append};
+use crate::store::{TenantTx, presence};
 
 /// As often as others may move the tip away under us before we give up.
 const ATTEMPTS: usize = 10;
@@ -44,6 +44,7 @@ pub async fn append(
             expected_last,
         };
         if let Some(first_seq) = messages::append(tx, &append, now).await? {
+            note_presence(tx, viewer, &tip, messages, now).await?;
             return Ok(Appended { tip, first_seq });
         }
         // Either the tip has moved on, or its last number is another: the next look tells which.
@@ -59,6 +60,21 @@ pub async fn append(
         "the conversation",
         anyhow::anyhow!(detail),
     ))
+}
+
+/// Whoever speaks was heard, in the slot of the conversation.
+async fn note_presence(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    tip: &Tip,
+    messages: &[NewMessage],
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let spoke = messages.iter().any(|message| message.role == Role::User);
+    match &viewer.speaker {
+        Some(speaker) if spoke => presence::note(tx, speaker.id, tip.slot_id, now).await,
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// What a session begins with, in the transaction that makes it.

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 20] = [
+const ALLOWED: [(&str, &[&str]); 21] = [
     ("domain", &["ground"]),
     (
         "main",
@@ -28,6 +28,7 @@ const ALLOWED: [(&str, &[&str]); 20] = [
             "api_keys",
             "idempotency",
             "issuers",
+            "people",
             "sessions",
             "tenants",
             "app",
@@ -71,6 +72,10 @@ const ALLOWED: [(&str, &[&str]); 20] = [
     (
         "issuers",
         &["app", "audit", "auth", "store", "domain", "ground"],
+    ),
+    (
+        "people",
+        &["app", "audit", "sessions", "store", "domain", "ground"],
     ),
     ("sessions", &["app", "audit", "store", "domain", "ground"]),
     ("idempotency", &["app", "store", "ground"]),

@@ -107,6 +107,73 @@ async fn session_sample(
     }
 }
 
+/// The account a credential speaks for.
+fn acting_identity(credential: &Credential) -> &'static str {
+    match credential.name.as_str() {
+        "user_token" => "web:walker",
+        _ => "telegram:1",
+    }
+}
+
+/// The person of that account, who also has one on Telegram.
+async fn acting_user(world: &World, own: &Tenant, credential: &Credential) -> String {
+    let token_user = token_user(world, own).await;
+    let of_bridge = world.dm(&own.key, "telegram:1").await["user_id"].clone();
+    if credential.name != "user_token" {
+        return of_bridge.as_str().unwrap().to_owned();
+    }
+    let accounts = format!("/v1/users/{token_user}/identities");
+    let accounts = world.get(&own.key, &accounts).await.expect(200);
+    let accounts = accounts["data"].as_array().unwrap();
+    if !accounts.iter().any(|one| one["platform"] == "telegram") {
+        void_codes(world).await;
+        let second = format!("telegram:{}", throughline::ids::RequestId::generate());
+        world.link(&own.key, "web:walker", &second).await;
+    }
+    token_user
+}
+
+/// A person can have three pending: the walk begins anew each time.
+async fn void_codes(world: &World) {
+    sqlx::query("update codes set voided_at = now() where voided_at is null")
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+}
+
+/// A second account of the acting person, linked or just parted again, and one of another tenant.
+async fn parted_sample(
+    world: &World,
+    own: &Tenant,
+    other: &Tenant,
+    credential: &Credential,
+    operation: &str,
+) -> Sample {
+    let speaks = acting_identity(credential);
+    let second = format!("irc@net:{}", throughline::ids::RequestId::generate());
+    void_codes(world).await;
+    let linked = world.link(&own.key, speaks, &second).await;
+    let user = &linked["user_id"];
+    let foreign = world.dm(&other.key, "telegram:1").await["user_id"].clone();
+    let foreign = world.identity_id(&other.key, &foreign, "telegram:1").await;
+    if operation == "unlink_identity" {
+        let id = world.identity_id(&own.key, user, &second).await;
+        return Sample {
+            ids: Some((id, foreign)),
+            body: None,
+        };
+    }
+    // The account that speaks is parted, and brings a code of the one that stays.
+    let id = world.identity_id(&own.key, user, speaks).await;
+    let path = format!("/v1/identities/{id}");
+    world.delete(&own.key, &path).await.expect(200);
+    let code = world.mint(&own.key, &second).await;
+    Sample {
+        ids: Some((id, foreign)),
+        body: Some(json!({ "code": code })),
+    }
+}
+
 /// How to call an operation so that only rights can stand in its way.
 struct Sample {
     /// An `{id}` or `{name}` of the caller's own tenant, and one of another tenant.
@@ -233,10 +300,56 @@ async fn sample(
                 .expect_success();
             with_ids("another".to_owned(), "foreign".to_owned())
         }
-        "get_user" => {
-            let own = token_user(world, own).await;
+        "create_user" => with_body(json!({"display_name": "made by the walk"})),
+        "list_users" => plain,
+        "get_user" | "list_identities" | "list_presence" | "list_home_channels" => {
             let other = token_user(world, other).await;
-            with_ids(own, other)
+            with_ids(acting_user(world, own, credential).await, other)
+        }
+        "update_user" => {
+            let other = token_user(world, other).await;
+            Sample {
+                ids: Some((acting_user(world, own, credential).await, other)),
+                body: Some(json!({"time_zone": "Europe/Berlin"})),
+            }
+        }
+        "put_home_channel" => {
+            let other = token_user(world, other).await;
+            Sample {
+                ids: Some((acting_user(world, own, credential).await, other)),
+                body: Some(json!({"chat": {"type": "dm"}})),
+            }
+        }
+        "delete_home_channel" => {
+            let own_user = acting_user(world, own, credential).await;
+            let path = format!("/v1/users/{own_user}/home-channels/telegram");
+            let chat = json!({"chat": {"type": "dm"}});
+            world.put(&own.key, &path, chat).await.expect(200);
+            with_ids(own_user, token_user(world, other).await)
+        }
+        "merge_users" => {
+            let from = world.dm(&own.key, "discord:1").await["user_id"].clone();
+            let own_user = acting_user(world, own, credential).await;
+            let body = json!({"from_user_id": from, "reason": "walked", "dry_run": true});
+            Sample {
+                ids: Some((own_user, token_user(world, other).await)),
+                body: Some(body),
+            }
+        }
+        "unlink_identity" | "undo_unlink_identity" => {
+            parted_sample(world, own, other, credential, operation).await
+        }
+        "resolve" => with_body(json!({ "identity": acting_identity(credential) })),
+        "create_link_code" => {
+            let identity = acting_identity(credential);
+            void_codes(world).await;
+            with_body(json!({ "identity": identity }))
+        }
+        "redeem_link_code" => {
+            void_codes(world).await;
+            let shown = world.mint(&own.key, "discord:2").await;
+            let identity = acting_identity(credential);
+            with_body(json!({"code": shown, "identity": identity, "dry_run": true}))
         }
         // The operator is of no tenant: there is no foreign one.
         "suspend_tenant" | "resume_tenant" | "delete_tenant" => {
@@ -288,6 +401,7 @@ async fn call(
         .replace("/sessions/{id}", &format!("/sessions/{id}-session"))
         .replace("{id}", id)
         .replace("{name}", id)
+        .replace("{platform}", "telegram")
         .replace("{key}", id);
     let mut request = reqwest::Client::new().request(method.clone(), world.url(&path));
     request = credential.sign(request);

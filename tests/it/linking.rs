@@ -769,3 +769,107 @@ async fn separate_sessions_stay_apart_and_the_agent_may_change_its_mind() {
     assert_eq!(on_web["session_key"], web["session_key"]);
     assert_eq!(on_telegram["created"], false);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
+    let apart = apart().await;
+    let Apart {
+        world,
+        tenant,
+        bridge,
+        ada,
+        telegram,
+        ..
+    } = &apart;
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
+    // Through a key, through an id, and by asking where to: each as often as it can.
+    let key = format!(
+        "/v1/session-keys/{}/messages",
+        telegram["session_key"].as_str().unwrap()
+    );
+    let by_id = format!(
+        "/v1/sessions/{}/messages",
+        telegram["session_id"].as_str().unwrap()
+    );
+    let talk = async |name: &str, path: Option<&str>| {
+        let mut told = Vec::new();
+        for n in 0.. {
+            if stopped() {
+                break;
+            }
+            let asked;
+            let path = match path {
+                Some(path) => path,
+                None => {
+                    let resolved = world.resolve(&ada.token, json!({})).await;
+                    if resolved.status == 503 {
+                        continue;
+                    }
+                    let session = resolved.expect(200)["session_id"].clone();
+                    asked = format!("/v1/sessions/{}/messages", session.as_str().unwrap());
+                    &asked
+                }
+            };
+            let text = format!("{name} {n}");
+            let body = json!({"messages": [said(&text)]});
+            let request = world.client.post(world.url_on(n % 2, path)).json(&body);
+            let request = match name {
+                "web" => request.bearer_auth(&ada.token),
+                _ => request
+                    .bearer_auth(bridge)
+                    .header("x-throughline-identity", "telegram:5"),
+            };
+            let reply = Reply::of(request).await;
+            match reply.status {
+                201 => told.push(text),
+                // Refused, and so not said: the client tries again.
+                503 => {}
+                // A session that went to the other side between the two calls.
+                404 if name == "web" => {}
+                status => panic!("{name}: {status} {}", reply.text),
+            }
+        }
+        told
+    };
+    let link_and_part = async || {
+        for _ in 0..6 {
+            let linked = apart.link().await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let id = world
+                .identity_id(&tenant.key, &linked["user_id"], "web:ada")
+                .await;
+            let path = format!("/v1/identities/{id}");
+            world.delete(&tenant.key, &path).await.expect(200);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        apart.link().await;
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    };
+    let (by_key, by_id, by_web, ()) = tokio::join!(
+        talk("key", Some(&key)),
+        talk("id", Some(&by_id)),
+        talk("web", None),
+        link_and_part()
+    );
+    let mut stored = Vec::new();
+    for session in world.walk(&tenant.key, "/v1/sessions").await {
+        let path = format!("/v1/sessions/{}/messages", session["id"].as_str().unwrap());
+        stored.extend(world.contents(&tenant.key, &path).await);
+    }
+    for told in [by_key, by_id, by_web] {
+        assert!(told.len() > 5, "hardly anything was said: {told:?}");
+        for text in told {
+            let times = stored.iter().filter(|there| **there == text).count();
+            assert_eq!(times, 1, "{text}");
+        }
+    }
+    let owners: i64 = sqlx::query_scalar("select count(distinct user_id) from conversations")
+        .fetch_one(&mut world.superuser().await)
+        .await
+        .unwrap();
+    assert_eq!(
+        owners, 1,
+        "everything belongs to the one person that is left"
+    );
+}

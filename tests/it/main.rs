@@ -41,5 +41,6 @@ mod session_transfer;
 mod sessions;
 mod tenancy;
 mod tenancy_conversations;
+mod tenancy_people;
 mod tenants;
 mod user_tokens;

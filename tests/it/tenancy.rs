@@ -426,7 +426,22 @@ pub async fn fill_every_table(world: &World, tenant: &Tenant) {
     let token = crate::support::tokens::hs256(&claims, secret);
     world.get(&token, "/v1/users/me").await.expect(200);
     fill_conversations(world, tenant, &token).await;
+    fill_people(world, tenant).await;
     throughline::jobs::flush_usage::tick(world.app()).await;
+}
+
+/// Two accounts of one person, heard, with a home, a code, a wrong one, and a notice of their link.
+async fn fill_people(world: &World, tenant: &Tenant) {
+    let key = &tenant.key;
+    let linked = world.link(key, "telegram:1", "telegram:2").await;
+    world.dm(key, "telegram:1").await;
+    world.mint(key, "telegram:1").await;
+    let guess = world.redeem(key, "ABCDEFGH", "telegram:2").await;
+    guess.expect_problem(404, "code_not_found");
+    let user = linked["user_id"].as_str().unwrap();
+    let path = format!("/v1/users/{user}/home-channels/telegram");
+    let home = json!({"identity": "telegram:1", "chat": {"type": "dm"}});
+    world.put(key, &path, home).await.expect(200);
 }
 
 async fn fill_conversations(world: &World, tenant: &Tenant, token: &str) {

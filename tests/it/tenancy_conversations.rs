@@ -7,7 +7,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use crate::support::catalog::tenant_tables;
+use crate::support::catalog::{copy_rows, disable_row_level_security, dump_people};
 use crate::support::conversations::{id_of, said};
 use crate::support::{Reply, Tenant, World, eventually};
 use crate::tenancy::uuid_of;
@@ -21,73 +21,21 @@ async fn conversations_with_equal_ids_never_meet() {
 #[tokio::test(flavor = "multi_thread")]
 async fn conversations_with_equal_ids_never_meet_even_without_row_level_security() {
     let world = World::new().await;
-    let mut superuser = world.superuser().await;
-    for table in tenant_tables(&mut superuser).await {
-        let sql =
-            format!("alter table {table} disable row level security, no force row level security");
-        sqlx::raw_sql(AssertSqlSafe(sql))
-            .execute(&mut superuser)
-            .await
-            .unwrap();
-    }
+    disable_row_level_security(&mut world.superuser().await).await;
     equal_conversations(&world).await;
 }
 
 /// Every row of one tenant's conversations, once more in the other, with another text.
 async fn copy_conversations(world: &World, from: &Tenant, to: &Tenant) {
-    let mut sql = "begin; set constraints all deferred;".to_owned();
-    for (table, columns) in [
-        (
-            "users",
-            "id, external_id, display_name, time_zone, shared_since, created_at",
-        ),
-        (
-            "identities",
-            "id, user_id, platform, scope, external_id, issuer, created_at",
-        ),
-        (
-            "slots",
-            "id, key, user_id, agent, null, generation, last_person_at, created_at",
-        ),
-        ("slot_names", "namespace, key, slot_id"),
-        (
-            "conversations",
-            "id, slot_id, namespace, client_id, user_id, agent, tip_session_id,
-             replace(title, 'canary-a', 'canary-b'), archived, pinned, created_at, deleted_at",
-        ),
-        ("slot_conversations", "slot_id, conversation_id"),
-        (
-            "conversation_grants",
-            "conversation_id, user_id, via, created_at, expires_at, revoked_at",
-        ),
-    ] {
-        sql += &format!(
-            "insert into {table} select '{}', {columns} from {table} where tenant_id = '{}';",
-            uuid_of(to),
-            uuid_of(from)
-        );
-    }
-    sql += &format!(
-        "update slots k set conversation_id = o.conversation_id
-           from slots o where o.tenant_id = '{from}' and o.id = k.id and k.tenant_id = '{to}';
-         insert into sessions (tenant_id, id, conversation_id, depth, chain_parent_id, origin_id, edge, state,
-                               end_reason, undone_at, next_seq, born_seq, message_count, token_count,
-                               compression, created_at, last_active_at, last_person_at, ended_at)
-         select '{to}', id, conversation_id, depth, chain_parent_id, origin_id, edge, state,
-                end_reason, undone_at, next_seq, born_seq, message_count, token_count,
-                compression, created_at, last_active_at, last_person_at, ended_at
-           from sessions where tenant_id = '{from}' order by depth;
-         insert into messages
-         select '{to}', session_id, seq, role, kind, replace(content::text, 'canary-a', 'canary-b')::json,
-                tool_calls, tool_call_id, identity_id, platform, token_count, turn_id, copied_session,
-                copied_seq, created_at
-           from messages where tenant_id = '{from}';
-         commit;",
-        from = uuid_of(from),
+    let mut superuser = world.superuser().await;
+    copy_rows(&mut superuser, uuid_of(from), uuid_of(to)).await;
+    let sql = format!(
+        "update conversations set title = replace(title, 'canary-a', 'canary-b') where tenant_id = '{to}';
+         update messages set content = replace(content::text, 'canary-a', 'canary-b')::json where tenant_id = '{to}'",
         to = uuid_of(to)
     );
     sqlx::raw_sql(AssertSqlSafe(sql))
-        .execute(&mut world.superuser().await)
+        .execute(&mut superuser)
         .await
         .unwrap();
 }
@@ -110,27 +58,7 @@ async fn everything(world: &World, tenant: &Tenant) -> String {
         }
     }
     all += &format!("{:?}", world.walk(&tenant.key, "/v1/session-keys").await);
-    for table in [
-        "slots",
-        "slot_names",
-        "slot_conversations",
-        "conversation_grants",
-        "conversations",
-        "sessions",
-        "messages",
-        "spent_session_ids",
-        "retention_sweeps",
-    ] {
-        let sql = format!(
-            "select coalesce(json_agg(t order by t::text), '[]')::text from {table} t where tenant_id = $1"
-        );
-        let rows: String = sqlx::query_scalar(AssertSqlSafe(sql))
-            .bind(uuid_of(tenant))
-            .fetch_one(&mut world.superuser().await)
-            .await
-            .unwrap();
-        all += &rows;
-    }
+    all += &dump_people(&mut world.superuser().await, uuid_of(tenant)).await;
     all
 }
 

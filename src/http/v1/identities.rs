@@ -234,6 +234,9 @@ pub async fn undo_unlink_identity(
     if let Some(chat) = &request.chat {
         chat.require_private()?;
     }
+    let mut tx = acting.begin(&app.db).await?;
+    people::find_identity(&mut tx, viewer, id).await?;
+    drop(tx);
     let speaker = viewer.speaker.clone().filter(|speaker| speaker.id == id);
     let (Some(speaker), Some(code)) = (speaker, request.code) else {
         let detail = "the account itself brings a link code that the other side showed";

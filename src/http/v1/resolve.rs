@@ -9,7 +9,7 @@ use crate::domain::agent::DEFAULT_AGENT;
 use crate::domain::chat::Chat;
 use crate::domain::identity::IdentityName;
 use crate::domain::resource_name::ResourceName;
-use crate::domain::user::Identity;
+use crate::domain::user::{Identity, KnownIdentity};
 use crate::domain::viewer::Viewer;
 use crate::error::{Error, Result};
 use crate::http::extract::JsonBody;
@@ -119,7 +119,10 @@ pub async fn resolve(
 }
 
 fn render(vouched: &Vouched, resolved: Resolved) -> Result<ResolveResponse> {
-    vouched.check_own(resolved.user_id)?;
+    vouched.check_own(&KnownIdentity {
+        id: resolved.identity_id,
+        user_id: resolved.user_id,
+    })?;
     let speaker = Identity {
         id: resolved.identity_id,
         name: vouched.identity.clone(),

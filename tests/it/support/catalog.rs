@@ -1,7 +1,8 @@
 //! What must be true of the schema, read from Postgres' own catalog. Each rule answers the things that
 //! break it, so a test can show that it notices.
 
-use sqlx::PgConnection;
+use sqlx::types::Uuid;
+use sqlx::{AssertSqlSafe, PgConnection};
 
 /// Tables without a tenant's rows. Adding one here is a decision, not a formality.
 const GLOBAL_TABLES: [&str; 4] = ["_sqlx_migrations", "jobs", "nodes", "tenants"];
@@ -182,4 +183,80 @@ pub async fn tenant_tables(connection: &mut PgConnection) -> Vec<String> {
     .fetch_all(connection)
     .await
     .unwrap()
+}
+
+/// Leaves the statements' own predicates as the only thing between tenants.
+pub async fn disable_row_level_security(superuser: &mut PgConnection) {
+    for table in tenant_tables(superuser).await {
+        let sql =
+            format!("alter table {table} disable row level security, no force row level security");
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&mut *superuser)
+            .await
+            .unwrap();
+    }
+}
+
+/// Tables whose rows belong to a tenant's credentials and books, and not to its people.
+const NOT_COPIED: [&str; 6] = [
+    "api_keys",
+    "agents",
+    "audit",
+    "audit_heads",
+    "idempotency",
+    "usage_hourly",
+];
+
+/// Tables with the rows of people and their conversations.
+pub async fn people_tables(superuser: &mut PgConnection) -> Vec<String> {
+    let mut tables = tenant_tables(superuser).await;
+    tables.retain(|table| !NOT_COPIED.contains(&table.as_str()));
+    tables
+}
+
+/// Every row of one tenant's people, once more in another: equal ids, names and keys.
+pub async fn copy_rows(superuser: &mut PgConnection, from: Uuid, to: Uuid) {
+    // As a replica would: rows that name each other may come in any order.
+    let mut sql = "begin; set local session_replication_role = replica;".to_owned();
+    for table in people_tables(superuser).await {
+        let columns: String = sqlx::query_scalar(
+            "select string_agg(quote_ident(attname), ', ' order by attnum)
+               from pg_attribute
+              where attrelid = $1::regclass
+                and attnum > 0
+                and not attisdropped
+                and attgenerated = ''
+                and attname <> 'tenant_id'",
+        )
+        .bind(&table)
+        .fetch_one(&mut *superuser)
+        .await
+        .unwrap();
+        sql += &format!(
+            "insert into {table} (tenant_id, {columns})
+             select '{to}', {columns} from {table} where tenant_id = '{from}';"
+        );
+    }
+    sql += "commit";
+    sqlx::raw_sql(AssertSqlSafe(sql))
+        .execute(superuser)
+        .await
+        .unwrap();
+}
+
+/// Every row of a tenant's people, as text.
+pub async fn dump_people(superuser: &mut PgConnection, tenant: Uuid) -> String {
+    let mut all = String::new();
+    for table in people_tables(superuser).await {
+        let sql = format!(
+            "select coalesce(json_agg(t order by t::text), '[]')::text from {table} t where tenant_id = $1"
+        );
+        let rows: String = sqlx::query_scalar(AssertSqlSafe(sql))
+            .bind(tenant)
+            .fetch_one(&mut *superuser)
+            .await
+            .unwrap();
+        all += &format!("{table}: {rows}\n");
+    }
+    all
 }
