@@ -1,7 +1,7 @@
 # Thin on purpose: every recipe is what you would type yourself.
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test chaos fuzz fuzz-short openapi bench-idle bench-limits bench-sessions
+.PHONY: help dev test chaos fuzz fuzz-short openapi bench-idle bench-limits bench-resolve bench-sessions
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,10 @@ bench-idle: ## Measure the memory and the start of an idle release node
 bench-limits: ## Measure what a noisy tenant costs a quiet one on a release node
 	@scripts/install-missing
 	cargo bench --bench limits
+
+bench-resolve: ## Measure who speaks and where it belongs on a release build, beside pgbench
+	@scripts/install-missing
+	cargo bench --bench resolve
 
 bench-sessions: ## Measure tips, histories and appends on a release build, beside pgbench
 	@scripts/install-missing

@@ -16,16 +16,23 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
+#[path = "../database.rs"]
+mod database;
 #[path = "../dev.rs"]
 mod dev;
+#[path = "../figures.rs"]
+#[allow(dead_code, reason = "other benches tell more")]
 mod figures;
+#[path = "../pgbench.rs"]
 mod pgbench;
+mod scripts;
 mod seed;
 mod service;
 
 use dev::Dev;
-use figures::{Figures, Part, Ratio, Side};
+use figures::{Figures, Part, Ratio, Side, Times};
 use pgbench::Pgbench;
+use scripts::script;
 use seed::{LONG_SESSION, Seed};
 use service::Service;
 
@@ -50,14 +57,6 @@ pub enum Task {
     History { limit: u32 },
     /// What a person said and what was answered, in a session chosen at random.
     Append,
-}
-
-/// Of one side in one round.
-#[derive(Debug, Clone, Copy)]
-pub struct Times {
-    /// New connections learn the tables and plan their statements; nobody is measured then.
-    pub warm_up: Duration,
-    pub measured: Duration,
 }
 
 const READING: Times = Times {
@@ -177,13 +176,14 @@ async fn measure_append(dev: &Dev, seed: Seed) -> anyhow::Result<bool> {
 /// Every side runs `tasks` in every round, with a connection for each client.
 async fn run(dev: &Dev, tasks: &[Task], clients: u32, times: Times) -> anyhow::Result<Figures> {
     let pgbench = Pgbench::new(dev)?;
+    let scripts: Vec<String> = tasks.iter().map(|task| script(&pgbench, *task)).collect();
     let service = Service::start(dev, clients).await?;
     let mut figures = Figures::default();
     let mut sides = [Side::Pgbench, Side::Library, Side::Http];
     for _ in 0..ROUNDS {
         for side in sides {
             let measured = match side {
-                Side::Pgbench => pgbench.run(tasks, clients, times)?,
+                Side::Pgbench => pgbench.run(&scripts, clients, times)?,
                 Side::Library | Side::Http => service.run(side, tasks, clients, times).await?,
             };
             figures.put(side, measured);

@@ -1,14 +1,12 @@
 //! The rows to measure on, in the demo tenant of `dev`. Ids are made from numbers, so that every side can
 //! compute them.
 
-use anyhow::Context;
-use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
-use throughline::ids::{SessionId, TenantId};
-use url::Url;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use throughline::ids::SessionId;
 use uuid::Uuid;
 
 use crate::DEPTHS;
+use crate::database;
 use crate::dev::Dev;
 
 /// Messages in the long session.
@@ -48,17 +46,6 @@ pub fn session_sql(number: &str) -> String {
     format!("('00000000-0000-7000-8000-' || lpad(to_hex({number}::bigint), 12, '0'))::uuid")
 }
 
-pub fn tenant_id(dev: &Dev) -> anyhow::Result<TenantId> {
-    let text = dev.ready["tenant_id"].as_str().context("no tenant_id")?;
-    text.parse().context("tenant_id")
-}
-
-/// Where Postgres is, and the service's login.
-pub fn database_url(dev: &Dev) -> anyhow::Result<Url> {
-    let text = dev.ready["database_url"].as_str();
-    Ok(Url::parse(text.context("no database_url")?)?)
-}
-
 /// The superuser's connection: row-level security does not bind it.
 pub struct Seed {
     connection: PgConnection,
@@ -68,8 +55,8 @@ pub struct Seed {
 impl Seed {
     pub async fn plant(dev: &Dev) -> anyhow::Result<Self> {
         let mut seed = Self {
-            connection: superuser(dev).await?,
-            tenant: format!("'{}'::uuid", tenant_id(dev)?.as_uuid()),
+            connection: database::superuser(dev).await?,
+            tenant: format!("'{}'::uuid", database::tenant_id(dev)?.as_uuid()),
         };
         let id = session_sql("n");
         seed.run(&format!(
@@ -147,18 +134,4 @@ impl Seed {
             ),
         ]
     }
-}
-
-async fn superuser(dev: &Dev) -> anyhow::Result<PgConnection> {
-    let url = database_url(dev)?;
-    let state = std::fs::read_to_string(dev.dir.join("dev.json"))?;
-    let state: serde_json::Value = serde_json::from_str(&state)?;
-    let password = state["superuser_password"].as_str();
-    let options = PgConnectOptions::new()
-        .host(url.host_str().context("no host")?)
-        .port(url.port().context("no port")?)
-        .username("postgres")
-        .password(password.context("no superuser_password")?)
-        .database(url.path().trim_start_matches('/'));
-    Ok(options.connect().await?)
 }

@@ -21,10 +21,11 @@ use throughline::sessions;
 use throughline::store::messages::{self, Order};
 use throughline::store::tips;
 
+use crate::Task;
+use crate::database;
 use crate::dev::Dev;
-use crate::figures::{Part, Sample, Side};
+use crate::figures::{Part, Sample, Side, Times};
 use crate::seed::{self, LONG_SESSION, SHORT_SESSIONS};
-use crate::{Task, Times};
 
 /// Two hundred letters, none of which JSON or SQL would escape.
 pub const TEXT: &str = "It is a truth universally acknowledged that a single conversation in possession of \
@@ -71,7 +72,7 @@ impl Service {
         let said = [Role::User, Role::Assistant].map(|role| json!({"role": role, "content": TEXT}));
         let client = ServiceClient {
             app,
-            caller: JobCaller::of_served_tenant(seed::tenant_id(dev)?),
+            caller: JobCaller::of_served_tenant(database::tenant_id(dev)?),
             viewer: Viewer::of_admin_key(None, None),
             http: Client::new(),
             url: format!("http://{}/v1/sessions", node.address),

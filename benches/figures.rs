@@ -13,6 +13,14 @@ pub enum Side {
     Http,
 }
 
+/// Of one side in one round.
+#[derive(Debug, Clone, Copy)]
+pub struct Times {
+    /// New connections learn the tables and plan their statements; nobody is measured then.
+    pub warm_up: Duration,
+    pub measured: Duration,
+}
+
 /// One transaction that was done.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
@@ -120,6 +128,11 @@ impl Ratio {
         let mut quotients: Vec<f64> = pairs.map(|(above, below)| above / below).collect();
         quotients.sort_by(f64::total_cmp);
         Self(quotients)
+    }
+
+    /// This ratio to another one, round by round.
+    pub fn over(&self, other: &Self) -> Self {
+        Self::of(&self.0, &other.0)
     }
 
     /// Tells whether the median keeps the goal.

@@ -1,5 +1,5 @@
 //! The other side: pgbench, which comes with Postgres, as the service's login. Its scripts are made from
-//! the statements that the service runs, so they cannot drift apart.
+//! the statements that the service runs, so that they cannot drift apart.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,24 +10,19 @@ use anyhow::{Context, ensure};
 use throughline::clock::Clock;
 use throughline::config::{ProgramDirs, environment};
 use throughline::dev::programs;
-use throughline::domain::message::NewMessage;
-use throughline::store::messages::{APPEND, LIST_NEWEST};
-use throughline::store::tips::TIP_BY_ID;
 use url::Url;
 use uuid::Uuid;
 
+use crate::database;
 use crate::dev::Dev;
-use crate::figures::{Part, Sample};
-use crate::seed::{self, SHORT_SESSIONS};
-use crate::service::{TEXT, turn};
-use crate::{Task, Times};
+use crate::figures::{Part, Sample, Times};
 
 pub struct Pgbench {
     program: PathBuf,
     /// For scripts and logs.
     dir: PathBuf,
     url: Url,
-    tenant: Uuid,
+    pub tenant: Uuid,
 }
 
 impl Pgbench {
@@ -38,13 +33,13 @@ impl Pgbench {
         Ok(Self {
             program,
             dir: dev.dir.clone(),
-            url: seed::database_url(dev)?,
-            tenant: seed::tenant_id(dev)?.as_uuid(),
+            url: database::database_url(dev)?,
+            tenant: database::tenant_id(dev)?.as_uuid(),
         })
     }
 
-    /// A script for each task; each client chooses among them at random.
-    pub fn run(&self, tasks: &[Task], clients: u32, times: Times) -> anyhow::Result<Part> {
+    /// Each client chooses among the scripts at random.
+    pub fn run(&self, scripts: &[String], clients: u32, times: Times) -> anyhow::Result<Part> {
         let threads = std::thread::available_parallelism()?
             .get()
             .min(clients as usize);
@@ -66,9 +61,9 @@ impl Pgbench {
             .env("PGDATABASE", self.url.path().trim_start_matches('/'))
             // The statement of a tip is alone in its script.
             .env("PGOPTIONS", format!("-c app.tenant_id={}", self.tenant));
-        for (place, task) in tasks.iter().enumerate() {
+        for (place, script) in scripts.iter().enumerate() {
             let file = self.dir.join(format!("pgbench-{place}.sql"));
-            fs::write(&file, self.script(*task))?;
+            fs::write(&file, script)?;
             command.arg("--file").arg(file);
         }
         let began = since_1970()?;
@@ -83,61 +78,11 @@ impl Pgbench {
             start + times.measured / 2 <= end,
             "this machine is too busy: pgbench takes too long to connect"
         );
-        Part::new(&samples, tasks.len(), start..end)
-    }
-
-    fn script(&self, task: Task) -> String {
-        let tenant = format!("'{}'::uuid", self.tenant);
-        let uuid = |id: Uuid| format!("'{id}'::uuid");
-        let tip = |session: String| {
-            let nil = uuid(Uuid::nil());
-            let values = [&tenant, &session, &nil, "null::uuid", "now()"];
-            with_values(TIP_BY_ID, &values)
-        };
-        match task {
-            Task::Tip { depth } => tip(uuid(seed::first_link(depth).as_uuid())),
-            Task::History { limit } => {
-                let session = uuid(seed::long_session().as_uuid());
-                let last = i64::MAX.to_string();
-                let values = [tenant.as_str(), &session, "0", &last, &limit.to_string()];
-                self.transaction(&with_values(LIST_NEWEST, &values))
-            }
-            Task::Append => {
-                let session = seed::session_sql(":number");
-                let statements = format!("{}{}", tip(session.clone()), self.append(&session));
-                let choose = format!("\\set number random(1, {SHORT_SESSIONS})\n");
-                choose + &self.transaction(&statements)
-            }
-        }
-    }
-
-    fn append(&self, session: &str) -> String {
-        let messages = turn();
-        let tokens: Vec<i32> = messages.iter().map(NewMessage::tokens).collect();
-        let content = format!(r#"'{{"\"{TEXT}\"","\"{TEXT}\""}}'"#);
-        let values = [
-            &format!("'{}'::uuid", self.tenant),
-            session,
-            "2::bigint",
-            &format!("{}::bigint", tokens.iter().sum::<i32>()),
-            "true",
-            "null",
-            "now()",
-            "'{user,assistant}'",
-            "'{normal,normal}'",
-            &content,
-            "'{null,null}'",
-            "'{null,null}'",
-            &format!("'{{{},{}}}'", tokens[0], tokens[1]),
-            "'{true,false}'",
-            "null::uuid",
-            "null::text",
-        ];
-        with_values(APPEND, &values)
+        Part::new(&samples, scripts.len(), start..end)
     }
 
     /// In a transaction of the tenant, as anyone would write it: each line is a round trip.
-    fn transaction(&self, statements: &str) -> String {
+    pub fn transaction(&self, statements: &str) -> String {
         format!(
             "begin;\n\
              set local app.tenant_id = '{}';\n\
@@ -202,7 +147,7 @@ fn since_1970() -> anyhow::Result<Duration> {
 }
 
 /// The statement with constants for its parameters.
-fn with_values(sql: &str, values: &[&str]) -> String {
+pub fn with_values(sql: &str, values: &[&str]) -> String {
     let put = |sql: String, (place, value): (usize, &&str)| {
         sql.replace(&format!("${}", place + 1), value)
     };
