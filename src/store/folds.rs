@@ -97,6 +97,10 @@ pub async fn fold(
             set slot_id = $3
           where tenant_id = $1
             and slot_id = any ($2)",
+        "update identity_presence
+            set slot_id = $3
+          where tenant_id = $1
+            and slot_id = any ($2)",
     ] {
         sqlx::query(statement)
             .bind(tx.tenant_id())

@@ -128,6 +128,12 @@ async fn linked_by_code_both_old_keys_lead_to_the_shared_one() {
         world.dm(&apart.bridge, "telegram:5").await["session_id"],
         telegram["session_id"]
     );
+    let path = format!("/v1/users/{}/presence", linked["user_id"].as_str().unwrap());
+    let presence = world.get(&apart.ada.token, &path).await.expect(200);
+    for heard in presence["data"].as_array().unwrap() {
+        assert_eq!(heard["session_key"], shared);
+        assert_eq!(heard["session_id"], telegram["session_id"]);
+    }
     // One slot is listed for both; the old id of the person answers as the survivor.
     let keys = world.walk(&apart.ada.token, "/v1/session-keys").await;
     assert_eq!(
