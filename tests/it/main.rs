@@ -25,6 +25,7 @@ mod key_sets;
 mod limits;
 mod model_script;
 mod openapi;
+mod pool;
 mod retention;
 mod serve_command;
 mod service;
