@@ -92,7 +92,8 @@ impl Service {
         self.node.stop().await;
     }
 
-    /// Each client does one task after the other.
+    /// Each client chooses a task at random, again and again, as pgbench's do: what a task costs depends on
+    /// the one before it.
     pub async fn run(
         &self,
         side: Side,
@@ -107,8 +108,9 @@ impl Service {
             tokio::spawn(async move {
                 let mut samples = Vec::new();
                 let mut random = Random(number.into());
-                for (task, what) in tasks.iter().enumerate().cycle() {
-                    let took = client.perform(side, *what, &mut random).await?;
+                loop {
+                    let task = random.below(tasks.len() as u64) as usize;
+                    let took = client.perform(side, tasks[task], &mut random).await?;
                     let ended = began.elapsed();
                     samples.push(Sample { task, took, ended });
                     if ended > end {
@@ -210,14 +212,18 @@ impl ServiceClient {
     }
 }
 
-/// Xorshift: which sessions are chosen matters little, only that they are many.
+/// Xorshift: what is chosen matters little, only that all are.
 struct Random(u64);
 
 impl Random {
-    fn session(&mut self) -> SessionId {
+    fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        seed::short_session(1 + self.0 % SHORT_SESSIONS)
+        self.0 % bound
+    }
+
+    fn session(&mut self) -> SessionId {
+        seed::short_session(1 + self.below(SHORT_SESSIONS))
     }
 }

@@ -91,7 +91,7 @@ pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundK
     .bind(key.tenant_id)
     .bind(key.id)
     .bind(key.digest.as_slice())
-    .fetch_optional(&db.pool)
+    .fetch_optional(&mut *db.connection().await?)
     .await?;
     let Some(row) = row else { return Ok(None) };
     Ok(Some(FoundKey {

@@ -59,7 +59,7 @@ pub async fn claim(
     .bind(now)
     .bind(lease_until)
     .bind(limit)
-    .fetch_all(&db.pool)
+    .fetch_all(&mut *db.connection().await?)
     .await?)
 }
 
@@ -80,7 +80,7 @@ pub async fn reschedule(db: &Db, job: &DueJob, run_at: DateTime<Utc>, failed: bo
     .bind(job.lease_until)
     .bind(run_at)
     .bind(failed)
-    .execute(&db.pool)
+    .execute(&mut *db.connection().await?)
     .await?;
     Ok(())
 }

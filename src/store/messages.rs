@@ -4,9 +4,9 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use sqlx::Row;
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
-use sqlx::{FromRow, Row};
 
 use super::TenantTx;
 use crate::domain::compression::Outline;
@@ -173,37 +173,29 @@ pub struct Copy<'a> {
     pub counted: bool,
 }
 
-struct MessageRow(Message);
-
-impl FromRow<'_, PgRow> for MessageRow {
-    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        read_message(row)
-            .map(Self)
-            .map_err(|error| sqlx::Error::Decode(Box::new(error)))
-    }
-}
-
+/// Reads the columns of `message_columns!`, which come first, by their places: to look up their names would
+/// take longer than to read them.
 pub(super) fn read_message(row: &PgRow) -> Result<Message> {
-    let raw = |column: &str| -> Result<Option<Box<RawValue>>> {
-        let value: Option<Json<Box<RawValue>>> = row.try_get(column)?;
+    let raw = |place: usize| -> Result<Option<Box<RawValue>>> {
+        let value: Option<Json<Box<RawValue>>> = row.try_get(place)?;
         Ok(value.map(|Json(raw)| raw))
     };
-    let copied_session: Option<SessionId> = row.try_get("copied_session")?;
-    let copied_seq: Option<i64> = row.try_get("copied_seq")?;
+    let copied_session: Option<SessionId> = row.try_get(10)?;
+    let copied_seq: Option<i64> = row.try_get(11)?;
     Ok(Message {
-        session_id: row.try_get("session_id")?,
-        seq: row.try_get("seq")?,
-        role: Role::from_column(row.try_get("role")?)?,
-        kind: MessageKind::from_column(row.try_get("kind")?)?,
-        content: raw("content")?,
-        tool_calls: raw("tool_calls")?,
-        tool_call_id: row.try_get("tool_call_id")?,
-        identity: row.try_get("identity")?,
-        platform: row.try_get("platform")?,
-        token_count: row.try_get("token_count")?,
-        turn_id: row.try_get("turn_id")?,
+        session_id: row.try_get(0)?,
+        seq: row.try_get(1)?,
+        role: Role::from_column(row.try_get(2)?)?,
+        kind: MessageKind::from_column(row.try_get(3)?)?,
+        content: raw(4)?,
+        tool_calls: raw(5)?,
+        tool_call_id: row.try_get(6)?,
+        platform: row.try_get(7)?,
+        token_count: row.try_get(8)?,
+        turn_id: row.try_get(9)?,
         copied_from: copied_session.zip(copied_seq),
-        created_at: row.try_get("created_at")?,
+        created_at: row.try_get(12)?,
+        identity: row.try_get(13)?,
     })
 }
 
@@ -265,7 +257,7 @@ pub async fn list(
         Order::OldestFirst => (LIST_OLDEST, page.after, None),
         Order::NewestFirst => (LIST_NEWEST, None, page.after),
     };
-    let rows: Vec<MessageRow> = sqlx::query_as(sql)
+    let rows = sqlx::query(sql)
         .bind(tx.tenant_id())
         .bind(session_id)
         .bind(above.unwrap_or(0))
@@ -273,7 +265,7 @@ pub async fn list(
         .bind(page.fetch_limit())
         .fetch_all(tx.connection())
         .await?;
-    let messages = rows.into_iter().map(|row| row.0).collect();
+    let messages = rows.iter().map(read_message).collect::<Result<Vec<_>>>()?;
     Ok(Page::cut(messages, page, |message: &Message| message.seq))
 }
 
@@ -293,9 +285,10 @@ pub async fn list_conversation(
 ) -> Result<Page<(i32, Message), ChainPlace>> {
     let after = page.after.unwrap_or(ChainPlace { depth: -1, seq: 0 });
     let rows = sqlx::query(concat!(
-        "select s.depth, ",
+        "select ",
         message_columns!(),
-        " from sessions s
+        ", s.depth
+           from sessions s
           join messages m
             on m.tenant_id = $1
            and m.session_id = s.id

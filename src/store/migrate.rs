@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use sqlx::migrate::Migrator;
-use sqlx::{ConnectOptions, Connection, PgConnection, PgPool};
+use sqlx::{ConnectOptions, Connection, PgConnection};
 
 use super::{connect_options, roles};
 use crate::config::MigrateConfig;
@@ -83,9 +83,8 @@ async fn applied(connection: &mut PgConnection) -> anyhow::Result<Vec<i64>> {
 }
 
 /// The service runs on its own schema or a newer one: never on an older, where its SQL would fail.
-pub async fn refuse_old_schema(pool: &PgPool) -> anyhow::Result<()> {
-    let mut connection = pool.acquire().await?;
-    let applied = applied(&mut connection).await?;
+pub async fn refuse_old_schema(service: &mut PgConnection) -> anyhow::Result<()> {
+    let applied = applied(service).await?;
     let missing = MIGRATIONS
         .iter()
         .filter(|migration| !applied.contains(&migration.version))

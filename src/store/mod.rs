@@ -2,15 +2,15 @@
 //! `TenantTx` is opened by `auth` for a caller. The store knows no policy: it reads and writes rows.
 
 use std::str::FromStr;
-use std::time::Duration;
 
 use anyhow::Context;
 use secrecy::{ExposeSecret, SecretString};
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Postgres, Transaction};
+use sqlx::AssertSqlSafe;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
 
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
+use pool::{Lease, Pool};
 
 pub mod admin;
 pub mod agents;
@@ -33,6 +33,7 @@ pub mod moves;
 pub mod nodes;
 pub mod outbox;
 pub mod partings;
+mod pool;
 pub mod presence;
 pub mod resolve;
 pub mod retention;
@@ -44,48 +45,35 @@ pub mod tips;
 pub mod usage;
 pub mod users;
 
-/// A request that waits longer for a connection is better answered with 503.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The oldest server whose views and policies we rely on.
 const MIN_SERVER_VERSION: i32 = 150_000;
 
 /// The connection pool. Only this room sees the pool itself.
 #[derive(Clone)]
 pub struct Db {
-    pool: PgPool,
+    pool: Pool,
 }
 
 impl Db {
-    /// Opens the pool, refuses a role or schema the service must not run with.
+    /// Opens the first connection, refuses a role or schema the service must not run with.
     pub async fn connect(url: &SecretString, connections: u32) -> anyhow::Result<Self> {
         let options = connect_options(url, "DATABASE_URL")?;
-        let pool = PgPoolOptions::new()
-            .max_connections(connections)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            .max_lifetime(Duration::from_secs(30 * 60))
-            .test_before_acquire(false)
-            // For what runs outside a tenant's transaction; those set their own.
-            .after_connect(|connection, _| {
-                Box::pin(async move {
-                    let limits = "set statement_timeout = '15s'; set lock_timeout = '5s'";
-                    sqlx::raw_sql(limits).execute(connection).await?;
-                    Ok(())
-                })
-            })
-            .connect_with(options)
+        let pool = Pool::new(options, connections);
+        let mut connection = pool
+            .acquire()
             .await
             .context("cannot connect to Postgres (THROUGHLINE_DATABASE_URL)")?;
-        let db = Self { pool };
         let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")
-            .fetch_one(&db.pool)
+            .fetch_one(&mut *connection)
             .await?;
         anyhow::ensure!(
             version >= MIN_SERVER_VERSION,
             "Postgres 15 or newer is needed"
         );
-        roles::refuse_unsafe_role(&db.pool).await?;
-        migrate::refuse_old_schema(&db.pool).await?;
-        Ok(db)
+        roles::refuse_unsafe_role(&mut connection).await?;
+        migrate::refuse_old_schema(&mut connection).await?;
+        drop(connection);
+        Ok(Self { pool })
     }
 
     /// Begins a transaction in which only rows of `tenant_id` exist. For `auth`, which has a caller
@@ -97,14 +85,19 @@ impl Db {
              set local lock_timeout = '5s'; set local idle_in_transaction_session_timeout = '30s'",
             tenant_id.as_uuid()
         );
-        let tx = self.pool.begin_with(AssertSqlSafe(statement)).await?;
-        Ok(TenantTx { tx, tenant_id })
+        let lease = self.pool.begin(&statement).await?;
+        Ok(TenantTx { lease, tenant_id })
     }
 
     /// Whether Postgres answers.
     pub async fn ping(&self) -> Result<()> {
-        sqlx::query("select 1").execute(&self.pool).await?;
+        self.connection().await?;
         Ok(())
+    }
+
+    /// For a statement outside a tenant's transaction; Postgres answered on it just now.
+    async fn connection(&self) -> Result<Lease> {
+        Ok(self.pool.acquire().await?)
     }
 
     pub async fn close(&self) {
@@ -114,7 +107,7 @@ impl Db {
 
 /// A transaction of one tenant; rolled back unless committed.
 pub struct TenantTx {
-    tx: Transaction<'static, Postgres>,
+    lease: Lease,
     tenant_id: TenantId,
 }
 
@@ -124,7 +117,7 @@ impl TenantTx {
     }
 
     pub async fn commit(self) -> Result<()> {
-        Ok(self.tx.commit().await?)
+        Ok(self.lease.commit().await?)
     }
 
     /// Goes on inside `tenant_id`, in the same transaction. The operator makes a tenant and its first
@@ -132,14 +125,14 @@ impl TenantTx {
     pub async fn operator_enter(&mut self, tenant_id: TenantId) -> Result<()> {
         let statement = format!("set local app.tenant_id = '{}'", tenant_id.as_uuid());
         sqlx::raw_sql(AssertSqlSafe(statement))
-            .execute(&mut *self.tx)
+            .execute(self.connection())
             .await?;
         self.tenant_id = tenant_id;
         Ok(())
     }
 
     fn connection(&mut self) -> &mut PgConnection {
-        &mut self.tx
+        &mut self.lease
     }
 }
 

@@ -1,7 +1,7 @@
 //! The database roles: made by `migrate` where it may, judged by `serve` before it answers anyone.
 
 use secrecy::{ExposeSecret, SecretString};
-use sqlx::{AssertSqlSafe, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, PgConnection};
 use url::Url;
 
 use crate::crypto;
@@ -20,7 +20,7 @@ struct RoleFacts {
 }
 
 /// Row-level security does not bind a superuser, a BYPASSRLS role or (without FORCE) an owner.
-pub async fn refuse_unsafe_role(pool: &PgPool) -> anyhow::Result<()> {
+pub async fn refuse_unsafe_role(service: &mut PgConnection) -> anyhow::Result<()> {
     let facts: RoleFacts = sqlx::query_as(
         "select r.rolsuper as superuser,
                 r.rolbypassrls as bypasses,
@@ -37,7 +37,7 @@ pub async fn refuse_unsafe_role(pool: &PgPool) -> anyhow::Result<()> {
           where r.rolname = current_user",
     )
     .bind(SERVICE_ROLE)
-    .fetch_one(pool)
+    .fetch_one(service)
     .await?;
     let refusal = if facts.superuser {
         "is a superuser"

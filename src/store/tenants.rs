@@ -82,7 +82,7 @@ pub async fn find(db: &Db, id: TenantId) -> Result<Option<Tenant>> {
             and state <> 'operator'",
     )
     .bind(id)
-    .fetch_optional(&db.pool)
+    .fetch_optional(&mut *db.connection().await?)
     .await?
     .map(Tenant::try_from)
     .transpose()
@@ -101,7 +101,7 @@ pub async fn list(db: &Db, page: &PageRequest) -> Result<Page<Tenant>> {
     .bind(page.after.map(|after| after.created_at))
     .bind(page.after.map(|after| after.id))
     .bind(page.fetch_limit())
-    .fetch_all(&db.pool)
+    .fetch_all(&mut *db.connection().await?)
     .await?;
     let tenants = rows
         .into_iter()
@@ -238,6 +238,6 @@ pub async fn erase(db: &Db, id: TenantId, limit: i32) -> Result<i32> {
     Ok(sqlx::query_scalar("select erase_tenant($1, $2)")
         .bind(id)
         .bind(limit)
-        .fetch_one(&db.pool)
+        .fetch_one(&mut *db.connection().await?)
         .await?)
 }

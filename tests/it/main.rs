@@ -26,6 +26,7 @@ mod limits;
 mod linking;
 mod model_script;
 mod openapi;
+mod pool;
 mod resolve;
 mod retention;
 mod serve_command;

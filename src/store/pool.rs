@@ -1,0 +1,247 @@
+//! The connections to Postgres. One that goes back has ended what it did and was told so by Postgres: no
+//! open transaction, no setting of a tenant and no half-read answer ever reaches its next user.
+//!
+//! Ours and not sqlx's, because that asks Postgres once more, in a task of its own, each time that a
+//! connection goes back; a short read takes half again as long by it.
+
+use std::io::ErrorKind;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions};
+use tokio::runtime::{Handle, Id};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+
+/// A request that waits longer for a connection is better answered with 503.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
+const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
+/// Longer than any statement may take: an abandoned one is waited for, so that Postgres never works on
+/// more of them than we may have connections.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Between attempts to connect to a server that is starting.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// For what runs outside a tenant's transaction; those set their own.
+const LIMITS: &str = "set statement_timeout = '15s'; set lock_timeout = '5s'";
+
+const CANNOT_CONNECT_NOW: &str = "57P03";
+const TOO_MANY_CONNECTIONS: &str = "53300";
+
+#[derive(Clone)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: PgConnectOptions,
+    size: u32,
+    /// One for each connection that is in use or being opened. Who has one opens a connection only when
+    /// none is idle, so there are never more than `size`.
+    permits: Arc<Semaphore>,
+    /// The one that was used last is at the end and is used first.
+    idle: Mutex<Vec<Idle>>,
+}
+
+struct Open {
+    connection: PgConnection,
+    since: Instant,
+    /// Whose thread hears of answers first. Others can use the connection, but are woken through it.
+    runtime: Id,
+}
+
+struct Idle {
+    open: Open,
+    since: Instant,
+}
+
+impl Pool {
+    pub fn new(options: PgConnectOptions, size: u32) -> Self {
+        let shared = Shared {
+            options,
+            size,
+            permits: Arc::new(Semaphore::new(size as usize)),
+            idle: Mutex::new(Vec::new()),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// A connection for single statements, each its own transaction.
+    pub async fn acquire(&self) -> sqlx::Result<Lease> {
+        self.lease("", "").await
+    }
+
+    /// A connection on which `begin`, a statement or several, has begun a transaction.
+    pub async fn begin(&self, begin: &str) -> sqlx::Result<Lease> {
+        self.lease(begin, "rollback").await
+    }
+
+    async fn lease(&self, first: &str, undo: &'static str) -> sqlx::Result<Lease> {
+        let taking = async {
+            let permits = self.shared.permits.clone();
+            let permit = permits.acquire_owned().await;
+            let permit = permit.map_err(|_| sqlx::Error::PoolClosed)?;
+            let open = self.shared.ready(first).await?;
+            Ok(Lease {
+                open: Some(open),
+                permit: Some(permit),
+                shared: self.shared.clone(),
+                undo,
+            })
+        };
+        let taken = timeout(ACQUIRE_TIMEOUT, taking).await;
+        taken.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    }
+
+    /// Nobody gets a connection any more; waits a while for those that are in use.
+    pub async fn close(&self) {
+        let all = self.shared.permits.acquire_many(self.shared.size);
+        // Held, so that nobody slips in before the end. A connection that comes back later is closed.
+        let _all = timeout(ACQUIRE_TIMEOUT, all).await;
+        self.shared.permits.close();
+        self.shared.idle().clear();
+    }
+}
+
+impl Shared {
+    /// A connection on which `first` was done.
+    async fn ready(&self, first: &str) -> sqlx::Result<Open> {
+        if let Some(mut open) = self.take_idle() {
+            if execute(&mut open.connection, first).await.is_ok() {
+                return Ok(open);
+            }
+            // Postgres was started anew, most likely, and the others are no better. What begins a
+            // transaction has no effect, so it can be done again.
+            self.idle().clear();
+        }
+        let mut open = self.connect().await?;
+        execute(&mut open.connection, first).await?;
+        Ok(open)
+    }
+
+    fn take_idle(&self) -> Option<Open> {
+        let here = Handle::current().id();
+        let mut idle = self.idle();
+        let own = idle.iter().rposition(|idle| idle.open.runtime == here);
+        match own {
+            Some(place) => Some(idle.remove(place).open),
+            None => idle.pop().map(|idle| idle.open),
+        }
+    }
+
+    async fn connect(&self) -> sqlx::Result<Open> {
+        loop {
+            match self.options.connect().await {
+                Ok(mut connection) => {
+                    execute(&mut connection, LIMITS).await?;
+                    return Ok(Open {
+                        connection,
+                        since: Instant::now(),
+                        runtime: Handle::current().id(),
+                    });
+                }
+                Err(error) if is_starting(&error) => sleep(RECONNECT_PAUSE).await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Before the permit of `open` is given back.
+    fn put_idle(&self, open: Open) {
+        if self.permits.is_closed() || open.since.elapsed() > MAX_LIFETIME {
+            return;
+        }
+        let mut idle = self.idle();
+        idle.push(Idle {
+            open,
+            since: Instant::now(),
+        });
+        let kept = |idle: &Idle| idle.since.elapsed() < MAX_IDLE;
+        let first = idle.iter().position(kept).unwrap_or_default();
+        idle.drain(..first);
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection in use. If it is dropped without `commit`, what it did is undone before anyone else gets it.
+pub struct Lease {
+    /// Always there until `commit` or the end takes it.
+    open: Option<Open>,
+    permit: Option<OwnedSemaphorePermit>,
+    shared: Arc<Shared>,
+    undo: &'static str,
+}
+
+impl Lease {
+    /// If this fails or is dropped on its way, the connection is closed: nobody knows what state it is in.
+    pub async fn commit(mut self) -> sqlx::Result<()> {
+        if let Some(mut open) = self.open.take() {
+            execute(&mut open.connection, "commit").await?;
+            self.shared.put_idle(open);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let (open, permit) = (self.open.take(), self.permit.take());
+        let (Some(mut open), Ok(runtime)) = (open, Handle::try_current()) else {
+            return;
+        };
+        let (shared, undo) = (self.shared.clone(), self.undo);
+        runtime.spawn(async move {
+            // First reads to its end what somebody stopped waiting for.
+            let undoing = execute(&mut open.connection, undo);
+            if let Ok(Ok(())) = timeout(RECOVERY_TIMEOUT, undoing).await {
+                shared.put_idle(open);
+            }
+            drop(permit);
+        });
+    }
+}
+
+impl Deref for Lease {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        match &self.open {
+            Some(open) => &open.connection,
+            None => unreachable!("only what ends a lease takes its connection"),
+        }
+    }
+}
+
+impl DerefMut for Lease {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        match &mut self.open {
+            Some(open) => &mut open.connection,
+            None => unreachable!("only what ends a lease takes its connection"),
+        }
+    }
+}
+
+async fn execute(connection: &mut PgConnection, sql: &str) -> sqlx::Result<()> {
+    let sql = AssertSqlSafe(sql.to_owned());
+    sqlx::raw_sql(sql).execute(connection).await?;
+    Ok(())
+}
+
+/// Whether this is what a server says that is not there yet, or has not noticed yet who left.
+fn is_starting(error: &sqlx::Error) -> bool {
+    if let sqlx::Error::Io(error) = error {
+        return error.kind() == ErrorKind::ConnectionRefused;
+    }
+    let state = error.as_database_error().and_then(|error| error.code());
+    matches!(
+        state.as_deref(),
+        Some(CANNOT_CONNECT_NOW | TOO_MANY_CONNECTIONS)
+    )
+}
