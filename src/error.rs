@@ -128,6 +128,11 @@ impl FieldError {
     }
 }
 
+/// A name as a JSON pointer has it (RFC 6901).
+pub fn escape_pointer(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}
+
 /// A failure on its way to a client: a row of the table and what is particular to this case.
 #[derive(Debug)]
 pub struct Error {
