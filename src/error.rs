@@ -44,6 +44,7 @@ enum Retry {
 
 error_codes! {
     InvalidJson, "invalid_json", 400, Useless, "The body is not valid JSON";
+    InvalidYaml, "invalid_yaml", 400, Useless, "The body is not valid YAML";
     InvalidRequest, "invalid_request", 400, Useless, "The request does not have the documented shape";
     InvalidCursor, "invalid_cursor", 400, Useless, "The cursor is not one of this list";
     InvalidIdempotencyKey, "invalid_idempotency_key", 400, Useless, "The Idempotency-Key is not valid";
@@ -96,7 +97,7 @@ error_codes! {
     PreconditionFailed, "precondition_failed", 412, Useless, "It has changed since it was read";
     PayloadTooLarge, "payload_too_large", 413, Useless, "The body is too large";
     UriTooLong, "uri_too_long", 414, Useless, "The address is too long";
-    UnsupportedMediaType, "unsupported_media_type", 415, Useless, "The body must be application/json";
+    UnsupportedMediaType, "unsupported_media_type", 415, Useless, "The body is not of a type that is read here";
     InvalidValue, "invalid_value", 422, Useless, "A value breaks a rule";
     NothingToCompress, "nothing_to_compress", 422, Useless, "Compression would not make the session smaller";
     SummaryRequired, "summary_required", 422, Useless, "Give the summary";
@@ -126,6 +127,11 @@ impl FieldError {
             detail: detail.into(),
         }
     }
+}
+
+/// A name as a JSON pointer has it (RFC 6901).
+pub fn escape_pointer(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
 }
 
 /// A failure on its way to a client: a row of the table and what is particular to this case.

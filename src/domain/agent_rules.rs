@@ -7,7 +7,7 @@ use crate::domain::platform::PlatformScope;
 use crate::error::FieldError;
 
 const MAX_PROMPT_CHARS: usize = 100_000;
-const MAX_ENTRIES: usize = 100;
+pub(super) const MAX_ENTRIES: usize = 100;
 
 impl AgentSpec {
     /// What breaks a rule that types alone do not hold.

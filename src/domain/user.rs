@@ -8,6 +8,18 @@ use crate::ids::{IdentityId, UserId};
 /// How many accounts one person can have.
 pub const MAX_IDENTITIES: usize = 100;
 
+/// What a tenant calls a person, where it is documented.
+pub struct ExternalId;
+
+text_schema!(ExternalId, r"^[^\u0000-\u001f\u007f-\u009f]+$", 1, 256);
+
+/// Whether a tenant may call a person so.
+pub fn is_external_id(text: &str) -> bool {
+    (1..=256).contains(&text.chars().count()) && !text.chars().any(char::is_control)
+}
+
+pub const EXTERNAL_ID_RULE: &str = "must be 1 to 256 characters, none of them control characters";
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     pub id: UserId,

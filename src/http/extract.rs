@@ -21,7 +21,7 @@ use crate::crypto;
 use crate::domain::platform::{InvalidPlatform, PlatformScope};
 use crate::domain::resource_name::{InvalidResourceName, ResourceName};
 use crate::domain::session_name::{SessionKey, SessionRef};
-use crate::error::{Code, Error, FieldError, Result};
+use crate::error::{Code, Error, FieldError, Result, escape_pointer};
 
 pub const MAX_JSON_BYTES: usize = 1024 * 1024;
 /// For the few routes that take in what many calls have made.
@@ -29,7 +29,7 @@ pub const MAX_LARGE_JSON_BYTES: usize = 16 * MAX_JSON_BYTES;
 /// Each value costs memory, however few bytes it has in the body.
 const MAX_VALUES: usize = 500_000;
 /// A body that trickles in longer holds a connection for nothing.
-const BODY_DEADLINE: Duration = Duration::from_secs(20);
+pub(super) const BODY_DEADLINE: Duration = Duration::from_secs(20);
 const LARGE_BODY_DEADLINE: Duration = Duration::from_secs(50);
 
 /// A JSON body of the documented shape, and a hash that is equal for equal JSON.
@@ -56,11 +56,7 @@ where
         };
         Box::pin(async move {
             checked?;
-            let bytes = tokio::time::timeout(deadline, read(&mut payload, MAX_BYTES))
-                .await
-                .map_err(|_| {
-                    Error::new(Code::RequestTimeout, "the body did not arrive in time")
-                })??;
+            let bytes = read_within(&mut payload, MAX_BYTES, deadline).await?;
             let (value, hash) = match bytes.len() > MAX_JSON_BYTES {
                 // Long enough for others on this thread to notice.
                 true => web::block(move || parse_json(&bytes))
@@ -83,6 +79,10 @@ fn check_head(request: &HttpRequest, max_bytes: usize) -> Result<()> {
         let detail = "send the body as Content-Type: application/json";
         return Err(Error::new(Code::UnsupportedMediaType, detail));
     }
+    check_length(request, max_bytes)
+}
+
+pub(super) fn check_length(request: &HttpRequest, max_bytes: usize) -> Result<()> {
     let announced = request
         .headers()
         .get(header::CONTENT_LENGTH)
@@ -97,6 +97,16 @@ fn check_head(request: &HttpRequest, max_bytes: usize) -> Result<()> {
 fn too_large(max_bytes: usize) -> Error {
     let detail = format!("a body has at most {max_bytes} bytes");
     Error::new(Code::PayloadTooLarge, detail)
+}
+
+pub(super) async fn read_within(
+    payload: &mut Payload,
+    max_bytes: usize,
+    deadline: Duration,
+) -> Result<BytesMut> {
+    tokio::time::timeout(deadline, read(payload, max_bytes))
+        .await
+        .map_err(|_| Error::new(Code::RequestTimeout, "the body did not arrive in time"))?
 }
 
 async fn read(payload: &mut Payload, max_bytes: usize) -> Result<BytesMut> {
@@ -165,7 +175,7 @@ fn find_nul(value: &Value, path: &mut String) -> Option<String> {
     let descend = |key: &str, child: &Value, path: &mut String| {
         let length = path.len();
         path.push('/');
-        path.push_str(&escape(key));
+        path.push_str(&escape_pointer(key));
         let found = find_nul(child, path);
         path.truncate(length);
         found
@@ -187,17 +197,13 @@ fn find_nul(value: &Value, path: &mut String) -> Option<String> {
     }
 }
 
-fn escape(key: &str) -> String {
-    key.replace('~', "~0").replace('/', "~1")
-}
-
 /// A JSON pointer (RFC 6901).
 fn pointer(path: &serde_path_to_error::Path) -> String {
     use serde_path_to_error::Segment;
     path.iter()
         .map(|segment| match segment {
             Segment::Seq { index } => format!("/{index}"),
-            Segment::Map { key } => format!("/{}", escape(key)),
+            Segment::Map { key } => format!("/{}", escape_pointer(key)),
             Segment::Enum { .. } | Segment::Unknown => String::new(),
         })
         .collect()
@@ -231,7 +237,7 @@ fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T> {
         url::form_urlencoded::parse(query.as_bytes()).find(|(_, value)| value.contains('\0'))
     {
         let detail = "must not contain the character U+0000".to_owned();
-        return Err(wrong(&format!("/query/{}", escape(&name)), detail));
+        return Err(wrong(&format!("/query/{}", escape_pointer(&name)), detail));
     }
     serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(
         url::form_urlencoded::parse(query.as_bytes()),

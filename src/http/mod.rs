@@ -17,6 +17,7 @@ mod callers;
 mod context;
 mod cors;
 mod docs;
+mod documents;
 mod extract;
 mod fallback;
 mod health;
@@ -65,6 +66,8 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::users::get_user)
         .service(v1::users::update_user)
         .service(v1::users::merge_users)
+        .service(v1::identity_links::put_identity_links)
+        .service(v1::identity_links::get_identity_links)
         .service(v1::identities::list_identities)
         .service(v1::identities::list_presence)
         .service(v1::identities::unlink_identity)

@@ -6,7 +6,7 @@ use crate::domain::audit::{Action, Entry};
 use crate::domain::display_name::DisplayName;
 use crate::domain::identity::IdentityName;
 use crate::domain::reset::TimeZone;
-use crate::domain::user::{Account, MAX_IDENTITIES, User};
+use crate::domain::user::{Account, EXTERNAL_ID_RULE, MAX_IDENTITIES, User, is_external_id};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::UserId;
 use crate::store::{TenantTx, identities, users};
@@ -111,17 +111,11 @@ fn external_id_taken() -> Error {
 }
 
 fn check_external_id(external_id: Option<&str>) -> Result<()> {
-    let good = external_id.is_none_or(|text| {
-        (1..=256).contains(&text.chars().count()) && !text.chars().any(char::is_control)
-    });
-    match good {
+    match external_id.is_none_or(is_external_id) {
         true => Ok(()),
         false => {
-            let detail = "must be 1 to 256 characters, none of them control characters";
-            Err(Error::invalid(vec![FieldError::new(
-                "/external_id",
-                detail,
-            )]))
+            let error = FieldError::new("/external_id", EXTERNAL_ID_RULE);
+            Err(Error::invalid(vec![error]))
         }
     }
 }

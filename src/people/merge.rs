@@ -53,16 +53,32 @@ pub async fn merge(
     if request.dry_run {
         return Ok(merge);
     }
-    move_everything(tx, &into, &from, now).await?;
-    record(tx, request, &from, &joining.from, now).await?;
-    fold(tx, into.id, now).await?;
+    join(tx, request, (&into, &from), &joining.from, now).await?;
     tell(tx, request, &joining, now).await?;
-    let detail = Detail::default()
-        .id("from_user_id", from.id)
-        .word("kind", request.kind.as_str());
-    let entry = Entry::new(actor, Action::UserMerge, &into.id).with(detail);
+    let entry = entry(actor, into.id, from.id, request.kind);
     audit::append(&app.keyring, tx, entry, now).await?;
     Ok(merge)
+}
+
+/// The merge itself, of two people who are held and whom nothing keeps apart.
+pub(super) async fn join(
+    tx: &mut TenantTx,
+    request: &MergeRequest<'_>,
+    (into, from): (&User, &User),
+    moved: &[IdentityRecord],
+    now: DateTime<Utc>,
+) -> Result<()> {
+    move_everything(tx, into, from, now).await?;
+    record(tx, request, from, moved, now).await?;
+    fold(tx, into.id, now).await
+}
+
+/// What the audit says of a merge.
+pub(super) fn entry(actor: &str, into: UserId, from: UserId, kind: MoveKind) -> Entry {
+    let detail = Detail::default()
+        .id("from_user_id", from)
+        .word("kind", kind.as_str());
+    Entry::new(actor, Action::UserMerge, &into).with(detail)
 }
 
 /// Both people, held, as they are now: an id that was merged away before stands for its survivor.
@@ -95,6 +111,8 @@ async fn move_everything(
     now: DateTime<Utc>,
 ) -> Result<()> {
     let both = [into.id, from.id];
+    let named_by_import =
+        into.external_id.is_none() && users::is_named_by_import(tx, from.id).await?;
     merges::lock_slots(tx, &both).await?;
     merges::lock_conversations(tx, &both).await?;
     merges::move_identities(tx, from.id, into.id, now).await?;
@@ -110,7 +128,11 @@ async fn move_everything(
         shared_since: Some(into.shared_since.unwrap_or(now)),
         ..into.clone()
     };
-    users::update(tx, &joined).await
+    users::update(tx, &joined).await?;
+    match named_by_import {
+        true => users::update_named_by_import(tx, into.id).await,
+        false => Ok(()),
+    }
 }
 
 async fn record(
@@ -142,7 +164,7 @@ async fn record(
 }
 
 /// One slot for all DMs, with every agent that shares them between platforms.
-async fn fold(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
+pub(super) async fn fold(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
     for name in folds::list_dm_agents(tx, user_id).await? {
         let agent = agents::find(tx, &name).await?;
         let shares = agent.is_none_or(|agent| agent.spec.linked_sessions == LinkedSessions::Shared);

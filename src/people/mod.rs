@@ -6,6 +6,7 @@
 mod accounts;
 mod codes;
 mod home_channels;
+mod import;
 mod merge;
 mod notices;
 mod place;
@@ -15,6 +16,7 @@ mod unlink;
 pub use accounts::{NewUser, UserChange, create, update};
 pub use codes::{Redeem, Redeemed, charge, consume, mint, redeem, refund, void};
 pub use home_channels::{NewHomeChannel, delete as delete_home_channel, put as put_home_channel};
+pub use import::{Imported, ImportedChange, import};
 pub use merge::{MergeRequest, check_reason, merge};
 pub use resolve::{Asked, Resolved, resolve};
 pub use unlink::{Unlinked, find_seen as find_identity, undo_unlink, unlink};

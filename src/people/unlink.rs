@@ -42,6 +42,10 @@ pub async fn unlink(
         };
         check_parting(speaker.as_ref(), &target)?;
     }
+    if identities::list(tx, target.user_id).await?.len() < 2 {
+        let detail = "it is the only identity of its person";
+        return Err(Error::new(Code::LastIdentity, detail));
+    }
     let now = app.clock.now();
     let unlinked = part(tx, &target, now).await?;
     let by = viewer.speaker.as_ref().map(|speaker| speaker.id);
@@ -49,12 +53,17 @@ pub async fn unlink(
     let stayed = identities::list(tx, target.user_id).await?;
     notices::tell(tx, &stayed, by, &text, now).await?;
     notices::tell(tx, std::slice::from_ref(&target), by, &text, now).await?;
-    let detail = Detail::default()
-        .id("from_user_id", target.user_id)
-        .id("to_user_id", unlinked.parting.to_user);
-    let entry = Entry::new(actor, Action::IdentityUnlink, &target.id).with(detail);
+    let entry = entry(actor, &unlinked.parting);
     audit::append(&app.keyring, tx, entry, now).await?;
     Ok(unlinked)
+}
+
+/// What the audit says of a parting.
+pub(super) fn entry(actor: &str, parting: &Parting) -> Entry {
+    let detail = Detail::default()
+        .id("from_user_id", parting.from_user)
+        .id("to_user_id", parting.to_user);
+    Entry::new(actor, Action::IdentityUnlink, &parting.identity_id).with(detail)
 }
 
 /// The same, its person held until `tx` ends.
@@ -92,17 +101,14 @@ pub async fn find_seen(
     }
 }
 
-/// Gives an account a person of its own. Whoever calls holds the person it has.
+/// Gives an account a person of its own. Whoever calls holds the person it has, and knows that they may
+/// be left without one.
 pub(super) async fn part(
     tx: &mut TenantTx,
     target: &IdentityRecord,
     now: DateTime<Utc>,
 ) -> Result<Unlinked> {
     let from = target.user_id;
-    if identities::list(tx, from).await?.len() < 2 {
-        let detail = "it is the only identity of its person";
-        return Err(Error::new(Code::LastIdentity, detail));
-    }
     let to = UserId::generate();
     let person = User {
         id: to,

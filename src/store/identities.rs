@@ -161,7 +161,7 @@ pub async fn insert(
     .await?)
 }
 
-/// Makes an account another person's. Whoever calls holds both people.
+/// Makes an account another person's, which no import did. Whoever calls holds both people.
 pub async fn update_user(
     tx: &mut TenantTx,
     id: IdentityId,
@@ -170,7 +170,7 @@ pub async fn update_user(
 ) -> Result<()> {
     sqlx::query(
         "update identities
-            set user_id = $3, linked_at = $4
+            set user_id = $3, linked_at = $4, imported = false
           where tenant_id = $1
             and id = $2",
     )

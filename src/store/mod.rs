@@ -24,6 +24,7 @@ pub mod grants;
 pub mod home_channels;
 pub mod idempotency;
 pub mod identities;
+pub mod imports;
 pub mod issuers;
 pub mod jobs;
 pub mod merges;

@@ -46,6 +46,28 @@ pub async fn list_own_conversations(
     .await?)
 }
 
+/// Those of these accounts through which nothing came yet. Whoever calls holds their people, and the
+/// slots and conversations of these.
+pub async fn list_silent(tx: &mut TenantTx, identities: &[IdentityId]) -> Result<Vec<IdentityId>> {
+    Ok(sqlx::query_scalar(
+        "select i.id
+           from identities i
+          where i.tenant_id = $1
+            and i.id = any ($2)
+            and not exists (select 1 from slots where tenant_id = $1 and identity_id = i.id)
+            and not exists (select 1 from messages where tenant_id = $1 and identity_id = i.id)
+            and not exists (select 1 from identity_presence where tenant_id = $1 and identity_id = i.id)
+            and not exists (select 1 from home_channels where tenant_id = $1 and identity_id = i.id)
+            and not exists (select 1 from codes where tenant_id = $1 and minted_by = i.id)
+            and not exists (select 1 from conversation_grants where tenant_id = $1 and identity_id = i.id)
+            and not exists (select 1 from deliveries where tenant_id = $1 and identity_id = i.id)",
+    )
+    .bind(tx.tenant_id())
+    .bind(identities)
+    .fetch_all(tx.connection())
+    .await?)
+}
+
 /// The slots that were made through the account become `to`'s, and their names lead home again.
 pub async fn move_slots(
     tx: &mut TenantTx,

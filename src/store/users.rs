@@ -166,6 +166,35 @@ pub async fn update(tx: &mut TenantTx, user: &User) -> Result<()> {
     Ok(())
 }
 
+/// Whether the external id of a person came with an import.
+pub async fn is_named_by_import(tx: &mut TenantTx, id: UserId) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select named_by_import
+           from users
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_one(tx.connection())
+    .await?)
+}
+
+/// Says that it did.
+pub async fn update_named_by_import(tx: &mut TenantTx, id: UserId) -> Result<()> {
+    sqlx::query(
+        "update users
+            set named_by_import = true
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
 /// Newest first; of those with one external id, or the one with an account, if asked so.
 pub async fn list(
     tx: &mut TenantTx,

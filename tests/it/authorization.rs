@@ -258,6 +258,10 @@ async fn sample(
             let body = json!({"messages": [{"role": "user", "content": "walked"}]});
             session_sample(world, own, other, credential, Some(body)).await
         }
+        "get_identity_links" => plain,
+        "put_identity_links" => {
+            with_body(json!({"session": {"identityLinks": {"walk": ["irc:walk"]}}}))
+        }
         "create_tenant" => with_body(json!({"name": "made by the walk"})),
         "update_tenant" => with_body(json!({"dm_scope": "per-peer"})),
         "create_api_key" => with_body(json!({"name": "made by the walk", "scopes": ["chat"]})),

@@ -20,6 +20,7 @@ mod chaos;
 mod cors;
 mod dev_command;
 mod idempotency;
+mod identity_links;
 mod jobs;
 mod key_sets;
 mod limits;

@@ -5,6 +5,7 @@ pub mod api_keys;
 pub mod audit;
 pub mod home_channels;
 pub mod identities;
+pub mod identity_links;
 pub mod issuers;
 pub mod limits;
 pub mod link_codes;
