@@ -17,6 +17,7 @@ mod callers;
 mod context;
 mod cors;
 mod docs;
+mod download;
 mod extract;
 mod fallback;
 mod health;
