@@ -26,6 +26,8 @@ mod limits;
 mod linking;
 mod model_script;
 mod openapi;
+mod people_erasure;
+mod people_export;
 mod resolve;
 mod retention;
 mod serve_command;
