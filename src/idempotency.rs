@@ -147,6 +147,31 @@ async fn replay(app: &App, mut tx: TenantTx, request: &Request) -> Result<Answer
     })
 }
 
+/// Forgets those answers to keys that acted for nobody of which `tells` is true: `limit` of them are opened,
+/// those after `after`. Answers the last one, as long as there may be more.
+pub async fn forget_telling(
+    app: &App,
+    tx: &mut TenantTx,
+    after: Option<&RequestName>,
+    limit: i64,
+    tells: impl Fn(&str) -> bool,
+) -> Result<Option<RequestName>> {
+    let stored = idempotency::list_of_keys(tx, after, limit).await?;
+    let more = stored.len() as i64 == limit;
+    let mut last = None;
+    for (name, stored) in stored {
+        // What no key of ours opens any more is never replayed, and runs out by itself.
+        let plain = stored
+            .answer_enc
+            .and_then(|sealed| app.keyring.open(&context(tx, &name), &sealed).ok());
+        if plain.is_some_and(|plain| tells(&String::from_utf8_lossy(&plain))) {
+            idempotency::delete_one(tx, &name).await?;
+        }
+        last = Some(name);
+    }
+    Ok(last.filter(|_| more))
+}
+
 /// Binds a stored answer to its row.
 fn context(tx: &TenantTx, name: &RequestName) -> String {
     format!(

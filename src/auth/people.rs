@@ -9,6 +9,9 @@ use crate::ids::TenantId;
 use crate::limits::{Bucket, Demand, Limiter};
 use crate::store::{Db, identities};
 
+/// As often as an account may come and go under us before we give up.
+const ATTEMPTS: usize = 5;
+
 #[derive(Clone)]
 pub struct People {
     db: Db,
@@ -37,18 +40,23 @@ impl People {
         let demand = Demand::one(Bucket::NewIdentities, limits.new_identities_per_hour);
         let admitted = self.limiter.take(tenant_id, &[demand]).await;
         admitted.map_err(|refused| refused.refusal())?;
-        let mut tx = self.db.begin_tenant(tenant_id).await?;
-        let made = identities::insert_with_user(&mut tx, account, self.clock.now()).await?;
-        let identity = match made {
-            Some(made) => made,
-            // Someone else was first, and has committed: the insert waited for that.
-            None => identities::find(&mut tx, &account.name)
-                .await?
-                .ok_or_else(|| {
-                    Error::internal(anyhow::anyhow!("an identity vanished at first contact"))
-                })?,
-        };
-        tx.commit().await?;
-        Ok(identity)
+        for _ in 0..ATTEMPTS {
+            let mut tx = self.db.begin_tenant(tenant_id).await?;
+            let made = identities::insert_with_user(&mut tx, account, self.clock.now()).await?;
+            let known = match made {
+                Some(made) => Some(made),
+                // Someone else was first, and has committed: the insert waited for that.
+                None => identities::find(&mut tx, &account.name).await?,
+            };
+            tx.commit().await?;
+            if let Some(known) = known {
+                return Ok(known);
+            }
+            // It was there, and its person was erased before we looked.
+        }
+        Err(Error::unavailable(
+            "the person",
+            anyhow::anyhow!("they are being erased again and again"),
+        ))
     }
 }

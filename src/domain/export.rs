@@ -168,19 +168,28 @@ impl JsonWriter {
         sign: impl FnOnce(&[u8; 32]) -> DocumentSignature,
         out: &mut Vec<u8>,
     ) -> Result<()> {
-        if self.in_link {
-            out.extend_from_slice(b"]}");
-        }
         let signature = sign(&self.hasher.finish());
-        out.extend_from_slice(b"],\"signature\":");
-        serde_json::to_writer(&mut *out, signature.as_str()).map_err(Error::internal)?;
-        out.extend_from_slice(b"}\n");
-        Ok(())
+        close(self.in_link, Some(signature.as_str()), out)
+    }
+
+    /// Ends where it is: the rest is no more. Without a signature nobody takes it for the whole.
+    pub fn end_early(self, out: &mut Vec<u8>) -> Result<()> {
+        close(self.in_link, None, out)
     }
 }
 
+fn close(in_link: bool, signature: Option<&str>, out: &mut Vec<u8>) -> Result<()> {
+    if in_link {
+        out.extend_from_slice(b"]}");
+    }
+    out.extend_from_slice(b"],\"signature\":");
+    serde_json::to_writer(&mut *out, &signature).map_err(Error::internal)?;
+    out.extend_from_slice(b"}\n");
+    Ok(())
+}
+
 /// Writes an object that goes on with a list.
-fn write_open(object: &impl Serialize, list: &str, out: &mut Vec<u8>) -> Result<()> {
+pub(super) fn write_open(object: &impl Serialize, list: &str, out: &mut Vec<u8>) -> Result<()> {
     serde_json::to_writer(&mut *out, object).map_err(Error::internal)?;
     out.pop();
     out.extend_from_slice(format!(",\"{list}\":[").as_bytes());

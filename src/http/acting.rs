@@ -115,7 +115,13 @@ extractor!(
     &[Scope::Admin, Scope::Bridge]
 );
 extractor!(
-    /// Whoever may read it: the same, and a key with `read`.
+    /// Whoever may take everything of a person along: the person, or an admin.
+    PersonExporter,
+    &[Scope::Admin]
+);
+extractor!(
+    /// Whoever may read what is a person's own: the person, a bridge that names them, an admin, and a key
+    /// with `read`.
     PersonViewer,
     &[Scope::Admin, Scope::Bridge, Scope::Read]
 );

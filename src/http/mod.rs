@@ -18,6 +18,7 @@ mod context;
 mod cors;
 mod docs;
 mod documents;
+mod download;
 mod extract;
 mod fallback;
 mod health;
@@ -65,9 +66,11 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::users::get_own_user)
         .service(v1::users::get_user)
         .service(v1::users::update_user)
+        .service(v1::users::delete_user)
         .service(v1::users::merge_users)
         .service(v1::identity_links::put_identity_links)
         .service(v1::identity_links::get_identity_links)
+        .service(v1::user_export::export_user)
         .service(v1::identities::list_identities)
         .service(v1::identities::list_presence)
         .service(v1::identities::unlink_identity)

@@ -10,12 +10,14 @@ use crate::app::App;
 use crate::auth::JobCaller;
 use crate::error::{Code, Result};
 use crate::idempotency;
+use crate::people;
 use crate::sessions;
 use crate::store::jobs::{self, DueJob};
 use crate::store::nodes;
 use crate::tenants;
 
 mod erase_conversations;
+mod erase_people;
 mod erase_tenant;
 mod expire_answers;
 pub mod flush_usage;
@@ -92,6 +94,7 @@ async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
     match job.kind.as_str() {
         idempotency::EXPIRY_JOB => expire_answers::run(app, &caller).await,
         sessions::ERASE_JOB => erase_conversations::run(app, &caller).await,
+        people::ERASE_JOB => erase_people::run(app, &caller).await,
         sessions::retention::SWEEP_JOB => sweep_conversations::run(app, &caller).await,
         tenants::ERASE_JOB => erase_tenant::run(app, job.tenant_id).await,
         // A newer node planned it and knows what it is: leave it for that one.

@@ -174,6 +174,21 @@ impl Limiter {
         self.inner.buckets.forget_past(now);
     }
 
+    /// Removes from Redis what people who are no more have spent. What cannot be removed now runs out
+    /// within two windows.
+    pub async fn forget_people(&self, tenant_id: TenantId, people: &[UserId]) {
+        let now = self.inner.clock.now().timestamp();
+        let windows = |id: &UserId| {
+            let bucket = Bucket::PersonRequests(*id);
+            let current = bucket.window_at(now);
+            (current - 2..=current + 1).map(move |window| bucket.window_name(tenant_id, window))
+        };
+        let names: Vec<String> = people.iter().flat_map(windows).collect();
+        if let Err(error) = self.inner.redis.forget_limits(&names).await {
+            tracing::warn!(error = %error, "what an erased person spent is in Redis until it runs out");
+        }
+    }
+
     /// Spends from all of `demands`, or from none, and answers the tightest; an error is the one that
     /// refused.
     pub async fn take(

@@ -5,6 +5,8 @@
 
 mod accounts;
 mod codes;
+mod erase;
+mod export;
 mod home_channels;
 mod import;
 mod merge;
@@ -13,8 +15,11 @@ mod place;
 mod resolve;
 mod unlink;
 
+pub use crate::domain::erasure::SETTLED_AFTER;
 pub use accounts::{NewUser, UserChange, create, update};
 pub use codes::{Redeem, Redeemed, charge, consume, mint, redeem, refund, void};
+pub use erase::{ERASE_JOB, Erased, erase};
+pub use export::{PersonExport, export};
 pub use home_channels::{NewHomeChannel, delete as delete_home_channel, put as put_home_channel};
 pub use import::{Imported, ImportedChange, import};
 pub use merge::{MergeRequest, check_reason, merge};

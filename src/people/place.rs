@@ -74,7 +74,8 @@ async fn obtain_key(
             fold_into(tx, who.user_id, agent, slot.id, now).await?;
         }
     }
-    let gone = || Error::internal(anyhow::anyhow!("the name of a slot vanished"));
+    // It was another person's, who was erased in this moment: the next try makes it.
+    let gone = || Error::unavailable("the key", anyhow::anyhow!("the name of a slot vanished"));
     let name = folds::find_built(tx, key).await?.ok_or_else(gone)?;
     if name.home_user_id != place.owner {
         return Ok(None);

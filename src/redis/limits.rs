@@ -24,6 +24,10 @@ pub struct Grant {
     pub used: u64,
 }
 
+fn key(window: &str) -> String {
+    format!("throughline:limits:{window}")
+}
+
 impl Redis {
     /// Takes up to `amount` of a limit; less, or nothing, when the window has no more.
     pub async fn take_from_limit(&self, window: &LimitWindow, amount: u64) -> Result<Grant> {
@@ -32,7 +36,7 @@ impl Redis {
             cmd("EVAL")
                 .arg(TAKE)
                 .arg(1)
-                .arg(format!("throughline:limits:{}", window.name))
+                .arg(key(&window.name))
                 .arg(window.limit)
                 .arg(amount)
                 .arg(window.kept_seconds)
@@ -42,6 +46,23 @@ impl Redis {
         };
         match tokio::time::timeout(WAIT, asking).await {
             Ok(Ok((taken, used))) => Ok(Grant { taken, used }),
+            Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
+            Err(late) => Err(Error::unavailable("Redis", late)),
+        }
+    }
+
+    /// Forgets what was taken in windows of these names.
+    pub async fn forget_limits(&self, windows: &[String]) -> Result<()> {
+        let asking = async {
+            let mut connection = self.pool.get().await.map_err(anyhow::Error::from)?;
+            cmd("DEL")
+                .arg(windows.iter().map(|name| key(name)).collect::<Vec<_>>())
+                .query_async::<u64>(&mut connection)
+                .await
+                .map_err(anyhow::Error::from)
+        };
+        match tokio::time::timeout(WAIT, asking).await {
+            Ok(Ok(_)) => Ok(()),
             Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
             Err(late) => Err(Error::unavailable("Redis", late)),
         }

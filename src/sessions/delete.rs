@@ -51,7 +51,7 @@ pub async fn delete_quietly(
 
 /// Deletes conversations whose slots `tx` holds. Answers how many: those that someone else has deleted
 /// are not counted.
-pub(super) async fn delete_held(
+pub async fn delete_held(
     tx: &mut TenantTx,
     names: &[ChainName],
     now: DateTime<Utc>,

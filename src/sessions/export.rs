@@ -9,8 +9,8 @@ use super::{find, note_reading};
 use crate::app::App;
 use crate::domain::document::Place;
 use crate::domain::export::{Head, LinkHead, Piece};
-use crate::domain::session::{ChainName, Need};
-use crate::domain::session_name::SessionRef;
+use crate::domain::session::{ChainName, Need, Tip};
+use crate::domain::session_name::{SessionRef, session_not_found};
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, Result};
 use crate::ids::SessionId;
@@ -18,7 +18,7 @@ use crate::store::chains::{self, ChainMessage, Link};
 use crate::store::{TenantTx, sessions};
 
 /// How many pieces a page has: the first, the least and the most; where they are large, fewer.
-const FIRST_PAGE: usize = 50;
+pub const FIRST_PAGE: usize = 50;
 const LEAST_PAGE: usize = 4;
 const MOST_PAGE: usize = 200;
 /// What a page should not have much more of.
@@ -53,8 +53,24 @@ pub async fn export(
 ) -> Result<Export> {
     let now = app.clock.now();
     let tip = find(tx, viewer, session, Need::Own, now).await?;
-    let first = sessions::get(tx, viewer, tip.name.conversation_id).await?;
     note_reading(app, tx, actor, viewer, &tip).await?;
+    begin(tx, viewer, tip, now).await
+}
+
+/// The same for whoever exports a whole person: that has an entry of its own.
+pub async fn export_quietly(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    conversation_id: SessionId,
+    now: DateTime<Utc>,
+) -> Result<Export> {
+    let session = SessionRef::Id(conversation_id);
+    let tip = find(tx, viewer, &session, Need::Own, now).await?;
+    begin(tx, viewer, tip, now).await
+}
+
+async fn begin(tx: &mut TenantTx, viewer: &Viewer, tip: Tip, now: DateTime<Utc>) -> Result<Export> {
+    let first = sessions::get(tx, viewer, tip.name.conversation_id).await?;
     let tip_last_seq = tip.last_seq();
     Ok(Export {
         head: Head {
@@ -189,7 +205,8 @@ fn size(piece: &Piece) -> usize {
     }
 }
 
-fn next_page(page: usize, bytes: usize) -> usize {
+/// How many the next page may have after one of `page` pieces with so many bytes.
+pub fn next_page(page: usize, bytes: usize) -> usize {
     let page = match bytes {
         bytes if bytes > PAGE_BYTES => page / 4,
         bytes if bytes < PAGE_BYTES / 4 => page * 2,
@@ -200,7 +217,10 @@ fn next_page(page: usize, bytes: usize) -> usize {
 
 /// Rows went away while they were read: a job is erasing them.
 fn incomplete() -> Error {
-    Error::internal(anyhow::anyhow!("a conversation was not there to its end"))
+    Error {
+        cause: Some(anyhow::anyhow!("a conversation was not there to its end")),
+        ..session_not_found()
+    }
 }
 
 #[cfg(test)]

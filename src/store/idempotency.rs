@@ -126,6 +126,101 @@ pub async fn delete(tx: &mut TenantTx, before: DateTime<Utc>) -> Result<u64> {
     Ok(done.rows_affected())
 }
 
+/// Deletes the answers that were given to accounts, and to whoever acted for someone of `acted_for`. Those
+/// that a request holds in this moment are left: who waits for a request must not hold what it needs.
+pub async fn delete_of_person(
+    tx: &mut TenantTx,
+    accounts: &[String],
+    acted_for: &[String],
+) -> Result<u64> {
+    let done = sqlx::query(
+        "delete from idempotency
+          where tenant_id = $1
+            and (principal, route, key) in (
+                  select principal, route, key
+                    from idempotency
+                   where tenant_id = $1
+                     and strpos(principal, '/') > 0
+                     and (split_part(principal, '/', 1) = any ($2)
+                          or substr(principal, strpos(principal, '/') + 1) = any ($3))
+                     for update skip locked)",
+    )
+    .bind(tx.tenant_id())
+    .bind(accounts)
+    .bind(acted_for)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Answers to keys that acted for nobody, a page after `after`.
+pub async fn list_of_keys(
+    tx: &mut TenantTx,
+    after: Option<&RequestName>,
+    limit: i64,
+) -> Result<Vec<(RequestName, StoredAnswer)>> {
+    let (principal, route, key) = match after {
+        Some(name) => (
+            name.principal.as_str(),
+            name.route.as_str(),
+            name.key.as_str(),
+        ),
+        None => ("", "", ""),
+    };
+    let rows: Vec<NamedAnswer> = sqlx::query_as(
+        "select principal, route, key, request_hash, status, answer_enc, secrets_enc, created_at
+           from idempotency
+          where tenant_id = $1
+            and strpos(principal, '/') = 0
+            and (principal, route, key) > ($2, $3, $4)
+          order by principal, route, key
+          limit $5",
+    )
+    .bind(tx.tenant_id())
+    .bind(principal)
+    .bind(route)
+    .bind(key)
+    .bind(limit)
+    .fetch_all(tx.connection())
+    .await?;
+    let split = |row: NamedAnswer| {
+        let name = RequestName {
+            principal: row.principal,
+            route: row.route,
+            key: row.key,
+        };
+        (name, row.answer)
+    };
+    Ok(rows.into_iter().map(split).collect())
+}
+
+#[derive(sqlx::FromRow)]
+struct NamedAnswer {
+    principal: String,
+    route: String,
+    key: String,
+    #[sqlx(flatten)]
+    answer: StoredAnswer,
+}
+
+/// Deletes one answer.
+pub async fn delete_one(tx: &mut TenantTx, name: &RequestName) -> Result<()> {
+    sqlx::query(
+        "delete from idempotency
+          where tenant_id = $1
+            and principal = $2
+            and route = $3
+            and key = $4",
+    )
+    .bind(tx.tenant_id())
+    .bind(&name.principal)
+    .bind(&name.route)
+    .bind(&name.key)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
 /// When the oldest stored answer was made; `None` if there is none.
 pub async fn oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
     Ok(sqlx::query_scalar(

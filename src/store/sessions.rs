@@ -12,6 +12,7 @@ use crate::domain::paging::{Page, PageRequest};
 use crate::domain::session::{
     ChainName, CompressionRecord, Edge, EndReason, NamedLink, Session, SessionState,
 };
+use crate::domain::session_name::session_not_found;
 use crate::domain::viewer::{Namespace, Viewer};
 use crate::error::Result;
 use crate::ids::SessionId;
@@ -117,7 +118,7 @@ fn read_session(row: &PgRow) -> Result<Session> {
 
 /// One link, whole. Whoever asks has found it with `find_tip`.
 pub async fn get(tx: &mut TenantTx, viewer: &Viewer, id: SessionId) -> Result<Session> {
-    let row: SessionRow = sqlx::query_as(concat!(
+    let row: Option<SessionRow> = sqlx::query_as(concat!(
         "select ",
         session_columns!(),
         ", s.id = c.tip_session_id
@@ -136,9 +137,10 @@ pub async fn get(tx: &mut TenantTx, viewer: &Viewer, id: SessionId) -> Result<Se
     .bind(tx.tenant_id())
     .bind(viewer.namespace.as_uuid())
     .bind(id)
-    .fetch_one(tx.connection())
+    .fetch_optional(tx.connection())
     .await?;
-    Ok(row.0)
+    // It was there a statement ago; since then it may have been deleted, and its rows removed.
+    row.map(|row| row.0).ok_or_else(session_not_found)
 }
 
 /// The links of a chain, oldest first, without those that were undone. A page begins after a depth.

@@ -7,7 +7,7 @@ use sqlx::{FromRow, Row};
 use super::TenantTx;
 use super::tips::{person_of, read_name, read_owner};
 use crate::domain::paging::{Page, PageRequest, Position};
-use crate::domain::session_name::SessionKey;
+use crate::domain::session_name::{SessionKey, session_key_not_found};
 use crate::domain::slot::{Current, NewSlot, Slot};
 use crate::domain::viewer::{Namespace, Reach, Viewer};
 use crate::error::Result;
@@ -115,7 +115,7 @@ pub async fn get(
     id: SlotId,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    let row: SlotRow = sqlx::query_as(concat!(
+    let row: Option<SlotRow> = sqlx::query_as(concat!(
         slot_from!("slots k"),
         "where k.tenant_id = $1
            and k.id = $5"
@@ -125,9 +125,10 @@ pub async fn get(
     .bind(person_of(viewer))
     .bind(now)
     .bind(id)
-    .fetch_one(tx.connection())
+    .fetch_optional(tx.connection())
     .await?;
-    Ok(row.0)
+    // It was there a statement ago; since then its person may have been erased.
+    row.map(|row| row.0).ok_or_else(session_key_not_found)
 }
 
 /// Holds the slot until `tx` ends: whoever moves it, or speaks through it, does so one after the other.

@@ -63,6 +63,21 @@ pub async fn find_redirect(tx: &mut TenantTx, old_id: UserId) -> Result<Option<U
     .await?)
 }
 
+/// The ids of those who had been merged into a person.
+pub async fn list_merged(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<UserId>> {
+    Ok(sqlx::query_scalar(
+        "select old_id
+           from user_redirects
+          where tenant_id = $1
+            and user_id = $2
+          order by old_id",
+    )
+    .bind(tx.tenant_id())
+    .bind(user_id)
+    .fetch_all(tx.connection())
+    .await?)
+}
+
 /// Holds people until `tx` ends, by id: whoever joins or parts them does so one after the other. Answers
 /// those that are there. What refers to a person may still be written meanwhile.
 pub async fn lock(tx: &mut TenantTx, ids: &[UserId]) -> Result<Vec<User>> {

@@ -43,6 +43,7 @@ const ALLOWED: [(&str, &[&str]); 21] = [
         "jobs",
         &[
             "idempotency",
+            "people",
             "sessions",
             "tenants",
             "app",

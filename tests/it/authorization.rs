@@ -211,6 +211,16 @@ async fn sample(
         | "export_session" | "list_grants" | "revoke_grants" => {
             session_sample(world, own, other, credential, None).await
         }
+        "delete_user" => {
+            let made = json!({"display_name": "made by the walk"});
+            let made = world.post(&own.key, "/v1/users", made).await.expect(201);
+            let id = made["id"].as_str().unwrap().to_owned();
+            with_ids(id, token_user(world, other).await)
+        }
+        "export_user" => {
+            let other = token_user(world, other).await;
+            with_ids(acting_user(world, own, credential).await, other)
+        }
         "import_session" => {
             let message = json!({"seq": 1, "role": "user", "content": "walked"});
             with_body(json!({"links": [{"messages": [message]}]}))

@@ -27,6 +27,8 @@ mod limits;
 mod linking;
 mod model_script;
 mod openapi;
+mod people_erasure;
+mod people_export;
 mod pool;
 mod resolve;
 mod retention;

@@ -44,7 +44,7 @@ async fn begin_export(world: &World, key: &str, id: &str) -> (reqwest::Response,
 }
 
 /// Reads on to the end, or to where it breaks off.
-async fn finish(mut response: reqwest::Response, mut text: Vec<u8>) -> Result<Value, Vec<u8>> {
+pub async fn finish(mut response: reqwest::Response, mut text: Vec<u8>) -> Result<Value, Vec<u8>> {
     loop {
         match response.chunk().await {
             Ok(Some(chunk)) => text.extend_from_slice(&chunk),

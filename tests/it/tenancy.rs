@@ -453,6 +453,8 @@ async fn fill_conversations(world: &World, tenant: &Tenant, token: &str) {
     for sql in [
         "insert into retention_sweeps (tenant_id, cutoff, started_at) values ($1, now(), now())",
         "insert into spent_session_ids (tenant_id, digest) values ($1, decode(repeat('00', 32), 'hex'))",
+        "insert into erased_people (tenant_id, user_id, merged_ids, identity_ids, names, erased_at)
+         values ($1, $1, '{}', '{}', '{}', now())",
     ] {
         sqlx::query(sql)
             .bind(uuid_of(tenant))

@@ -20,4 +20,5 @@ pub mod sessions;
 pub mod tenant;
 pub mod tenants;
 pub mod usage;
+pub mod user_export;
 pub mod users;

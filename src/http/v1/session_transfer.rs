@@ -1,12 +1,9 @@
 //! Conversations as documents: `GET /v1/sessions/{id}/export`, written while it is read, and
 //! `POST /v1/sessions/import`.
 
-use std::time::Duration;
-
 use actix_web::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use actix_web::web::Bytes;
-use actix_web::{HttpResponse, get, post, rt, web};
-use futures_util::stream;
+use actix_web::{HttpResponse, get, post, web};
 use serde::Deserialize;
 
 use super::sessions::{SessionResponse, shown};
@@ -17,14 +14,14 @@ use crate::domain::export::{JsonWriter, Piece};
 use crate::domain::import;
 use crate::domain::markdown;
 use crate::domain::session_name::{SessionKey, SessionRef};
-use crate::error::{Code, Error, Result};
-use crate::http::acting::{Acting, ConversationReader, Converser};
+use crate::error::{Error, Result};
+use crate::http::acting::{ConversationReader, Converser};
 use crate::http::callers::Credential;
+use crate::http::download::{self, Pages};
 use crate::http::extract::{LargeJsonBody, MAX_LARGE_JSON_BYTES, PathSession, Query};
 use crate::http::retry::Retryable;
 use crate::idempotency::Answer;
 use crate::sessions::{self, Export};
-use crate::store::TenantTx;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -90,39 +87,27 @@ pub async fn export_session(
         "attachment; filename=\"conversation-{}.{ending}\"",
         export.head.id
     );
-    let download = Download {
+    let pages = Pages {
         app,
         acting,
         credential,
+    };
+    let download = Download {
+        pages,
         export,
         format: params.format,
         writer: None,
     };
-    let chunks = stream::try_unfold(Some(download), |download| async move {
-        match download {
-            // As a task of its own it comes to its end, also when nobody polls the answer any more.
-            Some(download) => rt::spawn(download.chunk())
-                .await
-                .map_err(Error::internal)?
-                .map(Some),
-            None => Ok(None),
-        }
-    });
+    let chunks = download::stream(download, Download::chunk);
     Ok(HttpResponse::Ok()
         .insert_header((CONTENT_TYPE, content_type))
         .insert_header((CONTENT_DISPOSITION, file))
         .streaming(chunks))
 }
 
-/// How often a page is tried that the database has no connection for, and how long after.
-const ATTEMPTS: usize = 5;
-const PAUSE: Duration = Duration::from_secs(1);
-
 /// An export that a client reads at its own pace.
 struct Download {
-    app: web::Data<App>,
-    acting: Acting,
-    credential: Credential,
+    pages: Pages,
     export: Export,
     format: ExportFormat,
     /// None before the first chunk.
@@ -141,12 +126,7 @@ impl Download {
             Ok((bytes, true)) => Ok((bytes, None)),
             Ok((bytes, false)) => Ok((bytes, Some(self))),
             Err(error) => {
-                tracing::warn!(
-                    tenant = %self.acting.tenant_id(),
-                    code = error.code.as_str(),
-                    cause = error.cause.as_ref().map(|cause| format!("{cause:#}")),
-                    "an export broke off"
-                );
+                self.pages.log_broken_off(&error);
                 Err(error)
             }
         }
@@ -178,7 +158,8 @@ impl Download {
         match (writer, last) {
             (writer, false) => self.writer = Some(writer),
             (Writer::Json(json), true) => {
-                let (keyring, tenant_id) = (&self.app.keyring, self.acting.tenant_id());
+                let Pages { app, acting, .. } = &self.pages;
+                let (keyring, tenant_id) = (&app.keyring, acting.tenant_id());
                 let sign = |digest: &[u8; 32]| DocumentSignature::make(keyring, tenant_id, digest);
                 json.end(sign, &mut out)?;
             }
@@ -200,30 +181,13 @@ impl Download {
         }
     }
 
-    /// What is under way for minutes should outlive a moment without the database.
-    async fn begin_page(&self) -> Result<TenantTx> {
-        let mut attempt = 1;
-        loop {
-            let begun = match self.credential.check(&self.app).await {
-                Ok(()) => self.acting.begin(&self.app.db).await,
-                Err(error) => Err(error),
-            };
-            match begun {
-                Err(error) if error.code == Code::Unavailable && attempt < ATTEMPTS => {}
-                Ok(_) | Err(_) => return begun,
-            }
-            attempt += 1;
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-
     /// In a transaction of its own, which ends before the client reads on.
     async fn read(&mut self) -> Result<Vec<Piece>> {
-        let app = self.app.clone();
-        let _turn = app.export_turns.acquire().await.map_err(Error::internal)?;
-        let mut tx = self.begin_page().await?;
-        let now = self.app.clock.now();
-        let pieces = self.export.next(&mut tx, &self.acting.viewer, now).await?;
+        let app = self.pages.app.clone();
+        let _turn = Pages::turn(&app).await?;
+        let mut tx = self.pages.begin().await?;
+        let (viewer, now) = (&self.pages.acting.viewer, app.clock.now());
+        let pieces = self.export.next(&mut tx, viewer, now).await?;
         tx.commit().await?;
         Ok(pieces)
     }

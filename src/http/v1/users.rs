@@ -1,6 +1,6 @@
 //! `/v1/users`: the tenant's people.
 
-use actix_web::{HttpResponse, get, patch, post, web};
+use actix_web::{HttpResponse, delete, get, patch, post, web};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
@@ -132,6 +132,16 @@ impl MergeResponse {
             dry_run,
         }
     }
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct ErasedResponse {
+    /// Who is no more. This id and every other of theirs is 404 from now on.
+    pub user_id: UserId,
+    /// How many accounts they had.
+    pub identities: usize,
+    /// How many conversations went with them.
+    pub conversations: usize,
 }
 
 /// Make a person, with the accounts the tenant knows to be theirs.
@@ -277,6 +287,36 @@ pub async fn update_user(
     let user = people::update(&app, &mut tx, &acting.actor(), user.id, &change).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(UserResponse::from(user)))
+}
+
+/// Erase a person: accounts, conversations, keys, rights, codes, deliveries, stored answers.
+///
+/// They are gone at once, by every id they ever had. In conversations that are not theirs, what they said
+/// becomes `[erased]` soon after. An account of theirs that speaks again is someone new.
+#[utoipa::path(
+    operation_id = "delete_user",
+    tag = "people",
+    security(("api_key" = ["admin"])),
+    extensions(("x-acts-for" = json!("the tenant"))),
+    params(("id" = UserId, Path, description = "The person")),
+    responses((status = 202, description = "Gone; their rows follow", body = ErasedResponse))
+)]
+#[delete("/users/{id}")]
+pub async fn delete_user(
+    app: web::Data<App>,
+    caller: Admin,
+    PathId(id): PathId<UserId>,
+) -> Result<HttpResponse> {
+    let mut tx = caller.begin(&app.db).await?;
+    let erased = people::erase(&app, &mut tx, &caller.principal(), id).await?;
+    tx.commit().await?;
+    let people = &erased.user_ids;
+    app.limits.forget_people(caller.tenant_id(), people).await;
+    Ok(HttpResponse::Accepted().json(ErasedResponse {
+        user_id: people.first().copied().unwrap_or(id),
+        identities: erased.identities,
+        conversations: erased.conversations,
+    }))
 }
 
 /// Merge another person into this one, whole.

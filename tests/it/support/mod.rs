@@ -10,6 +10,7 @@ pub mod nodes;
 pub mod people;
 pub mod process;
 pub mod tokens;
+pub mod whole_person;
 pub mod world;
 
 pub use http::Reply;

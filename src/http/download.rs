@@ -1,0 +1,80 @@
+//! Answers that are written while they are read: a page and a transaction at a time, so that a client who
+//! reads slowly holds no connection to the database.
+
+use std::time::Duration;
+
+use actix_web::web::Bytes;
+use actix_web::{rt, web};
+use futures_util::{Stream, stream};
+use tokio::sync::SemaphorePermit;
+
+use super::acting::Acting;
+use super::callers::Credential;
+use crate::app::App;
+use crate::error::{Code, Error, Result};
+use crate::store::TenantTx;
+
+/// How often a page is tried that the database has no connection for, and how long after.
+const ATTEMPTS: usize = 5;
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// For whom the pages are.
+pub struct Pages {
+    pub app: web::Data<App>,
+    pub acting: Acting,
+    pub credential: Credential,
+}
+
+impl Pages {
+    /// Waits for a turn to read: however many download leave connections to the rest. Held until the page
+    /// is read.
+    pub async fn turn(app: &App) -> Result<SemaphorePermit<'_>> {
+        app.export_turns.acquire().await.map_err(Error::internal)
+    }
+
+    /// Judges the credential anew and begins. What is under way for minutes should outlive a moment
+    /// without the database.
+    pub async fn begin(&self) -> Result<TenantTx> {
+        let mut attempt = 1;
+        loop {
+            let begun = match self.credential.check(&self.app).await {
+                Ok(()) => self.acting.begin(&self.app.db).await,
+                Err(error) => Err(error),
+            };
+            match begun {
+                Err(error) if error.code == Code::Unavailable && attempt < ATTEMPTS => {}
+                Ok(_) | Err(_) => return begun,
+            }
+            attempt += 1;
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    pub fn log_broken_off(&self, error: &Error) {
+        tracing::warn!(
+            tenant = %self.acting.tenant_id(),
+            code = error.code.as_str(),
+            cause = error.cause.as_ref().map(|cause| format!("{cause:#}")),
+            "an export broke off"
+        );
+    }
+}
+
+/// The bytes of a download: `chunk` answers the next, and what comes after them, if anything does. An
+/// error breaks the answer off.
+pub fn stream<D, F>(download: D, chunk: impl Fn(D) -> F + Copy) -> impl Stream<Item = Result<Bytes>>
+where
+    D: 'static,
+    F: Future<Output = Result<(Bytes, Option<D>)>> + 'static,
+{
+    stream::try_unfold(Some(download), move |download| async move {
+        match download {
+            // As a task of its own it comes to its end, also when nobody polls the answer any more.
+            Some(download) => rt::spawn(chunk(download))
+                .await
+                .map_err(Error::internal)?
+                .map(Some),
+            None => Ok(None),
+        }
+    })
+}

@@ -1,0 +1,100 @@
+//! Erasing a person. At once they are gone for everyone, with every id they ever had; what is large, and
+//! what they said where others speak too, is left to a job that looks until nothing is left. Nobody is
+//! told, and nothing brings them back.
+
+use chrono::{DateTime, Utc};
+
+use crate::app::App;
+use crate::audit;
+use crate::domain::audit::{Action, Detail, Entry};
+use crate::domain::erasure::Erasure;
+use crate::domain::user::{IdentityRecord, User};
+use crate::error::{Error, Result};
+use crate::ids::UserId;
+use crate::sessions;
+use crate::store::{
+    TenantTx, erased_people, erasures, idempotency, identities, jobs, merges, users,
+};
+
+/// The job that looks for what is left.
+pub const ERASE_JOB: &str = "erase_people";
+
+/// As often as a person may be merged under us before we give up.
+const ATTEMPTS: usize = 5;
+
+#[derive(Debug)]
+pub struct Erased {
+    /// Every id that they had.
+    pub user_ids: Vec<UserId>,
+    pub identities: usize,
+    pub conversations: usize,
+}
+
+/// Erases the person of an id, or the one who became of it.
+pub async fn erase(app: &App, tx: &mut TenantTx, actor: &str, id: UserId) -> Result<Erased> {
+    let now = app.clock.now();
+    let user = lock(tx, id).await?;
+    let accounts = identities::list(tx, user.id).await?;
+    let erasure = Erasure {
+        user_id: user.id,
+        merged_ids: users::list_merged(tx, user.id).await?,
+        identity_ids: accounts.iter().map(|account| account.id).collect(),
+        names: accounts
+            .iter()
+            .map(|account| account.name.to_string())
+            .collect(),
+        erased_at: now,
+    };
+    let names = erasures::list_conversations(tx, user.id).await?;
+    let conversations = sessions::delete_held(tx, &names, now).await?;
+    delete(tx, &erasure, &accounts, now).await?;
+    erased_people::insert(tx, &erasure).await?;
+    jobs::insert(tx, ERASE_JOB, now).await?;
+    let detail = Detail::default()
+        .count("identities", accounts.len() as i64)
+        .count("conversations", conversations as i64);
+    let entry = Entry::new(actor, Action::UserErase, &user.id).with(detail);
+    audit::append(&app.keyring, tx, entry, now).await?;
+    Ok(Erased {
+        user_ids: erasure.user_ids(),
+        identities: accounts.len(),
+        conversations,
+    })
+}
+
+/// The person, with everything that leads to them, held until `tx` ends. Whoever is making something of
+/// theirs in this moment is waited for, and whoever comes later waits and then finds nobody. The person
+/// is held whole only when slots and conversations are: those who hold one of these and then refer to the
+/// person must be let through.
+async fn lock(tx: &mut TenantTx, id: UserId) -> Result<User> {
+    for _ in 0..ATTEMPTS {
+        let found = users::find(tx, id).await?;
+        let found = found.ok_or_else(|| Error::not_found("user"))?;
+        let Some(user) = users::lock(tx, &[found.id]).await?.pop() else {
+            continue;
+        };
+        erasures::lock_slots(tx, user.id).await?;
+        merges::lock_conversations(tx, &[user.id]).await?;
+        if erasures::lock_person(tx, user.id).await? {
+            return Ok(user);
+        }
+    }
+    Err(Error::unavailable(
+        "the person",
+        anyhow::anyhow!("they are being merged again and again"),
+    ))
+}
+
+async fn delete(
+    tx: &mut TenantTx,
+    erasure: &Erasure,
+    accounts: &[IdentityRecord],
+    now: DateTime<Utc>,
+) -> Result<()> {
+    erasures::delete_slots(tx, erasure).await?;
+    erasures::blank_notices(tx, erasure, now).await?;
+    erasures::delete_chats(tx, accounts).await?;
+    let (accounts, acted_for) = (erasure.account_ids(), erasure.acted_for());
+    idempotency::delete_of_person(tx, &accounts, &acted_for).await?;
+    erasures::delete_person(tx, erasure).await
+}

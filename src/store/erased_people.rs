@@ -1,0 +1,154 @@
+//! What may be left of people who were erased, and looking for it, a batch at a time. Run twice, or
+//! again after a crash, it finds what is still there.
+
+use chrono::{DateTime, Utc};
+
+use super::TenantTx;
+use crate::domain::erasure::{ERASED, Erasure};
+use crate::error::Result;
+use crate::ids::{IdentityId, UserId};
+
+/// Remembers what to look for.
+pub async fn insert(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
+    sqlx::query(
+        "insert into erased_people (tenant_id, user_id, merged_ids, identity_ids, names, erased_at)
+         values ($1, $2, $3, $4, $5, $6)",
+    )
+    .bind(tx.tenant_id())
+    .bind(erasure.user_id)
+    .bind(&erasure.merged_ids)
+    .bind(&erasure.identity_ids)
+    .bind(&erasure.names)
+    .bind(erasure.erased_at)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// The first whom nobody has looked for yet, or who was erased before `settled` and has to be looked for
+/// once more.
+pub async fn find_due(tx: &mut TenantTx, settled: DateTime<Utc>) -> Result<Option<Erasure>> {
+    #[derive(sqlx::FromRow)]
+    struct Row {
+        user_id: UserId,
+        merged_ids: Vec<UserId>,
+        identity_ids: Vec<IdentityId>,
+        names: Vec<String>,
+        erased_at: DateTime<Utc>,
+    }
+    let row: Option<Row> = sqlx::query_as(
+        "select user_id, merged_ids, identity_ids, names, erased_at
+           from erased_people
+          where tenant_id = $1
+            and (looked_at is null or erased_at <= $2)
+          order by erased_at, user_id
+          limit 1",
+    )
+    .bind(tx.tenant_id())
+    .bind(settled)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(row.map(|row| Erasure {
+        user_id: row.user_id,
+        merged_ids: row.merged_ids,
+        identity_ids: row.identity_ids,
+        names: row.names,
+        erased_at: row.erased_at,
+    }))
+}
+
+/// When the first of those was erased who are still to be looked for.
+pub async fn oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
+    Ok(sqlx::query_scalar(
+        "select min(erased_at)
+           from erased_people
+          where tenant_id = $1",
+    )
+    .bind(tx.tenant_id())
+    .fetch_one(tx.connection())
+    .await?)
+}
+
+/// Says that they were looked for.
+pub async fn update_looked(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
+    sqlx::query(
+        "update erased_people
+            set looked_at = $3
+          where tenant_id = $1
+            and user_id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(user_id)
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Nothing is left of them: forgets what was looked for.
+pub async fn delete(tx: &mut TenantTx, user_id: UserId) -> Result<()> {
+    sqlx::query(
+        "delete from erased_people
+          where tenant_id = $1
+            and user_id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(user_id)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Blanks up to `limit` messages that an account wrote, copies included, and answers how many there
+/// were. They keep their place: others answered them.
+pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i64) -> Result<u64> {
+    let done = sqlx::query(
+        "update messages
+            set content = to_json($4::text), tool_calls = null, tool_call_id = null, identity_id = null,
+                platform = null
+          where tenant_id = $1
+            and (session_id, seq) in (select session_id, seq
+                                        from messages
+                                       where tenant_id = $1
+                                         and identity_id = $2
+                                       order by session_id
+                                       limit $3)",
+    )
+    .bind(tx.tenant_id())
+    .bind(identity_id)
+    .bind(limit)
+    .bind(ERASED)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Gives the person's sums to nobody: what was used was used.
+pub async fn fold_usage(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
+    sqlx::query(
+        "with gone as (
+           delete from usage_hourly
+            where tenant_id = $1
+              and user_id = any ($2)
+        returning hour, agent, model, source, requests, turns, input_tokens, output_tokens
+         )
+         insert into usage_hourly as own (tenant_id, hour, agent, user_id, model, source, requests, turns,
+                                          input_tokens, output_tokens)
+         select $1, hour, agent, '00000000-0000-0000-0000-000000000000', model, source, sum(requests),
+                sum(turns), sum(input_tokens), sum(output_tokens)
+           from gone
+          group by hour, agent, model, source
+          order by hour, source, agent, model
+             on conflict on constraint usage_hourly_pkey do update
+            set requests = own.requests + excluded.requests,
+                turns = own.turns + excluded.turns,
+                input_tokens = own.input_tokens + excluded.input_tokens,
+                output_tokens = own.output_tokens + excluded.output_tokens
+          where own.tenant_id = $1",
+    )
+    .bind(tx.tenant_id())
+    .bind(users)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
