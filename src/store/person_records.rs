@@ -281,9 +281,10 @@ pub async fn list_messages_elsewhere(
     limit: i64,
 ) -> Result<Vec<PersonMessage>> {
     let rows = sqlx::query(concat!(
-        "select c.id as conversation_id, ",
+        "select ",
         message_columns!(),
-        " from messages m
+        ", c.id as conversation_id
+           from messages m
           join sessions s
             on s.tenant_id = $1
            and s.id = m.session_id

@@ -364,8 +364,10 @@ async fn two_nodes_at_once_sweep_each_conversation_once() {
     world.clock.advance(31 * DAY);
     let young = conversations(&world, &tenant, 7).await;
     // Both believe that they have the job, as after a lease that ran out too early.
+    let both = tokio::sync::Barrier::new(2);
     let run = async |node: usize| {
         let started_at = begin(&world, node, &tenant).await.unwrap();
+        both.wait().await;
         let mut progress = Progress::Going;
         while progress == Progress::Going {
             progress = step(&world, node, &tenant, started_at, 3).await;
