@@ -24,8 +24,8 @@ pub fn script(pgbench: &Pgbench, people: u32) -> anyhow::Result<String> {
     let keys: Vec<String> = keys
         .iter()
         .map(|key| match key.strip_suffix('0') {
-            Some(start) => format!("'{start}' || :number"),
-            None => format!("'{key}'"),
+            Some(start) => format!("{} || (:number)::text", literal(start)),
+            None => literal(key),
         })
         .collect();
     let values = [
@@ -35,12 +35,17 @@ pub fn script(pgbench: &Pgbench, people: u32) -> anyhow::Result<String> {
         "(:number)::text",
         "'main'",
         &format!("array[{}]", keys.join(", ")),
-        &format!("'{}'", user_key_prefix("main")),
+        &literal(&user_key_prefix("main")),
         &format!("'{}'::uuid", Uuid::nil()),
     ];
     let statement = with_values(RESOLVE, &values);
     let choose = format!("\\set number random(1, {people})\n");
     Ok(choose + &pgbench.transaction(&statement))
+}
+
+/// pgbench takes a colon for the beginning of a variable, also within quotes.
+fn literal(key: &str) -> String {
+    format!("E'{}'", key.replace(':', "\\x3a"))
 }
 
 pub struct Seed {
