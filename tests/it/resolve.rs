@@ -6,10 +6,18 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::types::Uuid;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use throughline::domain::chat::Chat;
+use throughline::domain::identity::IdentityName;
+use throughline::domain::session_key::{possible_keys, user_key_prefix};
+use throughline::store::resolve::RESOLVE;
 
+use crate::support::cluster::cluster;
 use crate::support::linking::bridge;
 use crate::support::people::{as_bridge, person};
 use crate::support::{Tenant, World};
+use crate::tenancy::uuid_of;
 
 async fn agent(world: &World, tenant: &Tenant, changes: Value) {
     let mut spec = json!({"upstream": {"kind": "demo"}});
@@ -406,4 +414,79 @@ async fn presence_tells_when_and_where_each_account_was_heard() {
         .await
         .expect(204);
     assert_eq!(presence().await[0]["home_channel"], Value::Null);
+}
+
+/// Buffers that the one statement touches while it runs, as the service's own role.
+async fn buffers(world: &World, tenant: &Tenant, identity: &str) -> i64 {
+    let url = cluster().service_url(&world.database);
+    let mut service = PgConnection::connect(&url).await.unwrap();
+    let mut tx = service.begin().await.unwrap();
+    let enter = format!("set local app.tenant_id = '{}'", uuid_of(tenant));
+    sqlx::raw_sql(AssertSqlSafe(enter))
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    let name: IdentityName = identity.parse().unwrap();
+    let sql = format!("explain (analyze, buffers, format json) {RESOLVE}");
+    let mut touched = 0;
+    // The first look also fills caches.
+    for _ in 0..2 {
+        let plan: Value = sqlx::query_scalar(AssertSqlSafe(sql.clone()))
+            .bind(uuid_of(tenant))
+            .bind(name.platform().platform())
+            .bind(name.platform().scope().unwrap_or_default())
+            .bind(name.external_id())
+            .bind("main")
+            .bind(possible_keys("main", &name, &Chat::DM))
+            .bind(user_key_prefix("main"))
+            .bind(Uuid::nil())
+            .fetch_one(&mut *tx)
+            .await
+            .unwrap();
+        let top = &plan[0]["Plan"];
+        touched = top["Shared Hit Blocks"].as_i64().unwrap()
+            + top["Shared Read Blocks"].as_i64().unwrap();
+    }
+    touched
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_known_account_costs_the_same_among_many() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let others = |count: usize, from: usize| {
+        format!(
+            "insert into users (tenant_id, id, created_at)
+             select '{tenant}', md5('u' || n)::uuid, now() from generate_series({from}, {count}) n;
+             insert into identities (tenant_id, id, user_id, platform, external_id, raw, linked_at, created_at)
+             select '{tenant}', md5('i' || n)::uuid, md5('u' || n)::uuid, 'telegram', n::text, n::text, now(), now()
+               from generate_series({from}, {count}) n;
+             insert into slots (tenant_id, id, kind, key, user_id, agent, last_person_at, created_at)
+             select '{tenant}', md5('s' || n)::uuid, 'dm', 'agent:main:telegram:dm:' || n, md5('u' || n)::uuid, 'main',
+                    now(), now()
+               from generate_series({from}, {count}) n;
+             insert into slot_names (tenant_id, namespace, key, slot_id, home_slot_id)
+             select '{tenant}', '{nil}', 'agent:main:telegram:dm:' || n, md5('s' || n)::uuid, md5('s' || n)::uuid
+               from generate_series({from}, {count}) n",
+            tenant = uuid_of(&tenant),
+            nil = Uuid::nil(),
+        )
+    };
+    let mut superuser = world.superuser().await;
+    let mut touched = Vec::new();
+    for (from, count) in [(1, 2_000), (2_001, 20_000)] {
+        sqlx::raw_sql(AssertSqlSafe(others(count, from)))
+            .execute(&mut superuser)
+            .await
+            .unwrap();
+        // Someone of the many, with a session.
+        world.dm(&tenant.key, "telegram:77").await;
+        sqlx::raw_sql("vacuum analyze")
+            .execute(&mut superuser)
+            .await
+            .unwrap();
+        touched.push(buffers(&world, &tenant, "telegram:77").await);
+    }
+    // An index may be a level deeper by then: some pages for each of its few look-ups.
+    assert!(touched[0] < 100 && touched[1] < 100, "{touched:?}");
 }
