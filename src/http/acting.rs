@@ -312,6 +312,19 @@ impl Acting {
         }
     }
 
+    /// Fails when the account that speaks has another person by now: for what goes on long after the call
+    /// was judged.
+    pub async fn check_present(&self, tx: &mut TenantTx) -> Result<()> {
+        let (Reach::Person(person), Some(speaker)) = (self.viewer.reach, &self.viewer.speaker)
+        else {
+            return Ok(());
+        };
+        let account = identities::get(tx, speaker.id).await?;
+        let present = account.ok_or_else(no_such_user)?.user_id;
+        let same = present == person || users::find_redirect(tx, person).await? == Some(present);
+        same.then_some(()).ok_or_else(no_such_user)
+    }
+
     /// Whom a list is narrowed to by an id of a person: who became of it. A person sees their own alone.
     pub async fn narrowed_to(
         &self,

@@ -32,13 +32,13 @@ impl Pages {
         app.export_turns.acquire().await.map_err(Error::internal)
     }
 
-    /// Judges the credential anew and begins. What is under way for minutes should outlive a moment
+    /// Judges the credential and whose account it is anew, and begins. What is under way for minutes should outlive a moment
     /// without the database.
     pub async fn begin(&self) -> Result<TenantTx> {
         let mut attempt = 1;
         loop {
             let begun = match self.credential.check(&self.app).await {
-                Ok(()) => self.acting.begin(&self.app.db).await,
+                Ok(()) => self.begin_present().await,
                 Err(error) => Err(error),
             };
             match begun {
@@ -48,6 +48,12 @@ impl Pages {
             attempt += 1;
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    async fn begin_present(&self) -> Result<TenantTx> {
+        let mut tx = self.acting.begin(&self.app.db).await?;
+        self.acting.check_present(&mut tx).await?;
+        Ok(tx)
     }
 
     pub fn log_broken_off(&self, error: &Error) {

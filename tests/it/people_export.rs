@@ -266,3 +266,37 @@ async fn an_export_breaks_off_when_its_person_is_erased() {
         assert!(!String::from_utf8_lossy(&broken).contains("messages_elsewhere"));
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_breaks_off_when_the_account_that_reads_it_is_parted() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let ada = person(&world, &tenant, "ada").await;
+    let linked = world.link(&tenant.key, "telegram:5", "web:ada").await;
+    let user = linked["user_id"].as_str().unwrap();
+    let telegram = world
+        .identity_id(&tenant.key, &linked["user_id"], "telegram:5")
+        .await;
+    let own = id_of(&world.session(&ada.token, json!({})).await);
+    // What the other account said.
+    seed(&world, &tenant, &own, &telegram, 5000, 4000).await;
+    let mut exports = Vec::new();
+    for path in [
+        format!("/v1/users/{user}/export"),
+        format!("/v1/sessions/{own}/export"),
+    ] {
+        let request = world.request(Method::GET, &path, &ada.token);
+        let mut response = request.send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        let begun = response.chunk().await.unwrap().unwrap().to_vec();
+        exports.push((response, begun));
+    }
+    let web = world
+        .identity_id(&tenant.key, &linked["user_id"], "web:ada")
+        .await;
+    let path = format!("/v1/identities/{web}");
+    world.delete(&tenant.key, &path).await.expect(200);
+    for (response, begun) in exports {
+        finish(response, begun).await.unwrap_err();
+    }
+}
