@@ -35,13 +35,8 @@ impl MoveKind {
         }
     }
 
-    /// A document of the tenant's joins as many as it lists.
-    fn is_counted(self) -> bool {
-        match self {
-            Self::Code | Self::Merge => true,
-            Self::Import | Self::Unlink | Self::Undo => false,
-        }
-    }
+    /// Those of which a person has only so many a day. A document of the tenant's joins as many as it lists.
+    pub const COUNTED: [Self; 2] = [Self::Code, Self::Merge];
 }
 
 /// What has to be known of two people before they are joined.
@@ -70,7 +65,7 @@ impl Joining {
             let detail = format!("a person has at most {MAX_IDENTITIES} identities");
             return Err(Error::new(Code::TooManyIdentities, detail));
         }
-        if self.kind.is_counted() && self.merges_lately >= MAX_MERGES {
+        if MoveKind::COUNTED.contains(&self.kind) && self.merges_lately >= MAX_MERGES {
             let detail = format!("at most {MAX_MERGES} people are merged into one within a day");
             return Err(Error::new(Code::TooManyMerges, detail));
         }

@@ -41,7 +41,8 @@ pub async fn merge(
         kind: request.kind,
         into: identities::list(tx, into.id).await?,
         from: identities::list(tx, from.id).await?,
-        merges_lately: moves::count_merges(tx, into.id, merges_since(now)).await?,
+        merges_lately: moves::count_merges(tx, into.id, &MoveKind::COUNTED, merges_since(now))
+            .await?,
     };
     joining.check()?;
     let merge = Merge {
@@ -69,7 +70,7 @@ pub(super) async fn join(
     now: DateTime<Utc>,
 ) -> Result<()> {
     move_everything(tx, into, from, now).await?;
-    record(tx, request, from, moved, now).await?;
+    record(tx, request, (into, from), moved, now).await?;
     fold(tx, into.id, now).await
 }
 
@@ -138,7 +139,7 @@ async fn move_everything(
 async fn record(
     tx: &mut TenantTx,
     request: &MergeRequest<'_>,
-    from: &User,
+    (into, from): (&User, &User),
     moved: &[IdentityRecord],
     now: DateTime<Utc>,
 ) -> Result<()> {
@@ -152,7 +153,7 @@ async fn record(
         let change = NewMove {
             identity_id: identity.id,
             from_user: from.id,
-            to_user: request.into,
+            to_user: into.id,
             kind: request.kind,
             reason: request.reason.map(str::to_owned),
             profile: Some(profile.clone()),

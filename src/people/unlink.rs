@@ -195,8 +195,8 @@ pub async fn undo_unlink(
     let not_possible = |detail: &str| Error::new(Code::UndoNotPossible, detail);
     let parting = moves::find_parting(tx, identity_id, now).await?;
     let parting = parting.ok_or_else(|| not_possible("it was not unlinked within 30 days"))?;
-    let came_to = users::find(tx, parting.to_user).await?.map(|user| user.id);
-    if came_to != Some(target.user_id) {
+    // Nor if that person was merged away: whoever they became is not asked here.
+    if parting.to_user != target.user_id {
         return Err(not_possible("it belongs to someone else by now"));
     }
     let before = users::find(tx, parting.from_user).await?;

@@ -40,18 +40,25 @@ pub async fn insert(tx: &mut TenantTx, change: &NewMove, now: DateTime<Utc>) -> 
     Ok(())
 }
 
-/// How many people were joined into `user_id` since then, by codes and admins.
-pub async fn count_merges(tx: &mut TenantTx, user_id: UserId, since: DateTime<Utc>) -> Result<i64> {
+/// How many people were joined into `user_id` since then, in one of these ways.
+pub async fn count_merges(
+    tx: &mut TenantTx,
+    user_id: UserId,
+    kinds: &[MoveKind],
+    since: DateTime<Utc>,
+) -> Result<i64> {
+    let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
     Ok(sqlx::query_scalar(
         "select count(distinct from_user)
            from identity_moves
           where tenant_id = $1
             and to_user = $2
-            and kind in ('code', 'merge')
-            and created_at > $3",
+            and kind = any ($3)
+            and created_at > $4",
     )
     .bind(tx.tenant_id())
     .bind(user_id)
+    .bind(kinds)
     .bind(since)
     .fetch_one(tx.connection())
     .await?)

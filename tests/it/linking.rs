@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -382,188 +381,6 @@ async fn what_only_one_account_said_goes_with_it_and_an_admin_takes_it_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_who_redeem_a_code_one_does() {
-    let world = World::with_nodes(2).await;
-    let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
-    let code = world.mint(&key, "telegram:0").await;
-    let redeems = (1..=32).map(|n| {
-        let url = world.url_on(n % 2, "/v1/link-codes/redeem");
-        let body = json!({"code": code, "identity": format!("telegram:{n}")});
-        Reply::of(world.client.post(url).bearer_auth(&key).json(&body))
-    });
-    let replies = join_all(redeems).await;
-    let with = |status: u16| {
-        replies
-            .iter()
-            .filter(|reply| reply.status == status)
-            .count()
-    };
-    assert_eq!((with(200), with(404)), (1, 31));
-    let owner = world.dm(&key, "telegram:0").await;
-    let path = format!(
-        "/v1/users/{}/identities",
-        owner["user_id"].as_str().unwrap()
-    );
-    let accounts = world.get(&tenant.key, &path).await.expect(200);
-    assert_eq!(accounts["data"].as_array().unwrap().len(), 2);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn every_code_that_is_not_good_has_one_answer() {
-    let world = World::new().await;
-    let (tenant, other) = (world.tenant("Acme").await, world.tenant("Other").await);
-    let key = bridge(&world, &tenant, &["telegram", "slack"]).await;
-    let foreign = bridge(&world, &other, &["telegram"]).await;
-    let used = world.mint(&key, "telegram:1").await;
-    world.redeem(&key, &used, "telegram:2").await.expect(200);
-    let expired = world.mint(&key, "telegram:3").await;
-    world.clock.advance(Duration::from_secs(10 * 60 + 1));
-    let of_other_tenant = world.mint(&foreign, "telegram:1").await;
-    let body = json!({"identity": "telegram:4", "platform": "slack"});
-    let elsewhere = world.post(&key, "/v1/link-codes", body).await.expect(201)["code"].clone();
-    let seen = world.mint(&key, "telegram:5").await;
-    let in_group =
-        json!({"code": seen, "identity": "telegram:6", "chat": {"type": "group", "id": "1"}});
-    let refused = world.post(&key, "/v1/link-codes/redeem", in_group).await;
-    refused.expect_problem(403, "private_chat_required");
-    let mut problems = Vec::new();
-    for (n, code) in [
-        "ABCDEFGH",
-        "no code",
-        &used,
-        &expired,
-        &of_other_tenant,
-        &seen,
-        elsewhere.as_str().unwrap(),
-    ]
-    .iter()
-    .enumerate()
-    {
-        let reply = world.redeem(&key, code, &format!("telegram:9{n}")).await;
-        let mut problem = reply.expect_problem(404, "code_not_found");
-        problem["request_id"] = Value::Null;
-        problems.push(problem);
-    }
-    assert!(problems.iter().all(|problem| *problem == problems[0]));
-    // Still good where it was meant for, typed as people type.
-    let typed = elsewhere.as_str().unwrap().to_lowercase();
-    world
-        .redeem(
-            &key,
-            &format!(" {}-{} ", &typed[..4], &typed[4..]),
-            "slack:1",
-        )
-        .await
-        .expect(200);
-    let in_group = json!({"identity": "telegram:1", "chat": {"type": "channel", "id": "1"}});
-    world
-        .post(&key, "/v1/link-codes", in_group)
-        .await
-        .expect_problem(403, "private_chat_required");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn whoever_guesses_is_locked_out_at_three_levels() {
-    let world = World::with_nodes(2).await;
-    let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
-    let second = bridge(&world, &tenant, &["telegram"]).await;
-    let good = world.mint(&key, "telegram:1").await;
-    // Five by one account, all at once with many more: no crowd gets around it.
-    let guesses = (0..20).map(|n| {
-        let url = world.url_on(n % 2, "/v1/link-codes/redeem");
-        let body = json!({"code": "ABCDEFGH", "identity": "telegram:2"});
-        Reply::of(world.client.post(url).bearer_auth(&key).json(&body))
-    });
-    let replies = join_all(guesses).await;
-    let with = |status: u16| {
-        replies
-            .iter()
-            .filter(|reply| reply.status == status)
-            .count()
-    };
-    assert_eq!((with(404), with(429)), (5, 15));
-    let locked = world.redeem(&key, &good, "telegram:2").await;
-    locked.expect_problem(429, "too_many_attempts");
-    let wait: u64 = locked.header("retry-after").parse().unwrap();
-    assert!((3500..=3600).contains(&wait), "{wait}");
-    // Nine more accounts, five each: the key has its fifty.
-    for n in 10..19 {
-        for _ in 0..5 {
-            world
-                .redeem(&key, "ABCDEFGH", &format!("telegram:{n}"))
-                .await
-                .expect_problem(404, "code_not_found");
-        }
-    }
-    world
-        .redeem(&key, &good, "telegram:30")
-        .await
-        .expect_problem(429, "too_many_attempts");
-    world
-        .redeem(&second, &good, "telegram:30")
-        .await
-        .expect(200);
-    // Ten minutes later the key may again; the account after an hour, from its last guess.
-    world.clock.advance(Duration::from_secs(10 * 60 + 1));
-    let good = world.mint(&key, "telegram:1").await;
-    world
-        .redeem(&key, &good, "telegram:2")
-        .await
-        .expect_problem(429, "too_many_attempts");
-    world.clock.advance(Duration::from_secs(50 * 60));
-    let good = world.mint(&key, "telegram:1").await;
-    world.redeem(&key, &good, "telegram:2").await.expect(200);
-    // The tenant, however many keys and accounts.
-    for n in 0..40 {
-        let key = bridge(&world, &tenant, &["telegram"]).await;
-        for _ in 0..5 {
-            world
-                .redeem(&key, "ABCDEFGH", &format!("telegram:1{n:03}"))
-                .await
-                .expect_problem(404, "code_not_found");
-        }
-    }
-    let fresh = bridge(&world, &tenant, &["telegram"]).await;
-    let good = world.mint(&fresh, "telegram:1").await;
-    world
-        .redeem(&fresh, &good, "telegram:5000")
-        .await
-        .expect_problem(429, "too_many_attempts");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn three_codes_are_pending_and_a_fourth_waits() {
-    let world = World::with_nodes(2).await;
-    let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
-    world.dm(&key, "telegram:1").await;
-    let mints = (0..8).map(|n| {
-        let url = world.url_on(n % 2, "/v1/link-codes");
-        Reply::of(
-            world
-                .client
-                .post(url)
-                .bearer_auth(&key)
-                .json(&json!({"identity": "telegram:1"})),
-        )
-    });
-    let replies = join_all(mints).await;
-    let with = |status: u16| {
-        replies
-            .iter()
-            .filter(|reply| reply.status == status)
-            .count()
-    };
-    assert_eq!((with(201), with(429)), (3, 5));
-    let refused = replies.iter().find(|reply| reply.status == 429).unwrap();
-    refused.expect_problem(429, "too_many_codes");
-    world.clock.advance(Duration::from_secs(10 * 60 + 1));
-    world.mint(&key, "telegram:1").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_shows_who_would_be_joined_and_leaves_the_code() {
     let apart = apart().await;
     let Apart {
@@ -878,4 +695,50 @@ async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
         owners, 1,
         "everything belongs to the one person that is left"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parting_is_not_taken_back_over_the_head_of_a_third() {
+    let apart = apart().await;
+    let Apart { world, tenant, .. } = &apart;
+    let linked = apart.link().await;
+    let web_id = world
+        .identity_id(&tenant.key, &linked["user_id"], "web:ada")
+        .await;
+    let path = format!("/v1/identities/{web_id}");
+    world.delete(&tenant.key, &path).await.expect(200);
+    // Somebody else took it in since.
+    world.link(&tenant.key, "discord:7", "web:ada").await;
+    let undo = world
+        .post(&tenant.key, &format!("{path}/undo-unlink"), json!({}))
+        .await;
+    undo.expect_problem(409, "undo_not_possible");
+    let third = world.dm(&tenant.key, "discord:7").await;
+    assert_ne!(third["user_id"], linked["user_id"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_into_an_old_id_counts_for_the_survivor() {
+    let apart = apart().await;
+    let Apart {
+        world, tenant, web, ..
+    } = &apart;
+    let linked = apart.link().await;
+    let old = format!("/v1/users/{}/merge", web["user_id"].as_str().unwrap());
+    // With the link above, twenty.
+    for n in 0..20 {
+        let other = world.dm(&tenant.key, &format!("discord:{n}")).await;
+        let body = json!({"from_user_id": other["user_id"], "reason": "one person"});
+        let merged = world.post(&tenant.key, &old, body).await;
+        match n {
+            19 => merged.expect_problem(429, "too_many_merges"),
+            _ => merged.expect(200),
+        };
+    }
+    let path = format!(
+        "/v1/users/{}/identities",
+        linked["user_id"].as_str().unwrap()
+    );
+    let accounts = world.get(&tenant.key, &path).await.expect(200);
+    assert_eq!(accounts["data"].as_array().unwrap().len(), 21);
 }

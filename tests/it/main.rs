@@ -24,6 +24,7 @@ mod identity_links;
 mod jobs;
 mod key_sets;
 mod limits;
+mod link_codes;
 mod linking;
 mod model_script;
 mod openapi;
