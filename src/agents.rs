@@ -9,18 +9,13 @@ use crate::domain::agent::{AgentSpec, DEFAULT_AGENT, KeyChange};
 use crate::domain::audit::{Action, Entry};
 use crate::domain::resource_name::ResourceName;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::ids::TenantId;
+use crate::model::key_context;
 use crate::store::TenantTx;
 use crate::store::agents::{self, AgentRow};
 
 pub struct PutAgent {
     pub agent: AgentRow,
     pub is_new: bool,
-}
-
-/// Binds a sealed key to the agent it is for.
-pub fn key_context(tenant_id: TenantId, agent: &str) -> String {
-    format!("agents/{tenant_id}/{agent}/api_key")
 }
 
 /// Makes or replaces an agent.

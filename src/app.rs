@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::crypto::Keyring;
 use crate::ids::BootId;
 use crate::limits::Limiter;
+use crate::model::Models;
 use crate::redis::Redis;
 use crate::store::Db;
 use crate::upstream::{GuardedClient, OwnPorts};
@@ -36,6 +37,7 @@ pub struct Inner {
     pub verifiers: Verifiers,
     pub limits: Limiter,
     pub usage: UsageMeter,
+    pub models: Models,
     /// Exports take turns, so that however many there are leave connections to the rest.
     pub export_turns: Semaphore,
     /// Cancelled when the node begins to shut down.
@@ -53,6 +55,7 @@ impl App {
         let export_turns = Semaphore::new((config.database_pool as usize / 4).max(1));
         let limits = Limiter::new(redis.clone(), clock.clone());
         let people = People::new(db.clone(), clock.clone(), limits.clone());
+        let models = Models::new(db.clone(), keyring.clone(), upstream.clone());
         let verifiers = Verifiers {
             operators: OperatorKeys::new(&config.operator_keys),
             keys: KeyVerifier::new(db.clone(), clock.clone()),
@@ -77,6 +80,7 @@ impl App {
                 verifiers,
                 limits,
                 usage: UsageMeter::default(),
+                models,
                 export_turns,
                 draining: CancellationToken::new(),
             }),

@@ -49,6 +49,7 @@ error_codes! {
     InvalidCursor, "invalid_cursor", 400, Useless, "The cursor is not one of this list";
     InvalidIdempotencyKey, "invalid_idempotency_key", 400, Useless, "The Idempotency-Key is not valid";
     InvalidSessionId, "invalid_session_id", 400, Useless, "The session id is not valid";
+    UpstreamRefused, "upstream_refused", 400, Useless, "The model's server refuses the request";
     InvalidSessionKey, "invalid_session_key", 400, Useless, "The session key is not valid";
     Unauthorized, "unauthorized", 401, Useless, "The credential is missing or not valid";
     KeyExpired, "key_expired", 401, Useless, "The API key has expired";
@@ -76,6 +77,7 @@ error_codes! {
     SessionNotFound, "session_not_found", 404, Useless, "There is no such session";
     SessionKeyNotFound, "session_key_not_found", 404, Useless, "There is no such session key";
     NotFound, "not_found", 404, Useless, "There is no such thing";
+    ModelNotFound, "model_not_found", 404, Useless, "There is no such agent";
     MethodNotAllowed, "method_not_allowed", 405, Useless, "The path does not take this method";
     RequestTimeout, "request_timeout", 408, Helps, "The request did not arrive in time";
     IdempotencyConflict, "idempotency_conflict", 409, Useless, "The Idempotency-Key was used with another request";
@@ -103,12 +105,16 @@ error_codes! {
     SummaryRequired, "summary_required", 422, Useless, "Give the summary";
     RetentionNotSet, "retention_not_set", 422, Useless, "The tenant keeps its conversations for ever";
     SecretRequired, "secret_required", 422, Useless, "The address changed: give its secret anew, or null";
+    UpstreamBusy, "upstream_busy", 429, Helps, "The model's server asks to wait";
     RateLimited, "rate_limited", 429, Helps, "There were too many requests";
     TooManyAttempts, "too_many_attempts", 429, Helps, "There were too many wrong codes";
     TooManyCodes, "too_many_codes", 429, Helps, "Too many codes are pending";
     TooManyMerges, "too_many_merges", 429, Helps, "Too many people were merged into one";
     Internal, "internal", 500, Helps, "Something went wrong on our side";
+    NotAvailable, "not_available", 501, Useless, "This is not available yet";
+    UpstreamFailed, "upstream_failed", 502, Helps, "The model's server failed";
     Unavailable, "unavailable", 503, Helps, "The service cannot answer right now";
+    UpstreamTimeout, "upstream_timeout", 504, Helps, "The model's server did not answer in time";
     Timeout, "timeout", 504, Helps, "The answer took too long";
 }
 

@@ -36,6 +36,7 @@ pub mod limits;
 
 pub mod auth;
 
+pub mod model;
 pub mod usage;
 
 pub mod app;
@@ -43,6 +44,7 @@ pub mod app;
 pub mod agents;
 pub mod api_keys;
 pub mod audit;
+pub mod chat;
 pub mod idempotency;
 pub mod issuers;
 pub mod people;

@@ -3,6 +3,8 @@
 use chrono::{DateTime, Timelike, Utc};
 use serde::{Deserialize, Serialize};
 
+use crate::domain::agent::AgentSpec;
+use crate::domain::completion::TokenUsage;
 use crate::ids::UserId;
 
 /// What one row of the usage counts. Empty text: none.
@@ -28,16 +30,48 @@ impl UsageName {
     }
 }
 
+impl UsageName {
+    /// A call of an agent's model.
+    pub fn model_call(
+        now: DateTime<Utc>,
+        agent: &str,
+        spec: &AgentSpec,
+        user_id: Option<UserId>,
+        usage: &TokenUsage,
+    ) -> Self {
+        Self {
+            hour: hour_of(now),
+            source: match usage.estimated {
+                true => UsageSource::ChatEstimated,
+                false => UsageSource::Chat,
+            },
+            agent: agent.to_owned(),
+            model: spec
+                .upstream
+                .model
+                .clone()
+                .unwrap_or_else(|| "demo".to_owned()),
+            user_id,
+        }
+    }
+}
+
 /// Where the use came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum UsageSource {
     Api,
+    /// Calls of models whose provider told the tokens.
+    Chat,
+    /// Those whose tokens are an estimate.
+    ChatEstimated,
 }
 
 impl UsageSource {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Api => "api",
+            Self::Chat => "chat",
+            Self::ChatEstimated => "chat_estimated",
         }
     }
 }

@@ -325,6 +325,18 @@ impl Acting {
         same.then_some(()).ok_or_else(no_such_user)
     }
 
+    /// Whether the caller may say that `user` speaks: an account it vouches for, or itself as `me`.
+    pub fn vouches_for(&self, user: &str, identity: Option<&IdentityName>) -> bool {
+        match (&self.credential, identity) {
+            (Credential::User(_), _) => user == "me" || identity.is_some(),
+            (Credential::Key(key), Some(identity)) => {
+                key.has_scope(Scope::Admin)
+                    || (key.has_scope(Scope::Bridge) && identity.is_covered_by(key.platforms()))
+            }
+            (Credential::Key(_), None) => false,
+        }
+    }
+
     /// Whom a list is narrowed to by an id of a person: who became of it. A person sees their own alone.
     pub async fn narrowed_to(
         &self,

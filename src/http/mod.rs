@@ -24,6 +24,7 @@ mod fallback;
 mod health;
 mod limits;
 mod objects;
+mod openai_compatible;
 pub mod openapi;
 mod paging;
 mod precondition;
@@ -81,6 +82,9 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::link_codes::create_link_code)
         .service(v1::link_codes::redeem_link_code)
         .service(v1::resolve::resolve)
+        .service(openai_compatible::list_models)
+        .service(openai_compatible::get_model)
+        .service(openai_compatible::create_chat_completion)
         .service(v1::sessions::create_session)
         .service(v1::sessions::list_sessions)
         .service(v1::sessions::get_session)

@@ -84,15 +84,24 @@ pub fn render(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
         Shape::Problem => response
             .content_type(CONTENT_TYPE)
             .json(problem(error, request_id)),
-        Shape::OpenAi => response.json(OpenAiEnvelope {
-            error: OpenAiError {
-                message: &error.detail,
-                r#type: openai_type(error.code),
-                param: error.errors.first().map(|first| first.pointer.as_str()),
-                code: error.code.as_str(),
-            },
-        }),
+        Shape::OpenAi => response.json(openai_envelope(error)),
     }
+}
+
+fn openai_envelope(error: &Error) -> OpenAiEnvelope<'_> {
+    OpenAiEnvelope {
+        error: OpenAiError {
+            message: &error.detail,
+            r#type: openai_type(error.code),
+            param: error.errors.first().map(|first| first.pointer.as_str()),
+            code: error.code.as_str(),
+        },
+    }
+}
+
+/// An error in the middle of a stream, whose head has left long ago.
+pub fn openai_body(error: &Error) -> String {
+    serde_json::to_string(&openai_envelope(error)).unwrap_or_default()
 }
 
 fn problem(error: &Error, request_id: &str) -> Problem {

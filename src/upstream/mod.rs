@@ -4,17 +4,22 @@
 //! - `address`: which IP addresses may be dialled
 //! - `own_ports`: the service's own ports, which no tenant may reach through it
 //! - `client`: the one HTTP client that holds to all three at the moment it dials
+//! - `completions`: calls of models through it, with `breaker` for those that fail and `sse` for streams
 //!
 //! Nothing else in the service opens a connection to a place that a tenant chose.
 
 mod address;
+mod breaker;
 mod client;
+mod completions;
 mod own_ports;
+mod sse;
 mod url_rules;
 
 #[cfg(test)]
 mod hostile_tests;
 
 pub use client::{FetchError, GuardedClient, Looking, Lookup, fetch};
+pub use completions::{CallError, CompletionStream, Completions, ModelServer};
 pub use own_ports::OwnPorts;
 pub use url_rules::UrlRefused;

@@ -17,6 +17,7 @@ mod audit;
 mod authorization;
 mod bad_input;
 mod chaos;
+mod chat;
 mod cors;
 mod dev_command;
 mod idempotency;

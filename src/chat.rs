@@ -1,0 +1,122 @@
+//! Use case of chat without a session: a request goes to the agent's model and its answer comes back.
+//! Nothing is stored but what it used. Ends with the connection.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::app::App;
+use crate::domain::completion::{CompletionRequest, TokenUsage};
+use crate::domain::usage::{UsageCounts, UsageName};
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::{TenantId, UserId};
+use crate::model::{Agent, Chunks};
+
+/// A call of a model, and for whom.
+pub struct Call {
+    app: App,
+    agent: Arc<Agent>,
+    request: CompletionRequest,
+    user_id: Option<UserId>,
+}
+
+impl Call {
+    pub async fn new(
+        app: &App,
+        tenant_id: TenantId,
+        user_id: Option<UserId>,
+        request: CompletionRequest,
+    ) -> Result<Self> {
+        let agent = app.models.find(tenant_id, &request.model).await?;
+        let agent = agent.ok_or_else(|| {
+            let error = FieldError::new("/model", "there is no such agent");
+            Error::fields(Code::ModelNotFound, vec![error])
+        })?;
+        Ok(Self {
+            app: app.clone(),
+            agent,
+            request,
+            user_id,
+        })
+    }
+
+    /// The whole answer.
+    pub async fn complete(self) -> Result<Value> {
+        let body = self.request.for_model(&self.agent.spec);
+        let mut answer = self.app.models.complete(&self.agent, &body).await?;
+        let said = answer["choices"].to_string().len();
+        self.count(TokenUsage::told(&answer), said);
+        answer["model"] = self.agent.name.as_str().into();
+        Ok(answer)
+    }
+
+    /// The answer in chunks. What goes wrong before the first is an error and no stream.
+    pub async fn stream(self) -> Result<Answering> {
+        let body = self.request.for_model(&self.agent.spec);
+        let chunks = self.app.models.stream(&self.agent, &body).await?;
+        Ok(Answering {
+            call: self,
+            chunks,
+            said: 0,
+            told: None,
+        })
+    }
+
+    fn count(&self, told: Option<TokenUsage>, said: usize) {
+        let estimate = || TokenUsage::estimate(self.request.messages(), said);
+        let usage = told.unwrap_or_else(estimate);
+        let now = self.app.clock.now();
+        let name = UsageName::model_call(
+            now,
+            &self.agent.name,
+            &self.agent.spec,
+            self.user_id,
+            &usage,
+        );
+        let counts = UsageCounts {
+            requests: 0,
+            turns: 1,
+            input_tokens: usage.input,
+            output_tokens: usage.output,
+        };
+        self.app.usage.count(self.agent.tenant_id, name, &counts);
+    }
+}
+
+/// An answer that is under way.
+pub struct Answering {
+    call: Call,
+    chunks: Chunks,
+    /// Bytes that were said so far.
+    said: usize,
+    told: Option<TokenUsage>,
+}
+
+impl Answering {
+    /// The next chunk for the client. The one about usage is theirs only if they asked for it: it has no
+    /// choice in it, which plain loops over a stream do not expect.
+    pub async fn next(&mut self) -> Result<Option<Value>> {
+        loop {
+            let Some(mut chunk) = self.chunks.next().await? else {
+                return Ok(None);
+            };
+            self.told = TokenUsage::told(&chunk).or(self.told);
+            let choices = chunk["choices"].as_array().map_or(0, Vec::len);
+            if choices == 0 && !self.call.request.include_usage {
+                continue;
+            }
+            if choices > 0 {
+                self.said += chunk["choices"][0]["delta"].to_string().len();
+            }
+            chunk["model"] = self.call.agent.name.as_str().into();
+            return Ok(Some(chunk));
+        }
+    }
+}
+
+/// Counted however it ends: a client that leaves has used what was said.
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.call.count(self.told, self.said);
+    }
+}

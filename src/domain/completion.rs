@@ -1,0 +1,232 @@
+//! What a client asks of a model, in OpenAI's words: read just far enough to know what it is about. What
+//! the service has no part in is passed on as it came.
+
+use serde_json::{Map, Value, json};
+
+use crate::domain::agent::{AgentSpec, UpstreamKind};
+use crate::error::{Code, Error, FieldError, Result};
+
+const MAX_MESSAGES: usize = 10_000;
+const ROLES: [&str; 6] = [
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+];
+
+#[derive(Debug, Clone)]
+pub struct CompletionRequest {
+    /// The agent's name.
+    pub model: String,
+    pub stream: bool,
+    /// Whether a stream ends with a chunk about its usage.
+    pub include_usage: bool,
+    /// Who speaks, or a label that means nothing to us.
+    pub user: Option<String>,
+    body: Map<String, Value>,
+}
+
+impl CompletionRequest {
+    pub fn read(body: Map<String, Value>) -> Result<Self> {
+        let mut errors = Vec::new();
+        let mut wrong = |pointer: &str, detail: &str| errors.push(FieldError::new(pointer, detail));
+        if !body.get("model").is_some_and(Value::is_string) {
+            wrong("/model", "must be the name of an agent");
+        }
+        match body.get("messages").and_then(Value::as_array) {
+            None => wrong("/messages", "must be a list"),
+            Some(messages) if !(1..=MAX_MESSAGES).contains(&messages.len()) => {
+                wrong("/messages", "must have 1 to 10000 entries");
+            }
+            Some(messages) => {
+                for (place, message) in messages.iter().enumerate() {
+                    let role = message["role"].as_str();
+                    if !role.is_some_and(|role| ROLES.contains(&role)) {
+                        wrong(&format!("/messages/{place}/role"), "must be a role");
+                    }
+                }
+            }
+        }
+        for (member, is_right) in [
+            ("stream", Value::is_boolean as fn(&Value) -> bool),
+            ("stream_options", Value::is_object),
+            ("user", Value::is_string),
+            ("tools", Value::is_array),
+        ] {
+            let given = body.get(member).filter(|value| !value.is_null());
+            if given.is_some_and(|value| !is_right(value)) {
+                wrong(&format!("/{member}"), "has the wrong type");
+            }
+        }
+        if !errors.is_empty() {
+            return Err(Error::fields(Code::InvalidRequest, errors));
+        }
+        let text = |member: &str| body.get(member).and_then(Value::as_str).map(str::to_owned);
+        let options = body.get("stream_options");
+        Ok(Self {
+            model: text("model").unwrap_or_default(),
+            stream: body.get("stream") == Some(&Value::Bool(true)),
+            include_usage: options.is_some_and(|options| options["include_usage"] == true),
+            user: text("user"),
+            body,
+        })
+    }
+
+    pub fn messages(&self) -> &[Value] {
+        let messages = self.body.get("messages").and_then(Value::as_array);
+        messages.map_or(&[], Vec::as_slice)
+    }
+
+    pub fn tools(&self) -> &[Value] {
+        let tools = self.body.get("tools").and_then(Value::as_array);
+        tools.map_or(&[], Vec::as_slice)
+    }
+
+    /// What the agent's model is asked: its own name, the agent's instructions first, and in a stream
+    /// always the usage, which we count.
+    pub fn for_model(&self, agent: &AgentSpec) -> Value {
+        let mut body = self.body.clone();
+        let model = match agent.upstream.kind {
+            UpstreamKind::Openai => agent.upstream.model.as_deref().unwrap_or_default(),
+            UpstreamKind::Demo => "demo",
+        };
+        body.insert("model".to_owned(), model.into());
+        if !agent.system_prompt.is_empty() {
+            let first = json!({"role": "system", "content": agent.system_prompt});
+            let messages = std::iter::once(first).chain(self.messages().iter().cloned());
+            body.insert("messages".to_owned(), messages.collect());
+        }
+        if self.stream {
+            let mut options = match body.remove("stream_options") {
+                Some(Value::Object(options)) => options,
+                _ => Map::new(),
+            };
+            options.remove("include_hermes_events");
+            options.insert("include_usage".to_owned(), true.into());
+            body.insert("stream_options".to_owned(), options.into());
+        } else {
+            body.remove("stream_options");
+        }
+        Value::Object(body)
+    }
+}
+
+/// Tokens of one call of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenUsage {
+    pub input: i64,
+    pub output: i64,
+    /// Whether nobody counted them but us, by their length.
+    pub estimated: bool,
+}
+
+impl TokenUsage {
+    /// As a provider tells it, in an answer or in a chunk.
+    pub fn told(answer: &Value) -> Option<Self> {
+        let count = |member: &str| answer["usage"][member].as_i64().filter(|count| *count >= 0);
+        Some(Self {
+            input: count("prompt_tokens")?,
+            output: count("completion_tokens")?,
+            estimated: false,
+        })
+    }
+
+    /// By length: some four bytes are a token.
+    pub fn estimate(asked: &[Value], answered_bytes: usize) -> Self {
+        let asked: usize = asked.iter().map(|message| message.to_string().len()).sum();
+        let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
+        Self {
+            input: tokens(asked),
+            output: tokens(answered_bytes),
+            estimated: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::agent::AgentSpec;
+
+    fn read(body: Value) -> Result<CompletionRequest> {
+        CompletionRequest::read(body.as_object().unwrap().clone())
+    }
+
+    #[test]
+    fn what_is_wrong_is_pointed_at_and_what_is_unknown_passes() {
+        let said = json!([{"role": "user", "content": "hi"}]);
+        for (body, pointer) in [
+            (json!({"messages": said}), "/model"),
+            (json!({"model": "main"}), "/messages"),
+            (json!({"model": "main", "messages": []}), "/messages"),
+            (
+                json!({"model": "main", "messages": [{"role": "x"}]}),
+                "/messages/0/role",
+            ),
+            (
+                json!({"model": "main", "messages": ["hi"]}),
+                "/messages/0/role",
+            ),
+            (
+                json!({"model": "main", "messages": said, "stream": "yes"}),
+                "/stream",
+            ),
+            (
+                json!({"model": "main", "messages": said, "user": 5}),
+                "/user",
+            ),
+        ] {
+            let error = read(body).unwrap_err();
+            assert_eq!(error.code, Code::InvalidRequest);
+            assert_eq!(error.errors[0].pointer, pointer);
+        }
+        let asked =
+            json!({"model": "main", "messages": said, "temperature": 0.5, "user": null, "x": [1]});
+        let request = read(asked).unwrap();
+        let body = request.for_model(&AgentSpec::demo());
+        assert_eq!(
+            (&body["temperature"], &body["x"]),
+            (&json!(0.5), &json!([1]))
+        );
+    }
+
+    #[test]
+    fn the_model_gets_the_agents_name_and_prompt_and_is_asked_for_usage() {
+        let mut agent = AgentSpec::demo();
+        agent.system_prompt = "Be brief.".to_owned();
+        let request = read(json!({
+            "model": "main", "messages": [{"role": "user", "content": "hi"}], "stream": true,
+            "stream_options": {"include_hermes_events": true},
+        }))
+        .unwrap();
+        assert!(request.stream && !request.include_usage);
+        let body = request.for_model(&agent);
+        assert_eq!(body["model"], "demo");
+        assert_eq!(
+            body["messages"][0],
+            json!({"role": "system", "content": "Be brief."})
+        );
+        assert_eq!(body["stream_options"], json!({"include_usage": true}));
+    }
+
+    #[test]
+    fn usage_is_what_the_provider_says_or_a_marked_estimate() {
+        let told = json!({"usage": {"prompt_tokens": 3, "completion_tokens": 5}});
+        let usage = TokenUsage::told(&told).unwrap();
+        assert_eq!((usage.input, usage.output, usage.estimated), (3, 5, false));
+        for untold in [
+            json!({}),
+            json!({"usage": null}),
+            json!({"usage": {"prompt_tokens": -1}}),
+        ] {
+            assert_eq!(TokenUsage::told(&untold), None);
+        }
+        let estimate = TokenUsage::estimate(&[json!("four")], 9);
+        assert_eq!(
+            (estimate.input, estimate.output, estimate.estimated),
+            (2, 3, true)
+        );
+    }
+}

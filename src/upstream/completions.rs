@@ -1,0 +1,368 @@
+//! Calling a model: any server that speaks OpenAI's chat completions, at an address that a tenant gave.
+//! Every wait has an end and every answer a cap. A call is tried again only before the first byte of an
+//! answer, and only while the server's budget lasts. Nothing that the server says is trusted, and neither
+//! key nor address is ever repeated in an error.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use reqwest::{Method, Response};
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
+use tokio::time::{Instant as Deadline, timeout_at};
+use url::Url;
+
+use super::breaker::Breaker;
+use super::client::{FetchError, GuardedClient};
+use super::sse::Events;
+
+const FIRST_BYTE: Duration = Duration::from_secs(60);
+const BETWEEN_PIECES: Duration = Duration::from_secs(30);
+const WHOLE_CALL: Duration = Duration::from_secs(15 * 60);
+/// Of an answer that is not streamed, and of all events of one that is.
+const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
+const MAX_ERROR_BYTES: usize = 64 * 1024;
+const MAX_MESSAGE_CHARS: usize = 500;
+const MAX_RETRIES: u32 = 2;
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// A server that asks for more patience is not waited for.
+const MOST_PATIENCE: Duration = Duration::from_secs(5);
+/// Then those that nothing is remembered of are forgotten.
+const MANY_SERVERS: usize = 1024;
+
+/// Why a call brought no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("the model's server cannot be called: {0}")]
+    NotReached(#[source] FetchError),
+    #[error("the model's server did not answer in time")]
+    TooSlow,
+    #[error("the model's server failed with status {0}")]
+    Failed(u16),
+    #[error("the model's server asks to wait")]
+    Busy { retry_after: Option<Duration> },
+    #[error("the model's server does not take the agent's key (status {0})")]
+    NotAllowed(u16),
+    /// It does not take the request; `message` is what it says about it.
+    #[error("the model's server refuses the request: {message}")]
+    Refused { status: u16, message: String },
+    #[error("the model's server failed again and again, and is left alone for now")]
+    LeftAlone { retry_after: Duration },
+    #[error("the connection to the model's server broke")]
+    Broken,
+    #[error("the model's server answered something that is no completion")]
+    Malformed,
+    #[error("the model's answer is too large")]
+    TooLarge,
+}
+
+impl CallError {
+    /// Whether the server is to blame: a refusal shows that it works.
+    fn is_outage(&self) -> bool {
+        match self {
+            Self::NotReached(_) | Self::TooSlow | Self::Failed(_) | Self::Broken => true,
+            Self::Busy { .. }
+            | Self::NotAllowed(_)
+            | Self::Refused { .. }
+            | Self::LeftAlone { .. }
+            | Self::Malformed
+            | Self::TooLarge => false,
+        }
+    }
+
+    /// How long to wait before the same call may be made again, where it may.
+    fn pause_before_retry(&self, attempt: u32) -> Option<Duration> {
+        let backoff = FIRST_PAUSE * 2u32.pow(attempt);
+        match self {
+            Self::NotReached(FetchError::Refused(_)) => None,
+            Self::NotReached(_) | Self::Failed(_) => Some(backoff),
+            Self::Busy { retry_after } => {
+                let asked = retry_after.unwrap_or(backoff);
+                (asked <= MOST_PATIENCE).then_some(asked)
+            }
+            Self::TooSlow
+            | Self::NotAllowed(_)
+            | Self::Refused { .. }
+            | Self::LeftAlone { .. }
+            | Self::Broken
+            | Self::Malformed
+            | Self::TooLarge => None,
+        }
+    }
+}
+
+/// Where a model is.
+#[derive(Debug, Clone)]
+pub struct ModelServer {
+    /// Up to and with its `/v1`.
+    pub base_url: Url,
+    pub api_key: Option<SecretString>,
+    /// Tells a memory provider there whose memory it is.
+    pub session_key: Option<String>,
+}
+
+/// Cheap to clone; clones share what they remember of servers.
+#[derive(Clone)]
+pub struct Completions {
+    client: GuardedClient,
+    breakers: Arc<Mutex<HashMap<String, Breaker>>>,
+}
+
+impl Completions {
+    pub fn new(client: GuardedClient) -> Self {
+        Self {
+            client,
+            breakers: Arc::default(),
+        }
+    }
+
+    /// The whole answer to `body`, which does not ask for a stream.
+    pub async fn complete(
+        &self,
+        owner: &str,
+        server: &ModelServer,
+        body: &Value,
+    ) -> Result<Value, CallError> {
+        let deadline = Deadline::now() + WHOLE_CALL;
+        let mut response = self.send(owner, server, body, deadline).await?;
+        let mut answer = Vec::new();
+        while let Some(piece) = next_piece(&mut response, deadline).await? {
+            if answer.len() + piece.len() > MAX_ANSWER_BYTES {
+                return Err(CallError::TooLarge);
+            }
+            answer.extend_from_slice(&piece);
+        }
+        let answer: Value = serde_json::from_slice(&answer).map_err(|_| CallError::Malformed)?;
+        match answer["choices"].is_array() {
+            true => Ok(answer),
+            false => Err(CallError::Malformed),
+        }
+    }
+
+    /// The pieces of the answer to `body`, which asks for a stream.
+    pub async fn stream(
+        &self,
+        owner: &str,
+        server: &ModelServer,
+        body: &Value,
+    ) -> Result<CompletionStream, CallError> {
+        let deadline = Deadline::now() + WHOLE_CALL;
+        let response = self.send(owner, server, body, deadline).await?;
+        Ok(CompletionStream {
+            response,
+            events: Events::default(),
+            ready: Vec::new().into_iter(),
+            read: 0,
+            deadline,
+            done: false,
+        })
+    }
+
+    /// Sends until there is the head of a good answer, or no more attempt is left.
+    async fn send(
+        &self,
+        owner: &str,
+        server: &ModelServer,
+        body: &Value,
+        deadline: Deadline,
+    ) -> Result<Response, CallError> {
+        // Of one owner: what a tenant does to a server is no other tenant's loss.
+        let name = format!("{owner} {}", server.base_url.origin().ascii_serialization());
+        let mut attempt = 0;
+        loop {
+            let admitted = self.with_breaker(&name, |breaker| breaker.admit(Instant::now()));
+            admitted.map_err(|retry_after| CallError::LeftAlone { retry_after })?;
+            let outcome = self.send_once(server, body, deadline).await;
+            let is_outage = matches!(&outcome, Err(error) if error.is_outage());
+            self.with_breaker(&name, |breaker| match is_outage {
+                true => breaker.failed(Instant::now()),
+                false => breaker.succeeded(),
+            });
+            let error = match outcome {
+                Ok(response) => return Ok(response),
+                Err(error) => error,
+            };
+            let pause = error.pause_before_retry(attempt);
+            let Some(pause) = pause.filter(|pause| Deadline::now() + *pause < deadline) else {
+                return Err(error);
+            };
+            if attempt == MAX_RETRIES || !self.with_breaker(&name, Breaker::take_retry) {
+                return Err(error);
+            }
+            attempt += 1;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn send_once(
+        &self,
+        server: &ModelServer,
+        body: &Value,
+        deadline: Deadline,
+    ) -> Result<Response, CallError> {
+        let url = completions_url(&server.base_url);
+        let refused = |refused| CallError::NotReached(FetchError::Refused(refused));
+        let mut request = self.client.request(Method::POST, &url).map_err(refused)?;
+        request = request
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "application/json, text/event-stream");
+        if let Some(key) = &server.api_key {
+            let bearer = format!("Bearer {}", key.expose_secret());
+            let mut bearer =
+                HeaderValue::from_str(&bearer).map_err(|_| CallError::NotAllowed(0))?;
+            bearer.set_sensitive(true);
+            request = request.header(AUTHORIZATION, bearer);
+        }
+        if let Some(session_key) = &server.session_key {
+            request = request.header("x-hermes-session-key", session_key);
+        }
+        let body = serde_json::to_vec(body).map_err(|_| CallError::Malformed)?;
+        let until = deadline.min(Deadline::now() + FIRST_BYTE);
+        let sent = timeout_at(until, request.body(body).send()).await;
+        let response = match sent {
+            Err(_) => return Err(CallError::TooSlow),
+            Ok(Err(error)) => return Err(not_reached(error.into())),
+            Ok(Ok(response)) => response,
+        };
+        match response.status().as_u16() {
+            200..=299 => Ok(response),
+            status => Err(refusal(status, response).await),
+        }
+    }
+
+    fn with_breaker<T>(&self, name: &str, act: impl FnOnce(&mut Breaker) -> T) -> T {
+        let mut breakers = self.breakers.lock().unwrap_or_else(PoisonError::into_inner);
+        if breakers.len() > MANY_SERVERS {
+            breakers.retain(|_, breaker| !breaker.is_idle());
+        }
+        act(breakers.entry(name.to_owned()).or_default())
+    }
+}
+
+fn not_reached(error: FetchError) -> CallError {
+    match error {
+        FetchError::TooSlow => CallError::TooSlow,
+        FetchError::Broken(_) => CallError::Broken,
+        error => CallError::NotReached(error),
+    }
+}
+
+fn completions_url(base_url: &Url) -> Url {
+    let mut url = base_url.clone();
+    let path = format!("{}/chat/completions", base_url.path().trim_end_matches('/'));
+    url.set_path(&path);
+    url
+}
+
+/// What an answer that is no success means.
+async fn refusal(status: u16, mut response: Response) -> CallError {
+    let retry_after = response
+        .headers()
+        .get(RETRY_AFTER)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.trim().parse().ok())
+        .map(Duration::from_secs);
+    match status {
+        429 => CallError::Busy { retry_after },
+        503 if retry_after.is_some() => CallError::Busy { retry_after },
+        401 | 403 => CallError::NotAllowed(status),
+        400..=499 if status != 408 => {
+            let mut told = Vec::new();
+            let until = Deadline::now() + BETWEEN_PIECES;
+            while let Ok(Some(piece)) = next_piece(&mut response, until).await {
+                told.extend_from_slice(&piece);
+                if told.len() > MAX_ERROR_BYTES {
+                    break;
+                }
+            }
+            let message = message_of(&told);
+            CallError::Refused { status, message }
+        }
+        status => CallError::Failed(status),
+    }
+}
+
+/// What a server says about a refusal: one line of it, without what could be a key.
+fn message_of(told: &[u8]) -> String {
+    let parsed: Value = serde_json::from_slice(told).unwrap_or(Value::Null);
+    let error = &parsed["error"];
+    let message = error["message"].as_str().or(error.as_str());
+    let message = message
+        .or(parsed["message"].as_str())
+        .unwrap_or("no reason was given");
+    let looks_secret =
+        |word: &str| word.len() >= 20 && word.bytes().any(|byte| byte.is_ascii_digit());
+    let words = message
+        .split_whitespace()
+        .map(|word| match looks_secret(word) {
+            true => "…",
+            false => word,
+        });
+    let line = words.collect::<Vec<_>>().join(" ");
+    line.chars()
+        .filter(|c| !c.is_control())
+        .take(MAX_MESSAGE_CHARS)
+        .collect()
+}
+
+async fn next_piece(
+    response: &mut Response,
+    deadline: Deadline,
+) -> Result<Option<Vec<u8>>, CallError> {
+    let until = deadline.min(Deadline::now() + BETWEEN_PIECES);
+    match timeout_at(until, response.chunk()).await {
+        Err(_) => Err(CallError::TooSlow),
+        Ok(Err(_)) => Err(CallError::Broken),
+        Ok(Ok(piece)) => Ok(piece.map(|piece| piece.to_vec())),
+    }
+}
+
+/// The pieces of an answer, as they come.
+pub struct CompletionStream {
+    response: Response,
+    events: Events,
+    ready: std::vec::IntoIter<Vec<u8>>,
+    read: usize,
+    deadline: Deadline,
+    done: bool,
+}
+
+impl CompletionStream {
+    /// The next chunk; `None` once the server has said that it is done. A stream that just ends was
+    /// broken off.
+    pub async fn next(&mut self) -> Result<Option<Value>, CallError> {
+        loop {
+            if self.done {
+                return Ok(None);
+            }
+            if let Some(data) = self.ready.next() {
+                if data == b"[DONE]" {
+                    self.done = true;
+                    continue;
+                }
+                return read_chunk(&data).map(Some);
+            }
+            let Some(piece) = next_piece(&mut self.response, self.deadline).await? else {
+                return Err(CallError::Broken);
+            };
+            self.read += piece.len();
+            if self.read > MAX_ANSWER_BYTES {
+                return Err(CallError::TooLarge);
+            }
+            let ended = self.events.push(&piece).map_err(|_| CallError::TooLarge)?;
+            self.ready = ended.into_iter();
+        }
+    }
+}
+
+/// A chunk, or the error that a server tells in the middle of a stream.
+fn read_chunk(data: &[u8]) -> Result<Value, CallError> {
+    let chunk: Value = serde_json::from_slice(data).map_err(|_| CallError::Malformed)?;
+    match (chunk["choices"].is_array(), chunk["error"].is_null()) {
+        (_, false) => Err(CallError::Failed(200)),
+        (true, true) => Ok(chunk),
+        (false, true) => Err(CallError::Malformed),
+    }
+}
