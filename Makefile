@@ -12,6 +12,7 @@ dev: ## Run everything here: a node, Postgres, Redis, a demo tenant (ARGS="--por
 
 test: ## Check everything that CI checks
 	@scripts/install-missing
+	@scripts/openai-client >/dev/null
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
 	cargo test --lib --test it

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::auth::{KeyVerifier, OperatorKeys, People, TokenVerifier, Verifiers};
 use crate::clock::Clock;
@@ -12,6 +13,7 @@ use crate::config::Config;
 use crate::crypto::Keyring;
 use crate::ids::BootId;
 use crate::limits::Limiter;
+use crate::live::Live;
 use crate::model::Models;
 use crate::redis::Redis;
 use crate::store::Db;
@@ -38,6 +40,10 @@ pub struct Inner {
     pub limits: Limiter,
     pub usage: UsageMeter,
     pub models: Models,
+    /// Who watches what here, and what other nodes say.
+    pub live: Live,
+    /// The turns that run on this node.
+    pub turn_tasks: TaskTracker,
     /// Exports take turns, so that however many there are leave connections to the rest.
     pub export_turns: Semaphore,
     /// Cancelled when the node begins to shut down.
@@ -68,10 +74,11 @@ impl App {
             ),
             people,
         };
+        let boot_id = BootId::generate();
         Ok(Self {
             inner: Arc::new(Inner {
                 config,
-                boot_id: BootId::generate(),
+                boot_id,
                 clock,
                 db,
                 redis,
@@ -81,6 +88,8 @@ impl App {
                 limits,
                 usage: UsageMeter::default(),
                 models,
+                live: Live::new(boot_id),
+                turn_tasks: TaskTracker::new(),
                 export_turns,
                 draining: CancellationToken::new(),
             }),

@@ -32,6 +32,8 @@ impl Call {
             let error = FieldError::new("/model", "there is no such agent");
             Error::fields(Code::ModelNotFound, vec![error])
         })?;
+        let limit = agent.limits.tokens_per_minute;
+        app.limits.check_tokens(tenant_id, limit).await?;
         Ok(Self {
             app: app.clone(),
             agent,
@@ -40,10 +42,14 @@ impl Call {
         })
     }
 
+    pub fn wants_stream(&self) -> bool {
+        self.request.stream
+    }
+
     /// The whole answer.
     pub async fn complete(self) -> Result<Value> {
-        let body = self.request.for_model(&self.agent.spec);
-        let mut answer = self.app.models.complete(&self.agent, &body).await?;
+        let body = self.request.for_model(&self.agent.spec)?;
+        let mut answer = self.app.models.complete(&self.agent, body).await?;
         let said = answer["choices"].to_string().len();
         self.count(TokenUsage::told(&answer), said);
         answer["model"] = self.agent.name.as_str().into();
@@ -52,8 +58,8 @@ impl Call {
 
     /// The answer in chunks. What goes wrong before the first is an error and no stream.
     pub async fn stream(self) -> Result<Answering> {
-        let body = self.request.for_model(&self.agent.spec);
-        let chunks = self.app.models.stream(&self.agent, &body).await?;
+        let body = self.request.for_model(&self.agent.spec)?;
+        let chunks = self.app.models.stream(&self.agent, body, None).await?;
         Ok(Answering {
             call: self,
             chunks,
@@ -80,6 +86,11 @@ impl Call {
             output_tokens: usage.output,
         };
         self.app.usage.count(self.agent.tenant_id, name, &counts);
+        let limit = self.agent.limits.tokens_per_minute;
+        let tokens = usage.input.saturating_add(usage.output);
+        self.app
+            .limits
+            .charge_tokens(self.agent.tenant_id, limit, tokens);
     }
 }
 

@@ -29,6 +29,11 @@ macro_rules! error_codes {
                 match self { $(Code::$variant => $title),+ }
             }
 
+            /// The row of a stored code.
+            pub fn of(code: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|row| row.as_str() == code)
+            }
+
             /// Whether the same request may succeed later, unchanged.
             pub const fn retry_helps(self) -> bool {
                 matches!(match self { $(Code::$variant => Retry::$retry),+ }, Retry::Helps)
@@ -49,6 +54,7 @@ error_codes! {
     InvalidCursor, "invalid_cursor", 400, Useless, "The cursor is not one of this list";
     InvalidIdempotencyKey, "invalid_idempotency_key", 400, Useless, "The Idempotency-Key is not valid";
     InvalidSessionId, "invalid_session_id", 400, Useless, "The session id is not valid";
+    ToolCallUnknown, "tool_call_unknown", 400, Useless, "No turn waits for the result of this call";
     UpstreamRefused, "upstream_refused", 400, Useless, "The model's server refuses the request";
     InvalidSessionKey, "invalid_session_key", 400, Useless, "The session key is not valid";
     Unauthorized, "unauthorized", 401, Useless, "The credential is missing or not valid";
@@ -89,6 +95,10 @@ error_codes! {
     SessionKeyMismatch, "session_key_mismatch", 409, Useless, "The session was made under another key";
     NotCompressed, "not_compressed", 409, Useless, "The session is not a compressed one";
     HasNewMessages, "has_new_messages", 409, Useless, "Something was said since the compression";
+    SessionBusy, "session_busy", 409, Helps, "A turn is active in the conversation";
+    SessionMoved, "session_moved", 409, Helps, "The key leads to another session now";
+    TurnStopped, "turn_stopped", 409, Useless, "The turn was stopped before it had an answer";
+    TurnRestarted, "turn_restarted", 409, Useless, "What was shown is void: the turn began anew on another node";
     IdentityTaken, "identity_taken", 409, Useless, "The identity belongs to someone else";
     ExternalIdTaken, "external_id_taken", 409, Useless, "The external id belongs to someone else";
     AlreadyLinked, "already_linked", 409, Useless, "Both are the same person already";
@@ -106,12 +116,17 @@ error_codes! {
     RetentionNotSet, "retention_not_set", 422, Useless, "The tenant keeps its conversations for ever";
     SecretRequired, "secret_required", 422, Useless, "The address changed: give its secret anew, or null";
     UpstreamBusy, "upstream_busy", 429, Helps, "The model's server asks to wait";
+    QueueFull, "queue_full", 429, Helps, "Too many messages wait in the conversation";
+    TooManyTurns, "too_many_turns", 429, Helps, "Too many turns run at one time";
+    TooManyStreams, "too_many_streams", 429, Helps, "Too many streams are open at one time";
     RateLimited, "rate_limited", 429, Helps, "There were too many requests";
     TooManyAttempts, "too_many_attempts", 429, Helps, "There were too many wrong codes";
     TooManyCodes, "too_many_codes", 429, Helps, "Too many codes are pending";
     TooManyMerges, "too_many_merges", 429, Helps, "Too many people were merged into one";
     Internal, "internal", 500, Helps, "Something went wrong on our side";
     NotAvailable, "not_available", 501, Useless, "This is not available yet";
+    TurnAbandoned, "turn_abandoned", 500, Useless, "The turn was lost with its node again and again";
+    TooManyToolRounds, "too_many_tool_rounds", 502, Useless, "The model went on calling tools";
     UpstreamFailed, "upstream_failed", 502, Helps, "The model's server failed";
     Unavailable, "unavailable", 503, Helps, "The service cannot answer right now";
     UpstreamTimeout, "upstream_timeout", 504, Helps, "The model's server did not answer in time";
@@ -150,6 +165,8 @@ pub struct Error {
     pub allow: Option<String>,
     /// Seconds after which a retry may succeed, where that is known.
     pub retry_after: Option<u32>,
+    /// Whether asking again changes nothing, whatever the code usually means.
+    pub is_final: bool,
     /// Logged once where the error is answered, never shown.
     pub cause: Option<anyhow::Error>,
 }
@@ -162,6 +179,7 @@ impl Error {
             errors: Vec::new(),
             allow: None,
             retry_after: None,
+            is_final: false,
             cause: None,
         }
     }

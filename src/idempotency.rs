@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::error::{Code, Error, Result};
+use crate::ids::TurnId;
 use crate::store::idempotency::{self, RequestName, StoredAnswer};
 use crate::store::{TenantTx, jobs};
 
@@ -104,6 +105,34 @@ pub async fn once(
     Ok(Outcome::Fresh(answer))
 }
 
+/// The turn that an earlier request of this name became; `None` if this is the first, whose turn has to be
+/// noted in the same transaction.
+pub async fn find_turn(app: &App, tx: &mut TenantTx, request: &Request) -> Result<Option<TurnId>> {
+    let now = app.clock.now();
+    if idempotency::claim(tx, &request.name, request.hash, now, now - KEPT).await? {
+        return Ok(None);
+    }
+    let stored = idempotency::find(tx, &request.name).await?;
+    let gone = || Error::internal(anyhow::anyhow!("a stored request has no turn"));
+    let stored = stored.ok_or_else(gone)?;
+    check_hash(&stored, request)?;
+    stored.turn_id.ok_or_else(gone).map(Some)
+}
+
+pub async fn note_turn(tx: &mut TenantTx, request: &Request, turn_id: TurnId) -> Result<()> {
+    idempotency::update_turn(tx, &request.name, turn_id).await
+}
+
+fn check_hash(stored: &StoredAnswer, request: &Request) -> Result<()> {
+    match stored.request_hash == request.hash {
+        true => Ok(()),
+        false => {
+            let detail = "this Idempotency-Key was used with another request";
+            Err(Error::new(Code::IdempotencyConflict, detail))
+        }
+    }
+}
+
 async fn replay(app: &App, mut tx: TenantTx, request: &Request) -> Result<Answer> {
     let gone = || {
         Error::internal(anyhow::anyhow!(
@@ -113,10 +142,7 @@ async fn replay(app: &App, mut tx: TenantTx, request: &Request) -> Result<Answer
     let stored = idempotency::find(&mut tx, &request.name)
         .await?
         .ok_or_else(gone)?;
-    if stored.request_hash != request.hash {
-        let detail = "this Idempotency-Key was used with another request";
-        return Err(Error::new(Code::IdempotencyConflict, detail));
-    }
+    check_hash(&stored, request)?;
     let StoredAnswer {
         status: Some(status),
         answer_enc: Some(answer),

@@ -33,6 +33,7 @@ pub mod store;
 pub mod upstream;
 
 pub mod limits;
+pub mod live;
 
 pub mod auth;
 
@@ -50,6 +51,7 @@ pub mod issuers;
 pub mod people;
 pub mod sessions;
 pub mod tenants;
+pub mod turns;
 
 pub mod http;
 pub mod jobs;

@@ -12,9 +12,10 @@ use crate::auth::JobCaller;
 use crate::crypto::Keyring;
 use crate::domain::agent::{AgentSpec, UpstreamKind};
 use crate::domain::demo_model;
+use crate::domain::limits::Limits;
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
-use crate::store::{Db, agents};
+use crate::store::{Db, agents, tenants};
 use crate::upstream::{CallError, CompletionStream, Completions, GuardedClient, ModelServer};
 
 /// A change of an agent holds everywhere within this.
@@ -26,6 +27,8 @@ pub struct Agent {
     pub tenant_id: TenantId,
     pub name: String,
     pub spec: AgentSpec,
+    /// What its tenant may use.
+    pub limits: Limits,
     api_key: Option<SecretString>,
 }
 
@@ -83,6 +86,7 @@ impl Models {
         let caller = JobCaller::of_served_tenant(tenant_id);
         let mut tx = caller.begin(&self.db).await?;
         let row = agents::find(&mut tx, name).await?;
+        let limits = tenants::get_limits(&mut tx).await?;
         tx.commit().await?;
         let Some(row) = row else {
             return Ok(None);
@@ -104,33 +108,46 @@ impl Models {
             tenant_id,
             name: row.name,
             spec: row.spec,
+            limits,
             api_key,
         }))
     }
 
     /// The whole answer of an agent's model.
-    pub async fn complete(&self, agent: &Agent, body: &Value) -> Result<Value> {
+    pub async fn complete(&self, agent: &Agent, body: Vec<u8>) -> Result<Value> {
         match agent.spec.upstream.kind {
-            UpstreamKind::Demo => Ok(demo_model::complete(body)),
+            UpstreamKind::Demo => Ok(demo_model::complete(&parse(&body)?)),
             UpstreamKind::Openai => {
-                let (owner, server) = (agent.tenant_id.to_string(), server_of(agent)?);
-                let answer = self.completions.complete(&owner, &server, body).await;
+                let (owner, server) = (agent.tenant_id.to_string(), server_of(agent, None)?);
+                let answer = self.completions.complete(&owner, &server, &body).await;
                 answer.map_err(refusal)
             }
         }
     }
 
-    /// Its answer in chunks.
-    pub async fn stream(&self, agent: &Agent, body: &Value) -> Result<Chunks> {
+    /// Its answer in chunks. `session_key` tells a memory provider there whose memory it is.
+    pub async fn stream(
+        &self,
+        agent: &Agent,
+        body: Vec<u8>,
+        session_key: Option<&str>,
+    ) -> Result<Chunks> {
         match agent.spec.upstream.kind {
-            UpstreamKind::Demo => Ok(Chunks::Demo(demo_model::stream(body).into_iter())),
+            UpstreamKind::Demo => {
+                let chunks = demo_model::stream(&parse(&body)?);
+                Ok(Chunks::Demo(chunks.into_iter()))
+            }
             UpstreamKind::Openai => {
-                let (owner, server) = (agent.tenant_id.to_string(), server_of(agent)?);
-                let stream = self.completions.stream(&owner, &server, body).await;
+                let (owner, server) = (agent.tenant_id.to_string(), server_of(agent, session_key)?);
+                let stream = self.completions.stream(&owner, &server, &body).await;
                 stream.map(Box::new).map(Chunks::Upstream).map_err(refusal)
             }
         }
     }
+}
+
+fn parse(body: &[u8]) -> Result<Value> {
+    serde_json::from_slice(body).map_err(Error::internal)
 }
 
 /// The chunks of an answer, as they come.
@@ -148,12 +165,12 @@ impl Chunks {
     }
 }
 
-fn server_of(agent: &Agent) -> Result<ModelServer> {
+fn server_of(agent: &Agent, session_key: Option<&str>) -> Result<ModelServer> {
     let base_url = agent.spec.upstream.base_url.as_deref().unwrap_or_default();
     Ok(ModelServer {
         base_url: base_url.parse().map_err(Error::internal)?,
         api_key: agent.api_key.clone(),
-        session_key: None,
+        session_key: session_key.map(str::to_owned),
     })
 }
 

@@ -9,12 +9,14 @@ use anyhow::Context;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::http::{self, Shared, Surface};
 use crate::jobs;
+use crate::live;
 use crate::telemetry;
 
 /// Enough for the handful of scrapers a node has.
@@ -28,6 +30,9 @@ pub struct Node {
     pub metrics_address: Option<SocketAddr>,
     servers: Vec<ServerHandle>,
     tasks: JoinSet<()>,
+    /// What goes on until nothing else does.
+    background: JoinSet<()>,
+    ended: CancellationToken,
 }
 
 impl Node {
@@ -43,6 +48,8 @@ impl Node {
             app,
             servers: Vec::new(),
             tasks: JoinSet::new(),
+            background: JoinSet::new(),
+            ended: CancellationToken::new(),
         };
         node.address = node.serve("LISTEN", node.app.config.listen, surface)?;
         if let Some(address) = node.app.config.operator_listen {
@@ -57,6 +64,20 @@ impl Node {
             .spawn(jobs::heartbeat::run(app.clone(), stop.clone()));
         node.tasks
             .spawn(jobs::flush_usage::run(app.clone(), stop.clone()));
+        node.tasks
+            .spawn(jobs::recover_turns::run(app.clone(), stop.clone()));
+        // Pokes are told until the last turn has ended.
+        let (live, redis) = (&app.live, &app.redis);
+        node.background.spawn(live::tell_others(
+            live.clone(),
+            redis.clone(),
+            node.ended.clone(),
+        ));
+        node.background.spawn(live::hear_others(
+            live.clone(),
+            redis.clone(),
+            node.ended.clone(),
+        ));
         Ok(node)
     }
 
@@ -73,6 +94,8 @@ impl Node {
         let server = HttpServer::new(move || http::application(shared.clone()))
             .listen(listener)?
             .workers(self.app.config.http_workers)
+            // A word that is said is on its way, however small the packet.
+            .tcp_nodelay(true)
             .shutdown_timeout(grace)
             .disable_signals()
             .run();
@@ -117,6 +140,12 @@ impl Node {
         self.app.draining.cancel();
         let grace = self.app.config.shutdown_grace + Duration::from_secs(1);
         let finish = async {
+            // A listener's thread takes the turns that run on it along: they end, or are given back, first.
+            for server in &self.servers {
+                server.pause().await;
+            }
+            self.app.turn_tasks.close();
+            self.app.turn_tasks.wait().await;
             for server in &self.servers {
                 server.stop(true).await;
             }
@@ -125,6 +154,7 @@ impl Node {
         if tokio::time::timeout(grace, finish).await.is_err() {
             tracing::warn!("some requests did not finish within the grace period");
         }
+        self.ended.cancel();
         let finished = tokio::time::timeout(FINISH, jobs::finish(&self.app)).await;
         if !matches!(finished, Ok(Ok(()))) {
             tracing::warn!("the database did not take what this node had left");

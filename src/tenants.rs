@@ -19,11 +19,15 @@ use crate::domain::limits::LimitOverrides;
 use crate::domain::origin::Origin;
 use crate::domain::retention::check_days;
 use crate::domain::tenant::{Retention, Tenant, TenantState};
+use crate::domain::turn::StopReason;
 use crate::error::{Error, FieldError, Result};
 use crate::idempotency;
 use crate::ids::TenantId;
 use crate::sessions;
-use crate::store::{TenantTx, jobs, tenants};
+use crate::store::{TenantTx, jobs, tenants, turns};
+
+/// The job that removes events that were kept long enough.
+pub const EXPIRE_EVENTS_JOB: &str = "expire_events";
 
 pub struct CreatedTenant {
     pub tenant: Tenant,
@@ -45,6 +49,7 @@ pub async fn create(
     tenants::insert(tx, name, now).await?;
     agents::create_default(tx, now).await?;
     idempotency::plan_expiry(tx, now).await?;
+    jobs::insert(tx, EXPIRE_EVENTS_JOB, now).await?;
     let entry = Entry::new(actor, Action::TenantCreate, &id);
     audit::append(keyring, tx, entry, now).await?;
     let first = NewApiKey {
@@ -97,6 +102,9 @@ pub async fn update_state(
     };
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
+    if state == TenantState::Suspended {
+        turns::stop_all(tx, None, StopReason::TenantSuspended, now).await?;
+    }
     audit::append(&app.keyring, tx, Entry::new(actor, action, &id), now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
     Ok(Tenant { state, ..before })
@@ -117,6 +125,7 @@ pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, id: TenantId) -> 
     let (now, state) = (app.clock.now(), TenantState::Deleting);
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
+    turns::stop_all(tx, None, StopReason::TenantSuspended, now).await?;
     jobs::insert(tx, ERASE_JOB, now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
     let entry = Entry::new(actor, Action::TenantDelete, &id);

@@ -1,9 +1,12 @@
 //! What a client asks of a model, in OpenAI's words: read just far enough to know what it is about. What
 //! the service has no part in is passed on as it came.
 
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::domain::agent::{AgentSpec, UpstreamKind};
+use crate::domain::message::{MessageKind, NewMessage, Role};
+use crate::domain::turn::TurnInput;
 use crate::error::{Code, Error, FieldError, Result};
 
 const MAX_MESSAGES: usize = 10_000;
@@ -23,6 +26,8 @@ pub struct CompletionRequest {
     pub stream: bool,
     /// Whether a stream ends with a chunk about its usage.
     pub include_usage: bool,
+    /// Whether it also has events that are not OpenAI's.
+    pub include_hermes_events: bool,
     /// Who speaks, or a label that means nothing to us.
     pub user: Option<String>,
     body: Map<String, Value>,
@@ -69,6 +74,8 @@ impl CompletionRequest {
             model: text("model").unwrap_or_default(),
             stream: body.get("stream") == Some(&Value::Bool(true)),
             include_usage: options.is_some_and(|options| options["include_usage"] == true),
+            include_hermes_events: options
+                .is_some_and(|options| options["include_hermes_events"] == true),
             user: text("user"),
             body,
         })
@@ -84,9 +91,63 @@ impl CompletionRequest {
         tools.map_or(&[], Vec::as_slice)
     }
 
+    /// What is new in a request about a session: what follows the last message of an assistant, the
+    /// instructions for this turn, and how the model is to answer.
+    pub fn turn_input(&self) -> Result<TurnInput> {
+        let all = self.messages();
+        let is_assistant = |message: &Value| message["role"] == "assistant";
+        let first = all
+            .iter()
+            .rposition(is_assistant)
+            .map_or(0, |last| last + 1);
+        let mut errors = Vec::new();
+        let mut messages = Vec::new();
+        for (place, message) in all.iter().enumerate().skip(first) {
+            let at = format!("/messages/{place}");
+            match message["role"].as_str() {
+                Some("system" | "developer") => {}
+                Some("user" | "tool") => match read_message(message) {
+                    Ok(read) => {
+                        read.check(&at, &mut errors);
+                        messages.push(read);
+                    }
+                    Err(error) => errors.push(FieldError::new(at, error.to_string())),
+                },
+                Some(_) | None => {
+                    let pointer = format!("{at}/role");
+                    errors.push(FieldError::new(pointer, "is not taken in a session"));
+                }
+            }
+        }
+        if messages.is_empty() && errors.is_empty() {
+            let detail = "nothing is said after the last message of the assistant";
+            errors.push(FieldError::new("/messages", detail));
+        }
+        if self.body.get("n").is_some_and(|n| !n.is_null() && *n != 1) {
+            errors.push(FieldError::new("/n", "a session has one answer"));
+        }
+        if !errors.is_empty() {
+            return Err(Error::fields(Code::InvalidRequest, errors));
+        }
+        let is_instruction =
+            |message: &&Value| message["role"] == "system" || message["role"] == "developer";
+        let instructions = all.iter().filter(is_instruction).map(text_of);
+        let instruction = instructions.collect::<Vec<_>>().join("\n\n");
+        let ours = ["model", "messages", "stream", "stream_options", "user"];
+        let options = self
+            .body
+            .iter()
+            .filter(|(name, _)| !ours.contains(&name.as_str()));
+        Ok(TurnInput {
+            messages,
+            instruction: (!instruction.is_empty()).then_some(instruction),
+            options: options.map(|(k, v)| (k.clone(), v.clone())).collect(),
+        })
+    }
+
     /// What the agent's model is asked: its own name, the agent's instructions first, and in a stream
     /// always the usage, which we count.
-    pub fn for_model(&self, agent: &AgentSpec) -> Value {
+    pub fn for_model(&self, agent: &AgentSpec) -> Result<Vec<u8>> {
         let mut body = self.body.clone();
         let model = match agent.upstream.kind {
             UpstreamKind::Openai => agent.upstream.model.as_deref().unwrap_or_default(),
@@ -109,7 +170,35 @@ impl CompletionRequest {
         } else {
             body.remove("stream_options");
         }
-        Value::Object(body)
+        serde_json::to_vec(&body).map_err(Error::internal)
+    }
+}
+
+fn read_message(message: &Value) -> serde_json::Result<NewMessage> {
+    let role = match message["role"] == "tool" {
+        true => Role::Tool,
+        false => Role::User,
+    };
+    let call_id = message["tool_call_id"].as_str().map(str::to_owned);
+    Ok(NewMessage {
+        role,
+        kind: MessageKind::Normal,
+        content: Deserialize::deserialize(&message["content"])?,
+        tool_calls: None,
+        tool_call_id: call_id.filter(|_| role == Role::Tool),
+        token_count: None,
+    })
+}
+
+/// The text of a message, whichever way its content is written.
+pub fn text_of(message: &Value) -> String {
+    match &message["content"] {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts = parts.iter().filter_map(|part| part["text"].as_str());
+            texts.collect::<Vec<_>>().join(" ")
+        }
+        _ => String::new(),
     }
 }
 
@@ -123,6 +212,18 @@ pub struct TokenUsage {
 }
 
 impl TokenUsage {
+    pub const NONE: Self = Self {
+        input: 0,
+        output: 0,
+        estimated: false,
+    };
+
+    pub fn add(&mut self, more: Self) {
+        self.input = self.input.saturating_add(more.input);
+        self.output = self.output.saturating_add(more.output);
+        self.estimated |= more.estimated;
+    }
+
     /// As a provider tells it, in an answer or in a chunk.
     pub fn told(answer: &Value) -> Option<Self> {
         let count = |member: &str| answer["usage"][member].as_i64().filter(|count| *count >= 0);
@@ -185,7 +286,8 @@ mod tests {
         let asked =
             json!({"model": "main", "messages": said, "temperature": 0.5, "user": null, "x": [1]});
         let request = read(asked).unwrap();
-        let body = request.for_model(&AgentSpec::demo());
+        let body = request.for_model(&AgentSpec::demo()).unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(
             (&body["temperature"], &body["x"]),
             (&json!(0.5), &json!([1]))
@@ -202,7 +304,8 @@ mod tests {
         }))
         .unwrap();
         assert!(request.stream && !request.include_usage);
-        let body = request.for_model(&agent);
+        let body = request.for_model(&agent).unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(body["model"], "demo");
         assert_eq!(
             body["messages"][0],

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::domain::completion::TokenUsage;
+use crate::domain::completion::{TokenUsage, text_of};
 
 /// What it says, or the call that it makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,18 +117,6 @@ fn asked_tool(text: &str) -> Option<(&str, String)> {
     let (tool, arguments) = rest.split_once(char::is_whitespace).unwrap_or((rest, "{}"));
     let arguments: Value = serde_json::from_str(arguments.trim()).ok()?;
     arguments.is_object().then(|| (tool, arguments.to_string()))
-}
-
-/// The text of a message, whichever way its content is written.
-fn text_of(message: &Value) -> String {
-    match &message["content"] {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => {
-            let texts = parts.iter().filter_map(|part| part["text"].as_str());
-            texts.collect::<Vec<_>>().join(" ")
-        }
-        _ => String::new(),
-    }
 }
 
 #[cfg(test)]

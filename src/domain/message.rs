@@ -110,7 +110,7 @@ pub struct ToolFunction {
 }
 
 /// A message as a client gives it. Place, time, identity and platform are the service's to set.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NewMessage {
     pub role: Role,
     pub kind: MessageKind,
@@ -122,6 +122,30 @@ pub struct NewMessage {
 }
 
 impl NewMessage {
+    /// What a tool answered, or what is to be said of it.
+    pub fn tool_result(call_id: &str, text: &str) -> Self {
+        Self {
+            role: Role::Tool,
+            kind: MessageKind::Normal,
+            content: Some(Content::text(text)),
+            tool_calls: None,
+            tool_call_id: Some(call_id.to_owned()),
+            token_count: None,
+        }
+    }
+
+    /// An assistant's answer without a word.
+    pub fn silence() -> Self {
+        Self {
+            role: Role::Assistant,
+            kind: MessageKind::Normal,
+            content: Some(Content::text("")),
+            tool_calls: None,
+            tool_call_id: None,
+            token_count: None,
+        }
+    }
+
     /// What breaks a rule, with pointers below `at`.
     pub fn check(&self, at: &str, errors: &mut Vec<FieldError>) {
         let mut refuse = |member: &str, detail: String| {

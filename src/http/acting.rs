@@ -13,6 +13,7 @@ use crate::app::App;
 use crate::auth::{Caller, KeyCaller, UserCaller};
 use crate::domain::api_key::Scope;
 use crate::domain::identity::{IdentityName, PersonName};
+use crate::domain::limits::Limits;
 use crate::domain::user::{Account, Identity, IdentityRecord, User};
 use crate::domain::viewer::{Reach, Viewer, scope_in_use, speaker_through};
 use crate::error::{Code, Error, FieldError, Result};
@@ -103,6 +104,40 @@ extractor!(
     Converser,
     &[Scope::Admin, Scope::Bridge, Scope::Chat]
 );
+impl Converser {
+    /// For whom the call is, where the body's `user` may say who speaks: an account that the key vouches
+    /// for, or `me` with a token. Then that account comes with it. Any other value is a label.
+    pub async fn speaking(
+        self,
+        app: &App,
+        user: Option<&str>,
+    ) -> Result<(Acting, Option<Identity>)> {
+        let named = user.and_then(|user| user.parse::<IdentityName>().ok());
+        let vouched = match (&self.0.credential, named) {
+            (Credential::User(_), _) if user == Some("me") => {
+                let acting = self.0.acting(app, Some(&PersonName::Me)).await?;
+                let speaker = acting.viewer.speaker.clone();
+                return Ok((acting, speaker));
+            }
+            (Credential::Key(key), Some(named)) if key.has_scope(Scope::Admin) => {
+                // Naming an account here is a first contact.
+                known_or_new(app, key, &named).await?;
+                Some(named)
+            }
+            (Credential::Key(key), Some(named)) if key.has_scope(Scope::Bridge) => {
+                Some(named).filter(|named| named.is_covered_by(key.platforms()))
+            }
+            (Credential::Key(_) | Credential::User(_), _) => None,
+        };
+        let Some(named) = vouched.map(PersonName::Identity) else {
+            return Ok((self.0.acting(app, None).await?, None));
+        };
+        let acting = self.0.acting(app, Some(&named)).await?;
+        let speaker = acting.viewer.speaker.clone();
+        Ok((acting, speaker))
+    }
+}
+
 extractor!(
     /// Whoever may read conversations: the same, and a key with `read`.
     ConversationReader,
@@ -246,6 +281,14 @@ async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(Use
         let detail = "the identity is of none of the key's platforms";
         return Err(Error::new(Code::PlatformNotAllowed, detail));
     }
+    known_or_new(app, key, name).await
+}
+
+async fn known_or_new(
+    app: &App,
+    key: &KeyCaller,
+    name: &IdentityName,
+) -> Result<(UserId, Identity)> {
     let account = Account {
         name: name.clone(),
         issuer: None,
@@ -325,18 +368,6 @@ impl Acting {
         same.then_some(()).ok_or_else(no_such_user)
     }
 
-    /// Whether the caller may say that `user` speaks: an account it vouches for, or itself as `me`.
-    pub fn vouches_for(&self, user: &str, identity: Option<&IdentityName>) -> bool {
-        match (&self.credential, identity) {
-            (Credential::User(_), _) => user == "me" || identity.is_some(),
-            (Credential::Key(key), Some(identity)) => {
-                key.has_scope(Scope::Admin)
-                    || (key.has_scope(Scope::Bridge) && identity.is_covered_by(key.platforms()))
-            }
-            (Credential::Key(_), None) => false,
-        }
-    }
-
     /// Whom a list is narrowed to by an id of a person: who became of it. A person sees their own alone.
     pub async fn narrowed_to(
         &self,
@@ -359,6 +390,14 @@ impl Acting {
 
     pub fn tenant_id(&self) -> TenantId {
         self.credential.tenant_id()
+    }
+
+    /// What its tenant may use.
+    pub fn limits(&self) -> &Limits {
+        match &self.credential {
+            Credential::Key(key) => key.limits(),
+            Credential::User(user) => user.limits(),
+        }
     }
 
     /// The credential, for the audit.

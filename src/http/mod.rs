@@ -19,12 +19,13 @@ mod cors;
 mod docs;
 mod documents;
 mod download;
+mod event_stream;
 mod extract;
 mod fallback;
 mod health;
 mod limits;
 mod objects;
-mod openai_compatible;
+mod openai_chat;
 pub mod openapi;
 mod paging;
 mod precondition;
@@ -82,9 +83,15 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::link_codes::create_link_code)
         .service(v1::link_codes::redeem_link_code)
         .service(v1::resolve::resolve)
-        .service(openai_compatible::list_models)
-        .service(openai_compatible::get_model)
-        .service(openai_compatible::create_chat_completion)
+        .service(openai_chat::models::list_models)
+        .service(openai_chat::models::get_model)
+        .service(openai_chat::completions::create_chat_completion)
+        .service(v1::turns::get_turn)
+        .service(v1::turns::cancel_turn)
+        .service(v1::turns::stream_turn_events)
+        .service(v1::turns::list_turns)
+        .service(v1::turns::stream_session_events)
+        .service(v1::turns::stream_session_key_events)
         .service(v1::sessions::create_session)
         .service(v1::sessions::list_sessions)
         .service(v1::sessions::get_session)

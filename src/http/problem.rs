@@ -64,7 +64,7 @@ pub fn render(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
     let status =
         StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = HttpResponse::build(status);
-    if !error.code.retry_helps() {
+    if !error.code.retry_helps() || error.is_final {
         response.insert_header(("x-should-retry", "false"));
     }
     if status == StatusCode::UNAUTHORIZED {

@@ -64,6 +64,18 @@ impl Retryable {
         self.key.is_some()
     }
 
+    /// The request's name and what it asks, if it has a key.
+    pub fn request(&self, principal: String, body_hash: [u8; 32]) -> Option<Request> {
+        Some(Request {
+            name: RequestName {
+                principal,
+                route: self.route.clone(),
+                key: self.key.clone()?,
+            },
+            hash: request_hash(&self.path, body_hash),
+        })
+    }
+
     /// Does `work` in `tx` and commits, once for each key of `principal`; without a key, once a call.
     pub async fn answer(
         self,
@@ -73,18 +85,10 @@ impl Retryable {
         body_hash: [u8; 32],
         work: impl AsyncFnOnce(&mut TenantTx) -> Result<Answer>,
     ) -> Result<HttpResponse> {
-        let Some(key) = self.key else {
+        let Some(request) = self.request(principal, body_hash) else {
             let answer = work(&mut tx).await?;
             tx.commit().await?;
             return render(Outcome::Fresh(answer));
-        };
-        let request = Request {
-            name: RequestName {
-                principal,
-                route: self.route,
-                key,
-            },
-            hash: request_hash(&self.path, body_hash),
         };
         render(idempotency::once(app, tx, &request, work).await?)
     }

@@ -20,8 +20,10 @@ mod erase_conversations;
 mod erase_people;
 mod erase_tenant;
 mod expire_answers;
+mod expire_events;
 pub mod flush_usage;
 pub mod heartbeat;
+pub mod recover_turns;
 mod sweep_conversations;
 
 const TICK: Duration = Duration::from_secs(1);
@@ -93,6 +95,7 @@ async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
     let caller = JobCaller::new(job);
     match job.kind.as_str() {
         idempotency::EXPIRY_JOB => expire_answers::run(app, &caller).await,
+        tenants::EXPIRE_EVENTS_JOB => expire_events::run(app, &caller).await,
         sessions::ERASE_JOB => erase_conversations::run(app, &caller).await,
         people::ERASE_JOB => erase_people::run(app, &caller).await,
         sessions::retention::SWEEP_JOB => sweep_conversations::run(app, &caller).await,

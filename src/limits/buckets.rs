@@ -39,7 +39,7 @@ pub enum Step {
 /// Whether Redis may be asked.
 pub enum Source<'a> {
     /// If the function says so; it is asked only when it matters. Otherwise this node has its share.
-    RedisIf(&'a dyn Fn() -> bool),
+    RedisIf(&'a (dyn Fn() -> bool + Sync)),
     /// Redis has had its chance.
     Share,
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
@@ -18,9 +19,12 @@ use crate::redis::limits::LimitWindow;
 
 mod breaker;
 mod buckets;
+mod streams;
 
 use breaker::Breaker;
 use buckets::{Buckets, Key, Source, Step};
+use streams::OpenStreams;
+pub use streams::StreamGuard;
 
 /// How long a request waits for Redis before it counts on its node's share.
 const PATIENCE_MS: u32 = 50;
@@ -133,6 +137,7 @@ struct Inner {
     buckets: Buckets,
     breaker: Breaker,
     live_nodes: AtomicU32,
+    streams: OpenStreams,
     patience_ms: AtomicU32,
     /// The minute in which a failure of Redis was last logged.
     logged: AtomicI64,
@@ -147,6 +152,7 @@ impl Limiter {
                 buckets: Buckets::new(),
                 breaker: Breaker::new(),
                 live_nodes: AtomicU32::new(1),
+                streams: OpenStreams::default(),
                 patience_ms: AtomicU32::new(PATIENCE_MS),
                 logged: AtomicI64::new(0),
             }),
@@ -216,6 +222,55 @@ impl Limiter {
             }
         }
         Ok(tightest)
+    }
+}
+
+impl Limiter {
+    /// Whether a model may be asked. Tokens are known only when they were used: a tenant that has none left
+    /// waits for the next minute.
+    pub async fn check_tokens(&self, tenant_id: TenantId, limit: u32) -> Result<(), Error> {
+        let taken = self
+            .take(tenant_id, &[Demand::one(Bucket::Tokens, limit)])
+            .await;
+        taken.map(drop).map_err(|refused| refused.refusal())
+    }
+
+    /// Opens a stream, until the answer is dropped.
+    pub fn open_stream(&self, tenant_id: TenantId, limit: u32) -> Result<StreamGuard, Error> {
+        let share = u32::try_from(self.inner.share(limit)).unwrap_or(u32::MAX);
+        self.inner
+            .streams
+            .open(tenant_id, share)
+            .ok_or_else(|| Error {
+                retry_after: Some(1),
+                ..Error::new(
+                    Code::TooManyStreams,
+                    format!("the limit is {limit} streams at one time"),
+                )
+            })
+    }
+
+    /// Takes tokens that a model has used, as far as the tenant's window has them.
+    pub fn charge_tokens(&self, tenant_id: TenantId, limit: u32, tokens: i64) {
+        let limiter = self.clone();
+        let mut left = u32::try_from(tokens).unwrap_or(u32::MAX).min(limit);
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        runtime.spawn(async move {
+            while left > 0 {
+                let demand = Demand {
+                    bucket: Bucket::Tokens,
+                    limit,
+                    cost: left,
+                };
+                match limiter.take(tenant_id, &[demand]).await {
+                    Ok(_) => return,
+                    // There is not as much: then whatever there is.
+                    Err(_) => left /= 2,
+                }
+            }
+        });
     }
 }
 

@@ -10,6 +10,7 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::error::{Error, Result};
 
 pub mod limits;
+pub mod pokes;
 
 /// A Redis that takes longer is as good as down.
 const WAIT: Duration = Duration::from_millis(1500);
@@ -18,6 +19,8 @@ const CONNECTIONS: usize = 8;
 #[derive(Clone)]
 pub struct Redis {
     pool: Pool,
+    /// For connections outside the pool: those that listen.
+    url: SecretString,
 }
 
 impl Redis {
@@ -34,7 +37,14 @@ impl Redis {
         let pool = config
             .create_pool(Some(Runtime::Tokio1))
             .context("THROUGHLINE_REDIS_URL is not a Redis URL")?;
-        Ok(Self { pool })
+        Ok(Self {
+            pool,
+            url: url.clone(),
+        })
+    }
+
+    fn url(&self) -> &str {
+        self.url.expose_secret()
     }
 
     /// Whether Redis answers.

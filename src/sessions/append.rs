@@ -6,11 +6,12 @@ use super::find;
 use crate::domain::message::{self, NewMessage, Role};
 use crate::domain::session::{Need, Tip};
 use crate::domain::session_name::SessionRef;
+use crate::domain::turn::session_busy;
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::messages::{self, Append};
-use crate::store::{TenantTx, presence};
+use crate::store::{TenantTx, presence, turns};
 
 /// As often as others may move the tip away under us before we give up.
 const ATTEMPTS: usize = 10;
@@ -47,7 +48,10 @@ pub async fn append(
             note_presence(tx, viewer, &tip, messages, now).await?;
             return Ok(Appended { tip, first_seq });
         }
-        // Either the tip has moved on, or its last number is another: the next look tells which.
+        // A turn is active, the tip has moved on, or its last number is another: the next look tells which.
+        if let Some(turn_id) = turns::find_active(tx, tip.name.conversation_id).await? {
+            return Err(session_busy(turn_id));
+        }
         let again = find(tx, viewer, session, Need::ReadOrSpeak, now).await?;
         let last = again.last_seq();
         if again.session_id == tip.session_id && expected_last.is_some_and(|seen| seen != last) {

@@ -11,12 +11,13 @@ use crate::domain::compression::{MAX_KEEP_LAST, Plan, Totals, plan};
 use crate::domain::message;
 use crate::domain::session::{CompressionRecord, Need, Session, Tip};
 use crate::domain::session_name::{SessionRef, session_not_found};
+use crate::domain::turn::session_busy;
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::messages::{self, Copy};
 use crate::store::sessions::{NewChild, Taken};
-use crate::store::{TenantTx, conversations, sessions};
+use crate::store::{TenantTx, conversations, sessions, turns};
 
 /// System messages that may stand at the beginning.
 const HEAD: i64 = 16;
@@ -86,6 +87,7 @@ pub async fn compress(
             tip,
         });
     }
+    refuse_while_busy(tx, &tip).await?;
     let taken = sessions::end_as_parent(tx, tip.session_id, now)
         .await?
         .ok_or_else(|| Error::internal(anyhow::anyhow!("a locked tip is no tip")))?;
@@ -157,6 +159,14 @@ async fn copy(tx: &mut TenantTx, tip: &Tip, to: SessionId, seqs: &[i64]) -> Resu
     messages::copy(tx, &copy).await
 }
 
+/// The end of a conversation stays where it is while a turn writes there.
+async fn refuse_while_busy(tx: &mut TenantTx, tip: &Tip) -> Result<()> {
+    match turns::find_active(tx, tip.name.conversation_id).await? {
+        Some(turn_id) => Err(session_busy(turn_id)),
+        None => Ok(()),
+    }
+}
+
 async fn already_made(
     tx: &mut TenantTx,
     viewer: &Viewer,
@@ -194,6 +204,7 @@ pub async fn uncompress(
         let detail = "no compression made this session";
         return Err(Error::new(Code::NotCompressed, detail));
     }
+    refuse_while_busy(tx, &tip).await?;
     let parent = sessions::undo_child(tx, tip.session_id, now)
         .await?
         .ok_or_else(|| {

@@ -9,10 +9,11 @@ use crate::crypto;
 use crate::domain::audit::{Action, Detail, Entry};
 use crate::domain::session::{ChainName, Need};
 use crate::domain::session_name::{SessionRef, session_not_found};
+use crate::domain::turn::StopReason;
 use crate::domain::viewer::{Namespace, Viewer};
 use crate::error::Result;
 use crate::ids::SessionId;
-use crate::store::{TenantTx, conversations, jobs, slots};
+use crate::store::{TenantTx, conversations, jobs, slots, turns};
 
 /// The job that removes the rows.
 pub const ERASE_JOB: &str = "erase_conversations";
@@ -61,6 +62,7 @@ pub async fn delete_held(
     if gone.is_empty() {
         return Ok(0);
     }
+    turns::stop_all(tx, Some(&gone), StopReason::ConversationDeleted, now).await?;
     let digest = |name: &ChainName| Some(spent_digest(name.namespace, name.client_id.as_ref()?));
     let given: Vec<[u8; 32]> = names
         .iter()

@@ -5,6 +5,7 @@ use chrono::{DateTime, Utc};
 
 use super::TenantTx;
 use crate::error::Result;
+use crate::ids::TurnId;
 
 /// What names one retryable request inside a tenant.
 #[derive(Debug, Clone)]
@@ -20,6 +21,7 @@ pub struct StoredAnswer {
     pub status: Option<i16>,
     pub answer_enc: Option<Vec<u8>>,
     pub secrets_enc: Option<Vec<u8>>,
+    pub turn_id: Option<TurnId>,
     pub created_at: DateTime<Utc>,
 }
 
@@ -36,7 +38,7 @@ pub async fn claim(
          values ($1, $2, $3, $4, $5, $6)
              on conflict on constraint idempotency_pkey do update
             set request_hash = excluded.request_hash, created_at = excluded.created_at,
-                status = null, answer_enc = null, secrets_enc = null
+                status = null, answer_enc = null, secrets_enc = null, turn_id = null
           where i.tenant_id = $1
             and i.created_at <= $7",
     )
@@ -54,7 +56,7 @@ pub async fn claim(
 
 pub async fn find(tx: &mut TenantTx, name: &RequestName) -> Result<Option<StoredAnswer>> {
     Ok(sqlx::query_as(
-        "select request_hash, status, answer_enc, secrets_enc, created_at
+        "select request_hash, status, answer_enc, secrets_enc, turn_id, created_at
            from idempotency
           where tenant_id = $1
             and principal = $2
@@ -91,6 +93,26 @@ pub async fn update_answer(
     .bind(status)
     .bind(answer_enc)
     .bind(secrets_enc)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Says which turn the request became.
+pub async fn update_turn(tx: &mut TenantTx, name: &RequestName, turn_id: TurnId) -> Result<()> {
+    sqlx::query(
+        "update idempotency
+            set turn_id = $5
+          where tenant_id = $1
+            and principal = $2
+            and route = $3
+            and key = $4",
+    )
+    .bind(tx.tenant_id())
+    .bind(&name.principal)
+    .bind(&name.route)
+    .bind(&name.key)
+    .bind(turn_id)
     .execute(tx.connection())
     .await?;
     Ok(())
@@ -168,7 +190,7 @@ pub async fn list_of_keys(
         None => ("", "", ""),
     };
     let rows: Vec<NamedAnswer> = sqlx::query_as(
-        "select principal, route, key, request_hash, status, answer_enc, secrets_enc, created_at
+        "select principal, route, key, request_hash, status, answer_enc, secrets_enc, turn_id, created_at
            from idempotency
           where tenant_id = $1
             and strpos(principal, '/') = 0

@@ -27,8 +27,8 @@ pub struct Append<'a> {
 }
 
 /// Appends to a session that is the end of its chain, opening it if it had ended by a reset or a switch.
-/// Answers the number of the first message, or `None` if the session is no longer that end, or the last
-/// number not the expected one. A person's message moves the idle clock.
+/// Answers the number of the first message, or `None` if the session is no longer that end, a turn is active
+/// in it, or the last number is not the expected one. A person's message moves the idle clock.
 pub async fn append(
     tx: &mut TenantTx,
     append: &Append<'_>,
@@ -91,6 +91,7 @@ pub const APPEND: &str = "with place as (
           and id = $2
           and undone_at is null
           and end_reason is distinct from 'compression'
+          and turn_id is null
           and ($6::bigint is null or next_seq - 1 = $6)
     returning next_seq - $3 as first_seq
      ), put as (

@@ -21,6 +21,7 @@ pub mod codes;
 pub mod conversations;
 pub mod erased_people;
 pub mod erasures;
+pub mod events;
 pub mod folds;
 pub mod grants;
 pub mod home_channels;
@@ -46,6 +47,8 @@ pub mod sessions;
 pub mod slots;
 pub mod tenants;
 pub mod tips;
+pub mod turn_writes;
+pub mod turns;
 pub mod usage;
 pub mod users;
 

@@ -147,6 +147,53 @@ pub async fn lock(tx: &mut TenantTx, id: SlotId) -> Result<()> {
     Ok(())
 }
 
+/// The same, and answers where it leads.
+pub async fn lock_leading(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
+    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(
+        "select conversation_id
+           from slots
+          where tenant_id = $1
+            and id = $2
+            for no key update",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(leads_to.flatten())
+}
+
+/// Where a slot leads.
+pub async fn find_leading(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
+    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(
+        "select conversation_id
+           from slots
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(leads_to.flatten())
+}
+
+/// Whether the conversation was made under the slot, or the slot was switched to it.
+pub async fn knows(tx: &mut TenantTx, id: SlotId, conversation_id: SessionId) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1
+                          from slot_conversations
+                         where tenant_id = $1
+                           and slot_id = $2
+                           and conversation_id = $3)",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(conversation_id)
+    .fetch_one(tx.connection())
+    .await?)
+}
+
 /// Makes a slot and its name in one statement, or nothing if the name was just taken: the names' primary
 /// key decides. The foreign key is checked when the statement ends, so the name may come first.
 pub async fn insert(

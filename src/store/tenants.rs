@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use super::{Db, TenantTx};
 use crate::domain::agent::DmScope;
 use crate::domain::display_name::DisplayName;
-use crate::domain::limits::LimitOverrides;
+use crate::domain::limits::{LimitOverrides, Limits};
 use crate::domain::paging::{Page, PageRequest, Position};
 use crate::domain::tenant::{Tenant, TenantSettings, TenantState, TenantTerms};
 use crate::error::{Error, Result};
@@ -240,4 +240,17 @@ pub async fn erase(db: &Db, id: TenantId, limit: i32) -> Result<i32> {
         .bind(limit)
         .fetch_one(&mut *db.connection().await?)
         .await?)
+}
+
+/// What the tenant of `tx` may use.
+pub async fn get_limits(tx: &mut TenantTx) -> Result<Limits> {
+    let stored: serde_json::Value = sqlx::query_scalar(
+        "select limits
+           from tenants
+          where id = $1",
+    )
+    .bind(tx.tenant_id())
+    .fetch_one(tx.connection())
+    .await?;
+    Ok(LimitOverrides::from_column(&stored).effective())
 }

@@ -123,7 +123,7 @@ impl Completions {
         &self,
         owner: &str,
         server: &ModelServer,
-        body: &Value,
+        body: &[u8],
     ) -> Result<Value, CallError> {
         let deadline = Deadline::now() + WHOLE_CALL;
         let mut response = self.send(owner, server, body, deadline).await?;
@@ -146,7 +146,7 @@ impl Completions {
         &self,
         owner: &str,
         server: &ModelServer,
-        body: &Value,
+        body: &[u8],
     ) -> Result<CompletionStream, CallError> {
         let deadline = Deadline::now() + WHOLE_CALL;
         let response = self.send(owner, server, body, deadline).await?;
@@ -165,7 +165,7 @@ impl Completions {
         &self,
         owner: &str,
         server: &ModelServer,
-        body: &Value,
+        body: &[u8],
         deadline: Deadline,
     ) -> Result<Response, CallError> {
         // Of one owner: what a tenant does to a server is no other tenant's loss.
@@ -199,7 +199,7 @@ impl Completions {
     async fn send_once(
         &self,
         server: &ModelServer,
-        body: &Value,
+        body: &[u8],
         deadline: Deadline,
     ) -> Result<Response, CallError> {
         let url = completions_url(&server.base_url);
@@ -218,9 +218,8 @@ impl Completions {
         if let Some(session_key) = &server.session_key {
             request = request.header("x-hermes-session-key", session_key);
         }
-        let body = serde_json::to_vec(body).map_err(|_| CallError::Malformed)?;
         let until = deadline.min(Deadline::now() + FIRST_BYTE);
-        let sent = timeout_at(until, request.body(body).send()).await;
+        let sent = timeout_at(until, request.body(body.to_vec()).send()).await;
         let response = match sent {
             Err(_) => return Err(CallError::TooSlow),
             Ok(Err(error)) => return Err(not_reached(error.into())),

@@ -28,6 +28,7 @@ mod limits;
 mod link_codes;
 mod linking;
 mod model_script;
+mod openai_client;
 mod openapi;
 mod people_erasure;
 mod people_export;

@@ -19,6 +19,7 @@ pub mod session_transfer;
 pub mod sessions;
 pub mod tenant;
 pub mod tenants;
+pub mod turns;
 pub mod usage;
 pub mod user_export;
 pub mod users;

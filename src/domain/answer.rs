@@ -1,0 +1,198 @@
+//! A model's answer, put together from the chunks it comes in. Nothing in a chunk is trusted: whatever has
+//! not the shape it should have is left out.
+
+use serde_json::{Map, Value};
+
+use crate::domain::completion::TokenUsage;
+use crate::domain::message::{Content, MessageKind, NewMessage, Role, ToolCall, ToolFunction};
+
+/// Of the text, and of each call's arguments; as much as a message may hold.
+const MAX_TEXT_BYTES: usize = 1024 * 1024;
+const MAX_CALLS: usize = 128;
+const MAX_NAME_CHARS: usize = 256;
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    pub text: String,
+    calls: Vec<PartialCall>,
+    pub finish_reason: Option<String>,
+    pub usage: Option<TokenUsage>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct PartialCall {
+    id: String,
+    name: String,
+    arguments: String,
+}
+
+/// An answer that is larger than a message may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooLarge;
+
+impl Answer {
+    /// Takes a chunk in, and answers the text that it added.
+    pub fn add<'a>(&mut self, chunk: &'a Value) -> Result<&'a str, TooLarge> {
+        self.usage = TokenUsage::told(chunk).or(self.usage);
+        let choice = &chunk["choices"][0];
+        if let Some(reason) = choice["finish_reason"].as_str() {
+            self.finish_reason = Some(reason.chars().take(MAX_NAME_CHARS).collect());
+        }
+        let delta = &choice["delta"];
+        let text = delta["content"].as_str().unwrap_or_default();
+        if self.text.len() + text.len() > MAX_TEXT_BYTES {
+            return Err(TooLarge);
+        }
+        self.text.push_str(text);
+        for part in delta["tool_calls"].as_array().into_iter().flatten() {
+            self.add_call(part)?;
+        }
+        Ok(text)
+    }
+
+    fn add_call(&mut self, part: &Value) -> Result<(), TooLarge> {
+        let place = match part["index"].as_u64() {
+            Some(index) => usize::try_from(index).unwrap_or(usize::MAX),
+            None => self.calls.len(),
+        };
+        if place >= MAX_CALLS {
+            return Err(TooLarge);
+        }
+        if self.calls.len() <= place {
+            self.calls.resize(place + 1, PartialCall::default());
+        }
+        let call = &mut self.calls[place];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        call.id.push_str(&text(&part["id"]));
+        call.name.push_str(&text(&part["function"]["name"]));
+        call.arguments
+            .push_str(&text(&part["function"]["arguments"]));
+        let long = |text: &str| text.chars().count() > MAX_NAME_CHARS;
+        match call.arguments.len() > MAX_TEXT_BYTES || long(&call.id) || long(&call.name) {
+            true => Err(TooLarge),
+            false => Ok(()),
+        }
+    }
+
+    /// The tools it calls. A provider that names its calls badly gets names that are told apart.
+    pub fn tool_calls(&self) -> Vec<ToolCall> {
+        let mut calls: Vec<ToolCall> = Vec::new();
+        for (place, call) in self.calls.iter().enumerate() {
+            if call.name.is_empty() {
+                continue;
+            }
+            let taken = calls.iter().any(|other| other.id == call.id);
+            let id = match call.id.is_empty() || taken {
+                true => format!("call_{place}"),
+                false => call.id.clone(),
+            };
+            let arguments = match call.arguments.is_empty() {
+                true => "{}".to_owned(),
+                false => call.arguments.clone(),
+            };
+            calls.push(ToolCall {
+                id,
+                kind: "function".to_owned(),
+                function: ToolFunction {
+                    name: call.name.clone(),
+                    arguments,
+                    rest: Map::new(),
+                },
+                rest: Map::new(),
+            });
+        }
+        calls
+    }
+
+    /// Bytes that the model said, for an estimate.
+    pub fn said(&self) -> usize {
+        let calls = self
+            .calls
+            .iter()
+            .map(|call| call.name.len() + call.arguments.len());
+        self.text.len() + calls.sum::<usize>()
+    }
+
+    /// As a message of the transcript; `None` if it says nothing.
+    pub fn message(&self, calls: Vec<ToolCall>) -> Option<NewMessage> {
+        if self.text.is_empty() && calls.is_empty() {
+            return None;
+        }
+        Some(NewMessage {
+            role: Role::Assistant,
+            kind: MessageKind::Normal,
+            content: (!self.text.is_empty()).then(|| Content::text(&self.text)),
+            tool_calls: (!calls.is_empty()).then_some(calls),
+            tool_call_id: None,
+            token_count: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn chunk(delta: Value, finish: Value) -> Value {
+        json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+    }
+
+    #[test]
+    fn text_and_calls_are_put_together_from_their_pieces() {
+        let mut answer = Answer::default();
+        for piece in [
+            chunk(json!({"role": "assistant", "content": "It "}), Value::Null),
+            chunk(json!({"content": "is"}), Value::Null),
+            chunk(
+                json!({"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "clock", "arguments": "{\"z\""}}]}),
+                Value::Null,
+            ),
+            chunk(
+                json!({"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}},
+                                      {"index": 1, "function": {"name": "other"}}]}),
+                json!("tool_calls"),
+            ),
+            json!({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}),
+        ] {
+            answer.add(&piece).unwrap();
+        }
+        assert_eq!(answer.text, "It is");
+        assert_eq!(answer.finish_reason.as_deref(), Some("tool_calls"));
+        assert_eq!(answer.usage.unwrap().output, 2);
+        let calls = answer.tool_calls();
+        assert_eq!(
+            (&*calls[0].id, &*calls[0].function.arguments),
+            ("c1", "{\"z\":1}")
+        );
+        assert_eq!(
+            (&*calls[1].id, &*calls[1].function.arguments),
+            ("call_1", "{}")
+        );
+    }
+
+    #[test]
+    fn what_has_no_shape_is_left_out_and_what_is_endless_is_refused() {
+        let mut answer = Answer::default();
+        for odd in [
+            json!({}),
+            json!({"choices": [5]}),
+            chunk(json!({"content": 5, "tool_calls": {}}), json!(7)),
+            chunk(json!({"tool_calls": [7, {"index": "x"}]}), Value::Null),
+        ] {
+            assert_eq!(answer.add(&odd), Ok(""));
+        }
+        assert_eq!(answer.tool_calls(), []);
+        assert_eq!(answer.message(Vec::new()), None);
+        let far = chunk(
+            json!({"tool_calls": [{"index": 4_000_000_000_u64}]}),
+            Value::Null,
+        );
+        assert_eq!(answer.add(&far), Err(TooLarge));
+        let large = chunk(json!({"content": "x".repeat(700_000)}), Value::Null);
+        assert!(answer.add(&large).is_ok());
+        assert_eq!(answer.add(&large), Err(TooLarge));
+        assert_eq!(answer.text.len(), 700_000);
+    }
+}

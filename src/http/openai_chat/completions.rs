@@ -1,0 +1,185 @@
+//! `/v1/chat/completions`, as OpenAI's clients know it. What names no session is stateless: passed to the
+//! agent's model and back, and gone with the connection. The rest is a turn.
+
+use actix_web::web::Bytes;
+use actix_web::{HttpRequest, HttpResponse, post, web};
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::session_chat::{self, Asking};
+use crate::app::App;
+use crate::chat::{Answering, Call};
+use crate::domain::completion::CompletionRequest;
+use crate::domain::session_name::{SessionKey, SessionRef};
+use crate::error::{Code, Error, FieldError, Result};
+use crate::http::acting::Converser;
+use crate::http::callers::Credential;
+use crate::http::event_stream;
+use crate::http::extract::LargeJsonBody;
+use crate::http::problem;
+use crate::http::retry::Retryable;
+use crate::turns::Place;
+
+const SESSION_ID: &str = "X-Hermes-Session-Id";
+const SESSION_KEY: &str = "X-Hermes-Session-Key";
+/// How often one of the official clients has tried before.
+const RETRY_COUNT: &str = "x-stainless-retry-count";
+
+/// What the document says of a request; members that it does not name are passed to the model.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[expect(
+    dead_code,
+    reason = "the request is read as it is; this is its documentation"
+)]
+pub struct ChatCompletionRequest {
+    /// The name of an agent.
+    #[schema(min_length = 1, max_length = 64)]
+    model: String,
+    /// In a session, only what follows the last message of an assistant is used; a system message is an
+    /// instruction for this turn.
+    #[schema(min_items = 1, max_items = 10_000)]
+    messages: Vec<ChatMessage>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    /// Who speaks: `platform:external_id` of an account that the key vouches for, or `me` with a user token.
+    /// Anything else is a label for the model's server.
+    #[schema(max_length = 512)]
+    user: Option<String>,
+}
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[expect(dead_code, reason = "see above")]
+pub struct ChatMessage {
+    role: ChatRole,
+    /// A text or a list of parts.
+    #[schema(value_type = Option<String>)]
+    content: Value,
+}
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ChatRole {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[expect(dead_code, reason = "see above")]
+pub struct StreamOptions {
+    /// Whether the stream ends with a chunk about its usage.
+    include_usage: Option<bool>,
+    /// Whether a session's stream also has events named `hermes.…`.
+    include_hermes_events: Option<bool>,
+}
+
+/// Ask an agent. With a session id, a session key or a person who speaks it is a turn in a session: history
+/// comes from the store, and a dropped connection does not stop it. With none of them it is stateless:
+/// history is what the request holds, and the answer ends with the connection.
+#[utoipa::path(
+    operation_id = "create_chat_completion",
+    tag = "chat",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(
+        ("X-Hermes-Session-Id" = Option<String>, Header, description = "Continue this session", min_length = 1, max_length = 256, pattern = "^[!-~]+$"),
+        ("X-Hermes-Session-Key" = Option<String>, Header, description = "The long-term scope; alone, its current session", min_length = 1, max_length = 256, pattern = "^[!-~]+$")
+    ),
+    request_body = ChatCompletionRequest,
+    responses(
+        (status = 200, description = "The answer, whole or as a stream", content(
+            (Object = "application/json"),
+            (String = "text/event-stream")
+        )),
+        (status = 502, description = "The model's server failed", body = Object),
+        (status = 504, description = "The model's server did not answer in time", body = Object)
+    )
+)]
+#[post("/chat/completions")]
+pub async fn create_chat_completion(
+    app: web::Data<App>,
+    request: HttpRequest,
+    caller: Converser,
+    credential: Credential,
+    retryable: Retryable,
+    body: LargeJsonBody<Map<String, Value>>,
+) -> Result<HttpResponse> {
+    let asked = CompletionRequest::read(body.value)?;
+    let session = read_header(&request, SESSION_ID, SessionRef::parse)?;
+    let key = read_header(&request, SESSION_KEY, SessionKey::parse)?;
+    let (acting, own_chat) = caller.speaking(&app, asked.user.as_deref()).await?;
+    let place = match (session, key, own_chat) {
+        (Some(session), key, _) => Place::Session { session, key },
+        (None, Some(key), _) => Place::Key(key),
+        (None, None, Some(identity)) => Place::OwnChat(identity),
+        (None, None, None) => {
+            let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, asked).await?;
+            return answer_stateless(call).await;
+        }
+    };
+    let asking = Asking {
+        app,
+        acting,
+        credential,
+        retryable,
+        body_hash: body.hash,
+        is_retry: is_retry(&request),
+    };
+    session_chat::answer(asking, asked, place).await
+}
+
+fn read_header<T>(
+    request: &HttpRequest,
+    name: &str,
+    parse: fn(&str, &str) -> Result<T>,
+) -> Result<Option<T>> {
+    let Some(value) = request.headers().get(name) else {
+        return Ok(None);
+    };
+    let pointer = format!("/header/{name}");
+    match value.to_str() {
+        Ok(text) => parse(text, &pointer).map(Some),
+        Err(_) => {
+            let error = FieldError::new(pointer, "must be visible ASCII characters");
+            let code = match name {
+                SESSION_KEY => Code::InvalidSessionKey,
+                _ => Code::InvalidSessionId,
+            };
+            Err(Error::fields(code, vec![error]))
+        }
+    }
+}
+
+fn is_retry(request: &HttpRequest) -> bool {
+    let count = request.headers().get(RETRY_COUNT);
+    let count = count.and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
+    count.is_some_and(|count| count > 0)
+}
+
+async fn answer_stateless(call: Call) -> Result<HttpResponse> {
+    if !call.wants_stream() {
+        return Ok(HttpResponse::Ok().json(call.complete().await?));
+    }
+    let chunks = stream::unfold(Some(call.stream().await?), next_event);
+    Ok(event_stream::head().streaming(chunks))
+}
+
+/// The next event of a stream; an error is told as OpenAI's clients read it, and ends it.
+async fn next_event(answering: Option<Answering>) -> Option<(Result<Bytes>, Option<Answering>)> {
+    let mut answering = answering?;
+    let event = match answering.next().await {
+        Ok(Some(chunk)) => {
+            let event = Bytes::from(format!("data: {chunk}\n\n"));
+            return Some((Ok(event), Some(answering)));
+        }
+        Ok(None) => "data: [DONE]\n\n".to_owned(),
+        Err(error) => {
+            tracing::warn!(code = error.code.as_str(), "a stream broke off: {error}");
+            format!("data: {}\n\n", problem::openai_body(&error))
+        }
+    };
+    Some((Ok(Bytes::from(event)), None))
+}

@@ -1,0 +1,390 @@
+//! Chat in a session: the request becomes a turn, and the answer is told from the turn as it runs here, or
+//! from its events where it runs elsewhere.
+
+use std::collections::VecDeque;
+
+use actix_web::http::header::{HeaderName, HeaderValue};
+use actix_web::web::{self, Bytes};
+use actix_web::{HttpResponse, HttpResponseBuilder};
+use futures_util::stream;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use super::chunks::{self, Frame};
+use crate::app::App;
+use crate::crypto;
+use crate::domain::completion::CompletionRequest;
+use crate::domain::event::{Event, MESSAGE_DELTA, MESSAGE_DISCARDED};
+use crate::domain::session::{ChainName, Need};
+use crate::domain::session_name::SessionRef;
+use crate::domain::turn::Told;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::http::acting::Acting;
+use crate::http::callers::Credential;
+use crate::http::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
+use crate::http::retry::Retryable;
+use crate::idempotency;
+use crate::ids::{SessionId, TurnId};
+use crate::sessions;
+use crate::store::{TenantTx, events, turns as rows};
+use crate::turns::{self, Asked, Became, Direct, Follower, Live, Outcome, Place};
+
+/// A request that is about a session.
+pub struct Asking {
+    pub app: web::Data<App>,
+    pub acting: Acting,
+    pub credential: Credential,
+    pub retryable: Retryable,
+    pub body_hash: [u8; 32],
+    /// Whether the client says that it has asked before.
+    pub is_retry: bool,
+}
+
+/// The turn that a request became.
+struct Turn {
+    id: TurnId,
+    name: ChainName,
+    session_id: SessionId,
+    told: Told,
+    /// Whether it is what an earlier request became.
+    replayed: bool,
+    source: Source,
+}
+
+/// Where the answer comes from.
+enum Source {
+    /// The turn runs here.
+    Direct(mpsc::Receiver<Live>),
+    /// Elsewhere, or later.
+    Events(Box<Follower>),
+}
+
+pub async fn answer(
+    asking: Asking,
+    asked: CompletionRequest,
+    place: Place,
+) -> Result<HttpResponse> {
+    let turn = accept(&asking, &asked, place).await?;
+    let frame = Frame {
+        turn_id: turn.id,
+        model: asked.model.clone(),
+        created: asking.app.clock.now().timestamp(),
+    };
+    let mut head = match asked.stream {
+        true => event_stream::head(),
+        false => HttpResponse::Ok(),
+    };
+    set_headers(&mut head, &asking.acting, &turn);
+    let conversation_id = turn.name.conversation_id;
+    let Asking {
+        app,
+        acting,
+        credential,
+        ..
+    } = asking;
+    let telling = Telling {
+        turn,
+        frame,
+        allowed: Allowed::new(app, acting, credential, conversation_id),
+        include_usage: asked.include_usage,
+        include_hermes_events: asked.include_hermes_events,
+        shown: false,
+        waiting: VecDeque::new(),
+        quiet_since: Instant::now(),
+        ended: false,
+    };
+    match asked.stream {
+        true => Ok(telling.stream(head)),
+        false => telling.whole(head).await,
+    }
+}
+
+async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Result<Turn> {
+    let (app, acting) = (&asking.app, &asking.acting);
+    let tenant_id = acting.tenant_id();
+    let input = asked.turn_input()?;
+    let agent = app.models.find(tenant_id, &asked.model).await?;
+    let agent = agent.ok_or_else(|| {
+        let error = FieldError::new("/model", "there is no such agent");
+        Error::fields(Code::ModelNotFound, vec![error])
+    })?;
+    let limit = agent.limits.tokens_per_minute;
+    app.limits.check_tokens(tenant_id, limit).await?;
+    if app.draining.is_cancelled() {
+        return Err(Error::unavailable("this node", anyhow::anyhow!("it ends")));
+    }
+    let principal = acting.principal();
+    let said = serde_json::to_vec(&input.messages).map_err(Error::internal)?;
+    let request = asking
+        .retryable
+        .request(principal.clone(), asking.body_hash);
+    let mut tx = acting.begin(&app.db).await?;
+    if let Some(request) = &request
+        && let Some(turn_id) = idempotency::find_turn(app, &mut tx, request).await?
+    {
+        return attach(asking, tx, turn_id).await;
+    }
+    let asked = Asked {
+        viewer: &acting.viewer,
+        place,
+        agent,
+        input,
+        principal: &principal,
+        hash: crypto::sha256(&said),
+        is_retry: asking.is_retry && request.is_none(),
+        on_busy: None,
+    };
+    let accepted = turns::accept(app, &mut tx, asked, app.clock.now()).await?;
+    if let Became::Attached = accepted.became {
+        return attach(asking, tx, accepted.turn_id).await;
+    }
+    if let Some(request) = &request {
+        idempotency::note_turn(&mut tx, request, accepted.turn_id).await?;
+    }
+    tx.commit().await?;
+    let conversation_id = accepted.name.conversation_id;
+    let source = match accepted.became {
+        Became::Started(claimed) => {
+            let (direct, live) = Direct::new();
+            app.live.poke(conversation_id);
+            turns::start(app, tenant_id, *claimed, Some(direct));
+            Source::Direct(live)
+        }
+        Became::Queued(stopped) => {
+            if let Some((turn_id, node)) = stopped {
+                app.live.poke_turn(node, turn_id);
+            }
+            follow(asking, conversation_id, accepted.turn_id, 0)
+        }
+        Became::Attached => follow(asking, conversation_id, accepted.turn_id, 0),
+    };
+    Ok(Turn {
+        id: accepted.turn_id,
+        name: accepted.name,
+        session_id: accepted.session_id,
+        told: accepted.told,
+        replayed: false,
+        source,
+    })
+}
+
+fn follow(asking: &Asking, conversation_id: SessionId, turn_id: TurnId, after: i64) -> Source {
+    let (app, tenant_id) = (&asking.app, asking.acting.tenant_id());
+    let follower = Follower::of_turn(app, tenant_id, conversation_id, turn_id, after);
+    Source::Events(Box::new(follower.until_it_rests()))
+}
+
+/// Follows a turn that an earlier request became, from what that request said.
+async fn attach(asking: &Asking, mut tx: TenantTx, turn_id: TurnId) -> Result<Turn> {
+    let viewer = &asking.acting.viewer;
+    let turn = rows::get(&mut tx, turn_id).await?;
+    let session = SessionRef::Id(turn.conversation_id);
+    let now = asking.app.clock.now();
+    let tip = sessions::find(&mut tx, viewer, &session, Need::ReadOrSpeak, now).await?;
+    let after = events::find_last_said(&mut tx, turn_id).await?;
+    tx.commit().await?;
+    let source = follow(asking, turn.conversation_id, turn_id, after);
+    Ok(Turn {
+        id: turn_id,
+        name: tip.name,
+        session_id: turn.session_id(),
+        told: turn.told,
+        replayed: true,
+        source,
+    })
+}
+
+/// The effective session, as far as it is known before the turn has run.
+fn set_headers(head: &mut HttpResponseBuilder, acting: &Acting, turn: &Turn) {
+    let viewer = &acting.viewer;
+    let named = [
+        (
+            "x-hermes-session-id",
+            Some(turn.name.shown_link(turn.session_id, viewer)),
+        ),
+        ("x-hermes-session-key", turn.told.session_key.clone()),
+        (
+            "x-throughline-conversation-id",
+            Some(turn.name.shown(viewer)),
+        ),
+        ("x-throughline-turn-id", Some(turn.id.to_string())),
+        (
+            "idempotency-replayed",
+            turn.replayed.then(|| "true".to_owned()),
+        ),
+    ];
+    for (name, value) in named {
+        let value = value.and_then(|value| HeaderValue::from_str(&value).ok());
+        if let Some(value) = value {
+            head.insert_header((HeaderName::from_static(name), value));
+        }
+    }
+}
+
+/// An answer that is under way.
+struct Telling {
+    turn: Turn,
+    frame: Frame,
+    allowed: Allowed,
+    include_usage: bool,
+    include_hermes_events: bool,
+    /// Whether the client has seen words of it.
+    shown: bool,
+    waiting: VecDeque<Bytes>,
+    quiet_since: Instant,
+    ended: bool,
+}
+
+/// What comes next of a turn.
+enum Next {
+    Chunk(Value),
+    Events(Vec<Event>),
+    Ended(Box<Outcome>),
+    /// The node lost it: the rest is in the events.
+    Elsewhere,
+    /// Nothing until then.
+    Quiet,
+}
+
+impl Telling {
+    async fn whole(mut self, mut head: HttpResponseBuilder) -> Result<HttpResponse> {
+        loop {
+            let far = Instant::now() + HEARTBEAT;
+            match self.turn.next(far).await? {
+                Next::Ended(outcome) => {
+                    let (content, calls, finish) = chunks::said(&outcome)?;
+                    let viewer = &self.allowed.acting.viewer;
+                    let hermes = chunks::hermes(&outcome, &self.turn.name, viewer);
+                    let usage = outcome.usage;
+                    let session_id = hermes["session_id"].as_str().unwrap_or_default();
+                    head.insert_header(("x-hermes-session-id", session_id));
+                    let whole = self.frame.whole(content, calls, finish, hermes, usage);
+                    return Ok(head.json(whole));
+                }
+                Next::Elsewhere => self.go_elsewhere(),
+                Next::Chunk(_) | Next::Events(_) | Next::Quiet => {}
+            }
+        }
+    }
+
+    fn stream(mut self, mut head: HttpResponseBuilder) -> HttpResponse {
+        self.waiting.push_back(self.frame.role());
+        head.streaming(stream::unfold(self, async |mut telling| {
+            let next = telling.next().await?;
+            Some((Ok::<Bytes, Error>(next), telling))
+        }))
+    }
+
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(next) = self.waiting.pop_front() {
+                self.quiet_since = Instant::now();
+                return Some(next);
+            }
+            if self.ended {
+                return None;
+            }
+            if let Err(error) = self.look().await {
+                self.waiting.push_back(chunks::error(&error));
+                self.ended = true;
+            }
+        }
+    }
+
+    async fn look(&mut self) -> Result<()> {
+        self.allowed.check().await?;
+        let beat = self.quiet_since + HEARTBEAT;
+        match self.turn.next(self.allowed.due().min(beat)).await? {
+            Next::Chunk(chunk) => {
+                if let Some(passed) = self.frame.pass(chunk) {
+                    self.shown = true;
+                    self.waiting.push_back(passed);
+                }
+            }
+            Next::Events(events) => {
+                for event in &events {
+                    self.tell(event)?;
+                }
+            }
+            Next::Ended(outcome) => {
+                let viewer = &self.allowed.acting.viewer;
+                let (_, calls, finish) = chunks::said(&outcome)?;
+                let hermes = chunks::hermes(&outcome, &self.turn.name, viewer);
+                let usage = self.include_usage.then_some(outcome.usage);
+                let last = self.frame.end(calls, finish, hermes, usage);
+                self.waiting.extend(last);
+                self.ended = true;
+            }
+            Next::Elsewhere if self.shown => return Err(restarted(self.turn.id)),
+            Next::Elsewhere => self.go_elsewhere(),
+            Next::Quiet => {
+                if Instant::now() >= beat {
+                    self.waiting.push_back(ALIVE);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An event of a turn that runs elsewhere.
+    fn tell(&mut self, event: &Event) -> Result<()> {
+        match event.kind.as_str() {
+            MESSAGE_DELTA => {
+                let data = event.data.as_ref().map_or("null", |data| data.get());
+                let data: Value = serde_json::from_str(data).map_err(Error::internal)?;
+                if let Some(text) = data["text"].as_str() {
+                    self.shown = true;
+                    self.waiting.push_back(self.frame.text(text));
+                }
+            }
+            MESSAGE_DISCARDED if self.shown => return Err(restarted(self.turn.id)),
+            kind if self.include_hermes_events => {
+                let viewer = &self.allowed.acting.viewer;
+                let body = event_stream::body(event, &self.turn.name, viewer);
+                let text = format!("event: hermes.{kind}\ndata: {body}\n\n");
+                self.waiting.push_back(Bytes::from(text));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn go_elsewhere(&mut self) {
+        let (app, tenant_id) = (&self.allowed.app, self.allowed.acting.tenant_id());
+        let conversation_id = self.turn.name.conversation_id;
+        let follower = Follower::of_turn(app, tenant_id, conversation_id, self.turn.id, 0);
+        self.turn.source = Source::Events(Box::new(follower.until_it_rests()));
+    }
+}
+
+impl Turn {
+    async fn next(&mut self, until: Instant) -> Result<Next> {
+        match &mut self.source {
+            Source::Direct(live) => match timeout_at(until, live.recv()).await {
+                Err(_) => Ok(Next::Quiet),
+                Ok(Some(Live::Chunk(chunk))) => Ok(Next::Chunk(chunk)),
+                Ok(Some(Live::Ended(outcome))) => Ok(Next::Ended(outcome)),
+                Ok(Some(Live::Lost) | None) => Ok(Next::Elsewhere),
+            },
+            Source::Events(follower) => {
+                let events = follower.next(until).await?;
+                if !events.is_empty() {
+                    return Ok(Next::Events(events));
+                }
+                match follower.outcome().await? {
+                    Some(outcome) => Ok(Next::Ended(Box::new(outcome))),
+                    None => Ok(Next::Quiet),
+                }
+            }
+        }
+    }
+}
+
+/// The turn's name stands in the message: clients keep nothing else of an error.
+fn restarted(turn_id: TurnId) -> Error {
+    let detail = format!(
+        "the turn {turn_id} began anew on another node: what was shown is void; read /v1/turns/{turn_id}"
+    );
+    Error::new(Code::TurnRestarted, detail)
+}

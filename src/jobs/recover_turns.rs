@@ -1,0 +1,23 @@
+//! Looks for turns that no node works on, several times a second, on every node.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::app::App;
+use crate::turns;
+
+const TICK: Duration = Duration::from_millis(500);
+
+/// Runs until `stop` is cancelled.
+pub async fn run(app: App, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        if let Err(error) = turns::sweep(&app).await {
+            tracing::warn!(error = %error, "cannot ask for turns that nobody runs");
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(TICK) => {}
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! How many streams a tenant has open on this node. A node lets it have its share of the limit.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::ids::TenantId;
+
+#[derive(Clone, Default)]
+pub struct OpenStreams {
+    open: Arc<Mutex<HashMap<TenantId, u32>>>,
+}
+
+/// An open stream; dropped, it is closed.
+pub struct StreamGuard {
+    streams: OpenStreams,
+    tenant_id: TenantId,
+}
+
+impl OpenStreams {
+    /// Opens one, unless as many as `share` are open.
+    pub fn open(&self, tenant_id: TenantId, share: u32) -> Option<StreamGuard> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open.entry(tenant_id).or_default();
+        if *count >= share {
+            return None;
+        }
+        *count += 1;
+        Some(StreamGuard {
+            streams: self.clone(),
+            tenant_id,
+        })
+    }
+}
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        let streams = &self.streams.open;
+        let mut open = streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(&self.tenant_id) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.tenant_id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_has_as_many_streams_as_its_share() {
+        let streams = OpenStreams::default();
+        let (ada, bob) = (TenantId::generate(), TenantId::generate());
+        let first = streams.open(ada, 2).unwrap();
+        let _second = streams.open(ada, 2).unwrap();
+        assert!(streams.open(ada, 2).is_none());
+        assert!(streams.open(bob, 2).is_some());
+        drop(first);
+        assert!(streams.open(ada, 2).is_some());
+    }
+}

@@ -1,0 +1,331 @@
+//! Who watches what on this node, and how they hear of news: at once from this node, and through Redis from
+//! the others. Nothing here is the truth: whoever is woken looks it up, and looks now and then anyway.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::ids::{BootId, SessionId, TurnId};
+use crate::redis::Redis;
+use crate::redis::pokes::{Poke, Subscriptions};
+
+/// Pokes that wait for Redis; what does not fit is lost, which only delays.
+const WAITING_POKES: usize = 10_000;
+const BATCH: usize = 256;
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Cheap to clone; all clones are of one node.
+#[derive(Clone)]
+pub struct Live {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    node: BootId,
+    watched: Mutex<HashMap<SessionId, Watched>>,
+    runners: Mutex<HashMap<TurnId, Arc<Notify>>>,
+    pokes: mpsc::Sender<Poke>,
+    outgoing: Mutex<Option<mpsc::Receiver<Poke>>>,
+    changes: mpsc::UnboundedSender<(SessionId, bool)>,
+    incoming: Mutex<Option<mpsc::UnboundedReceiver<(SessionId, bool)>>>,
+    hears_others: AtomicBool,
+}
+
+struct Watched {
+    news: watch::Sender<u64>,
+    watchers: usize,
+}
+
+impl Live {
+    pub fn new(node: BootId) -> Self {
+        let (pokes, outgoing) = mpsc::channel(WAITING_POKES);
+        let (changes, incoming) = mpsc::unbounded_channel();
+        Self {
+            inner: Arc::new(Inner {
+                node,
+                watched: Mutex::default(),
+                runners: Mutex::default(),
+                pokes,
+                outgoing: Mutex::new(Some(outgoing)),
+                changes,
+                incoming: Mutex::new(Some(incoming)),
+                hears_others: AtomicBool::new(false),
+            }),
+        }
+    }
+
+    /// Wakes who watches the conversation, on every node.
+    pub fn poke(&self, conversation_id: SessionId) {
+        self.wake(conversation_id);
+        let _ = self
+            .inner
+            .pokes
+            .try_send(Poke::Conversation(conversation_id));
+    }
+
+    /// Wakes who runs the turn, on the node that does.
+    pub fn poke_turn(&self, node: Option<BootId>, turn_id: TurnId) {
+        match node {
+            Some(node) if node == self.inner.node => self.wake_runner(turn_id),
+            Some(node) => drop(self.inner.pokes.try_send(Poke::Turn(node, turn_id))),
+            None => {}
+        }
+    }
+
+    /// Watches a conversation until the answer is dropped. News from before are not told.
+    pub fn watch(&self, conversation_id: SessionId) -> Watching {
+        let mut watched = self.watched();
+        let entry = watched.entry(conversation_id).or_insert_with(|| {
+            let _ = self.inner.changes.send((conversation_id, true));
+            Watched {
+                news: watch::Sender::new(0),
+                watchers: 0,
+            }
+        });
+        entry.watchers += 1;
+        Watching {
+            live: self.clone(),
+            conversation_id,
+            news: entry.news.subscribe(),
+        }
+    }
+
+    /// Is woken when somebody asks to look at the turn, until the answer is dropped.
+    pub fn run(&self, turn_id: TurnId) -> Running {
+        let woken = Arc::new(Notify::new());
+        self.runners().insert(turn_id, woken.clone());
+        Running {
+            live: self.clone(),
+            turn_id,
+            woken,
+        }
+    }
+
+    /// Whether news of other nodes arrive. While they do not, whoever watches looks more often.
+    pub fn hears_others(&self) -> bool {
+        self.inner.hears_others.load(Ordering::Relaxed)
+    }
+
+    fn wake(&self, conversation_id: SessionId) {
+        if let Some(watched) = self.watched().get(&conversation_id) {
+            watched.news.send_modify(|count| *count += 1);
+        }
+    }
+
+    fn wake_runner(&self, turn_id: TurnId) {
+        if let Some(woken) = self.runners().get(&turn_id) {
+            woken.notify_one();
+        }
+    }
+
+    fn watched(&self) -> MutexGuard<'_, HashMap<SessionId, Watched>> {
+        self.inner
+            .watched
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn runners(&self) -> MutexGuard<'_, HashMap<TurnId, Arc<Notify>>> {
+        self.inner
+            .runners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody who watches a conversation.
+pub struct Watching {
+    live: Live,
+    conversation_id: SessionId,
+    news: watch::Receiver<u64>,
+}
+
+impl Watching {
+    /// Waits until something happened since the last time this was waited for.
+    pub async fn news(&mut self) {
+        // The sender lives as long as somebody watches, and this one does.
+        drop(self.news.changed().await);
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let mut watched = self.live.watched();
+        let Some(entry) = watched.get_mut(&self.conversation_id) else {
+            return;
+        };
+        entry.watchers -= 1;
+        if entry.watchers == 0 {
+            watched.remove(&self.conversation_id);
+            let _ = self.live.inner.changes.send((self.conversation_id, false));
+        }
+    }
+}
+
+/// Somebody who runs a turn.
+pub struct Running {
+    live: Live,
+    turn_id: TurnId,
+    woken: Arc<Notify>,
+}
+
+impl Running {
+    pub async fn woken(&self) {
+        self.woken.notified().await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut runners = self.live.runners();
+        // A turn that came back to this node may be run by another task by now.
+        let own = |woken: &Arc<Notify>| Arc::ptr_eq(woken, &self.woken);
+        if runners.get(&self.turn_id).is_some_and(own) {
+            runners.remove(&self.turn_id);
+        }
+    }
+}
+
+/// Tells the other nodes, until `stop` is cancelled.
+pub async fn tell_others(live: Live, redis: Redis, stop: CancellationToken) {
+    let taken = take(&live.inner.outgoing);
+    let Some(mut outgoing) = taken else {
+        return;
+    };
+    let mut batch = Vec::with_capacity(BATCH);
+    loop {
+        tokio::select! {
+            biased;
+            count = outgoing.recv_many(&mut batch, BATCH) => if count == 0 { return },
+            () = stop.cancelled() => return,
+        }
+        batch.dedup();
+        if let Err(error) = redis.publish(&batch).await {
+            tracing::debug!(error = %error, "other nodes were not told of news");
+        }
+        batch.clear();
+    }
+}
+
+/// Listens to the other nodes, until `stop` is cancelled.
+pub async fn hear_others(live: Live, redis: Redis, stop: CancellationToken) {
+    let taken = take(&live.inner.incoming);
+    let Some(mut changes) = taken else {
+        return;
+    };
+    while !stop.is_cancelled() {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = listen(&live, &redis, &mut changes) => {}
+        }
+        live.inner.hears_others.store(false, Ordering::Relaxed);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(RECONNECT_PAUSE) => {}
+        }
+    }
+}
+
+/// Listens on one connection until it ends.
+async fn listen(
+    live: &Live,
+    redis: &Redis,
+    changes: &mut mpsc::UnboundedReceiver<(SessionId, bool)>,
+) {
+    let (mut subscriptions, mut pokes) = match redis.listen(live.inner.node).await {
+        Ok(both) => both,
+        Err(error) => {
+            tracing::debug!(error = %error, "news of other nodes do not arrive");
+            return;
+        }
+    };
+    // What was asked for so far is in the list of what is watched.
+    while changes.try_recv().is_ok() {}
+    let ids: Vec<SessionId> = live.watched().keys().copied().collect();
+    if subscriptions.change(&ids, true).await.is_err() {
+        return;
+    }
+    live.inner.hears_others.store(true, Ordering::Relaxed);
+    // Whatever happened while nobody listened.
+    ids.into_iter().for_each(|id| live.wake(id));
+    let mut batch = Vec::with_capacity(BATCH);
+    loop {
+        tokio::select! {
+            poke = pokes.next() => match poke {
+                Some(Poke::Conversation(id)) => live.wake(id),
+                Some(Poke::Turn(_, turn_id)) => live.wake_runner(turn_id),
+                None => return,
+            },
+            count = changes.recv_many(&mut batch, BATCH) => {
+                if count == 0 || change(live, &mut subscriptions, &batch).await.is_err() {
+                    return;
+                }
+                batch.clear();
+            }
+        }
+    }
+}
+
+/// Makes what Redis tells us fit to what is watched now, whatever the order of the requests was.
+async fn change(
+    live: &Live,
+    subscriptions: &mut Subscriptions,
+    asked: &[(SessionId, bool)],
+) -> crate::error::Result<()> {
+    let ids = asked.iter().map(|(id, _)| *id);
+    let (wanted, unwanted): (Vec<SessionId>, Vec<SessionId>) = {
+        let watched = live.watched();
+        ids.partition(|id| watched.contains_key(id))
+    };
+    subscriptions.change(&wanted, true).await?;
+    subscriptions.change(&unwanted, false).await?;
+    // Something may have happened before Redis began to tell.
+    wanted.into_iter().for_each(|id| live.wake(id));
+    Ok(())
+}
+
+fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_watches_hears_of_news_and_is_forgotten_when_gone() {
+        let live = Live::new(BootId::generate());
+        let id = SessionId::generate();
+        live.poke(id);
+        let (mut one, mut two) = (live.watch(id), live.watch(id));
+        live.poke(id);
+        one.news().await;
+        two.news().await;
+        drop(one);
+        live.poke(id);
+        two.news().await;
+        drop(two);
+        assert!(live.watched().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_runner_is_woken_by_its_turn_alone() {
+        let live = Live::new(BootId::generate());
+        let (turn, other) = (TurnId::generate(), TurnId::generate());
+        let running = live.run(turn);
+        live.poke_turn(Some(live.inner.node), turn);
+        running.woken().await;
+        live.poke_turn(Some(live.inner.node), other);
+        live.poke_turn(Some(BootId::generate()), turn);
+        let again = tokio::time::timeout(Duration::from_millis(20), running.woken()).await;
+        assert!(again.is_err());
+        let second = live.run(turn);
+        drop(running);
+        live.poke_turn(Some(live.inner.node), turn);
+        second.woken().await;
+    }
+}

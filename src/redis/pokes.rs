@@ -1,0 +1,109 @@
+//! Pokes between nodes: that something happened in a conversation, or that a node should look at a turn.
+//! A poke says only where to look; a lost one delays, and a forged one makes somebody look in vain.
+
+use deadpool_redis::redis::aio::{PubSubSink, PubSubStream};
+use deadpool_redis::redis::{Client, Msg, pipe};
+use futures_util::StreamExt;
+
+use super::{Redis, WAIT};
+use crate::error::{Error, Result};
+use crate::ids::{BootId, SessionId, TurnId};
+
+const CONVERSATION: &str = "throughline:conversation:";
+const NODE: &str = "throughline:node:";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Poke {
+    /// There are new events.
+    Conversation(SessionId),
+    /// The node that runs it should look at this turn.
+    Turn(BootId, TurnId),
+}
+
+impl Redis {
+    pub async fn publish(&self, pokes: &[Poke]) -> Result<()> {
+        let asking = async {
+            let mut connection = self.pool.get().await.map_err(anyhow::Error::from)?;
+            let mut all = pipe();
+            for poke in pokes {
+                let (channel, payload) = match poke {
+                    Poke::Conversation(id) => (format!("{CONVERSATION}{id}"), String::new()),
+                    Poke::Turn(node, turn) => (format!("{NODE}{node}"), turn.to_string()),
+                };
+                all.publish(channel, payload).ignore();
+            }
+            all.query_async::<()>(&mut connection)
+                .await
+                .map_err(anyhow::Error::from)
+        };
+        match tokio::time::timeout(WAIT, asking).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
+            Err(late) => Err(Error::unavailable("Redis", late)),
+        }
+    }
+
+    /// A connection of its own, on which pokes arrive: those to `node`, and what is asked for.
+    pub async fn listen(&self, node: BootId) -> Result<(Subscriptions, Pokes)> {
+        let opening = async {
+            let client = Client::open(self.url()).map_err(anyhow::Error::from)?;
+            let pubsub = client
+                .get_async_pubsub()
+                .await
+                .map_err(anyhow::Error::from)?;
+            let (mut sink, stream) = pubsub.split();
+            sink.subscribe(format!("{NODE}{node}"))
+                .await
+                .map_err(anyhow::Error::from)?;
+            Ok::<_, anyhow::Error>((Subscriptions(sink), Pokes { stream, node }))
+        };
+        match tokio::time::timeout(WAIT, opening).await {
+            Ok(Ok(both)) => Ok(both),
+            Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
+            Err(late) => Err(Error::unavailable("Redis", late)),
+        }
+    }
+}
+
+pub struct Subscriptions(PubSubSink);
+
+impl Subscriptions {
+    /// From now on, or no longer, pokes of these conversations arrive.
+    pub async fn change(&mut self, ids: &[SessionId], wanted: bool) -> Result<()> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let channels: Vec<String> = ids.iter().map(|id| format!("{CONVERSATION}{id}")).collect();
+        let changed = match wanted {
+            true => self.0.subscribe(channels).await,
+            false => self.0.unsubscribe(channels).await,
+        };
+        changed.map_err(|error| Error::unavailable("Redis", error))
+    }
+}
+
+pub struct Pokes {
+    stream: PubSubStream,
+    node: BootId,
+}
+
+impl Pokes {
+    /// The next poke; `None` when the connection has ended.
+    pub async fn next(&mut self) -> Option<Poke> {
+        loop {
+            let message = self.stream.next().await?;
+            if let Some(poke) = self.read(&message) {
+                return Some(poke);
+            }
+        }
+    }
+
+    fn read(&self, message: &Msg) -> Option<Poke> {
+        let channel = message.get_channel_name();
+        if let Some(id) = channel.strip_prefix(CONVERSATION) {
+            return Some(Poke::Conversation(id.parse().ok()?));
+        }
+        let payload: String = message.get_payload().ok()?;
+        Some(Poke::Turn(self.node, payload.parse().ok()?))
+    }
+}

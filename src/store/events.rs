@@ -1,0 +1,248 @@
+//! What happened in conversations, as it was committed; and the transcript as a prompt needs it.
+
+use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use sqlx::types::Json;
+
+use super::TenantTx;
+use crate::domain::event::{Event, EventMessage, of_end};
+use crate::domain::message::{MessageKind, Role};
+use crate::domain::prompt::PastMessage;
+use crate::domain::turn::{StopReason, Turn};
+use crate::error::Result;
+use crate::ids::{SessionId, TurnId};
+
+/// More than a context window holds, whatever its size.
+const MOST_PAST_MESSAGES: i64 = 10_000;
+
+macro_rules! event_from {
+    () => {
+        "select e.seq, e.turn_id, e.attempt, e.kind, e.session_id, e.conversation_id, e.data, e.created_at,
+                m.seq as message_seq, m.role, m.content, m.tool_calls, m.tool_call_id
+           from events e
+           left join messages m
+             on m.tenant_id = $1
+            and m.session_id = e.session_id
+            and m.seq = e.message_seq "
+    };
+}
+
+fn read_event(row: &PgRow) -> Result<Event> {
+    let raw = |name: &str| -> Result<Option<Box<RawValue>>> {
+        let value: Option<Json<Box<RawValue>>> = row.try_get(name)?;
+        Ok(value.map(|Json(raw)| raw))
+    };
+    let message_seq: Option<i64> = row.try_get("message_seq")?;
+    let message = match message_seq {
+        Some(seq) => Some(EventMessage {
+            seq,
+            role: Role::from_column(row.try_get("role")?)?,
+            content: raw("content")?,
+            tool_calls: raw("tool_calls")?,
+            tool_call_id: row.try_get("tool_call_id")?,
+        }),
+        None => None,
+    };
+    Ok(Event {
+        seq: row.try_get("seq")?,
+        turn_id: row.try_get("turn_id")?,
+        attempt: row.try_get("attempt")?,
+        kind: row.try_get("kind")?,
+        session_id: row.try_get("session_id")?,
+        conversation_id: row.try_get("conversation_id")?,
+        data: raw("data")?,
+        message,
+        created_at: row.try_get("created_at")?,
+    })
+}
+
+/// Events of a conversation after a number, in order; of one turn, where it is named.
+pub async fn list(
+    tx: &mut TenantTx,
+    conversation_id: SessionId,
+    turn_id: Option<TurnId>,
+    after: i64,
+    limit: i64,
+) -> Result<Vec<Event>> {
+    let rows = match turn_id {
+        Some(turn_id) => {
+            sqlx::query(concat!(
+                event_from!(),
+                "where e.tenant_id = $1
+                   and e.turn_id = $2
+                   and e.seq > $3
+                 order by e.seq
+                 limit $4"
+            ))
+            .bind(tx.tenant_id())
+            .bind(turn_id)
+            .bind(after)
+            .bind(limit)
+            .fetch_all(tx.connection())
+            .await?
+        }
+        None => {
+            sqlx::query(concat!(
+                event_from!(),
+                "where e.tenant_id = $1
+                   and e.conversation_id = $2
+                   and e.seq > $3
+                 order by e.seq
+                 limit $4"
+            ))
+            .bind(tx.tenant_id())
+            .bind(conversation_id)
+            .bind(after)
+            .bind(limit)
+            .fetch_all(tx.connection())
+            .await?
+        }
+    };
+    rows.iter().map(read_event).collect()
+}
+
+/// The last event of a turn that never ran.
+pub async fn insert_end(
+    tx: &mut TenantTx,
+    turn: &Turn,
+    reason: StopReason,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    sqlx::query(
+        "with number as (
+           update conversations
+              set next_event_seq = next_event_seq + 1
+            where tenant_id = $1
+              and id = $2
+        returning next_event_seq - 1 as seq, tip_session_id
+         )
+         insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, data, created_at)
+         select $1, $2, seq, $3, $4, $5, tip_session_id, json_build_object('reason', $6::text), $7
+           from number",
+    )
+    .bind(tx.tenant_id())
+    .bind(turn.conversation_id)
+    .bind(turn.id)
+    .bind(turn.attempt)
+    .bind(of_end(reason.state()))
+    .bind(reason.as_str())
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Where somebody begins who comes to watch: before the first event of the turn that is active, or after
+/// the last event there is.
+pub async fn find_beginning(tx: &mut TenantTx, conversation_id: SessionId) -> Result<i64> {
+    Ok(sqlx::query_scalar(
+        "select coalesce((select min(e.seq) - 1
+                            from turns t
+                            join events e
+                              on e.tenant_id = $1
+                             and e.turn_id = t.id
+                           where t.tenant_id = $1
+                             and t.conversation_id = $2
+                             and t.state in ('running', 'waiting_client')),
+                         c.next_event_seq - 1)
+           from conversations c
+          where c.tenant_id = $1
+            and c.id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(conversation_id)
+    .fetch_one(tx.connection())
+    .await?)
+}
+
+/// The event of the last thing that was said to the agent in a turn: its answer comes after it.
+pub async fn find_last_said(tx: &mut TenantTx, turn_id: TurnId) -> Result<i64> {
+    let last: Option<i64> = sqlx::query_scalar(
+        "select max(e.seq)
+           from events e
+           join messages m
+             on m.tenant_id = $1
+            and m.session_id = e.session_id
+            and m.seq = e.message_seq
+            and m.role <> 'assistant'
+          where e.tenant_id = $1
+            and e.turn_id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(turn_id)
+    .fetch_one(tx.connection())
+    .await?;
+    Ok(last.unwrap_or(0))
+}
+
+/// Deletes events that are older than `before`; up to `limit`, and answers how many. Those of turns that
+/// are active stay.
+pub async fn delete(tx: &mut TenantTx, before: DateTime<Utc>, limit: i64) -> Result<u64> {
+    let done = sqlx::query(
+        "delete from events e
+          using (select o.conversation_id, o.seq
+                   from events o
+                  where o.tenant_id = $1
+                    and o.created_at < $2
+                    and not exists (select 1
+                                      from turns t
+                                     where t.tenant_id = $1
+                                       and t.id = o.turn_id
+                                       and t.ended_at is null)
+                  order by o.created_at
+                  limit $3) old
+          where e.tenant_id = $1
+            and e.conversation_id = old.conversation_id
+            and e.seq = old.seq",
+    )
+    .bind(tx.tenant_id())
+    .bind(before)
+    .bind(limit)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// The end of a session's transcript, as much as fits into `tokens`, oldest first. Public for the bench
+/// that runs it beside the service.
+pub const PAST: &str = "select role, kind, content, tool_calls, tool_call_id
+       from (select m.seq, m.role, m.kind, m.content, m.tool_calls, m.tool_call_id,
+                    sum(m.token_count) over (order by m.seq desc) as tokens
+               from messages m
+              where m.tenant_id = $1
+                and m.session_id = $2
+              order by m.seq desc
+              limit $4) p
+      where p.tokens <= $3
+      order by p.seq";
+
+pub async fn past(
+    tx: &mut TenantTx,
+    session_id: SessionId,
+    tokens: i64,
+) -> Result<Vec<PastMessage>> {
+    let rows = sqlx::query(PAST)
+        .bind(tx.tenant_id())
+        .bind(session_id)
+        .bind(tokens)
+        .bind(MOST_PAST_MESSAGES)
+        .fetch_all(tx.connection())
+        .await?;
+    let raw = |row: &PgRow, place: usize| -> Result<Option<Box<RawValue>>> {
+        let value: Option<Json<Box<RawValue>>> = row.try_get(place)?;
+        Ok(value.map(|Json(raw)| raw))
+    };
+    rows.iter()
+        .map(|row| {
+            Ok(PastMessage {
+                role: Role::from_column(row.try_get(0)?)?,
+                kind: MessageKind::from_column(row.try_get(1)?)?,
+                content: raw(row, 2)?,
+                tool_calls: raw(row, 3)?,
+                tool_call_id: row.try_get(4)?,
+            })
+        })
+        .collect()
+}

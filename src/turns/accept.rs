@@ -1,0 +1,275 @@
+//! Taking a message in: the session it goes to, its turn and what it says, in one transaction of the
+//! caller's. In a conversation where nothing happens it starts in the same transaction.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+
+use super::outcome::interrupted;
+use super::place::{self, Found, Place};
+use super::runner;
+use crate::app::App;
+use crate::domain::agent::OnBusy;
+use crate::domain::event::{NewEvent, TURN_STARTED};
+use crate::domain::message::{NewMessage, Role};
+use crate::domain::prompt::{PastMessage, token_budget};
+use crate::domain::session::ChainName;
+use crate::domain::session_name::session_not_found;
+use crate::domain::turn::{
+    Admission, StopReason, Told, TurnInput, TurnState, interrupted_result, match_results,
+    unknown_call,
+};
+use crate::domain::viewer::Viewer;
+use crate::error::{Error, Result};
+use crate::ids::{BootId, SessionId, TurnId};
+use crate::model::Agent;
+use crate::store::turn_writes::{self, Change, Fence, Write};
+use crate::store::turns::{self, NewTurn, Taken};
+use crate::store::{TenantTx, events, presence};
+
+/// What somebody asks of an agent, in a session.
+pub struct Asked<'a> {
+    pub viewer: &'a Viewer,
+    pub place: Place,
+    pub agent: Arc<Agent>,
+    pub input: TurnInput,
+    /// Who asks: a retry is told by it.
+    pub principal: &'a str,
+    pub hash: [u8; 32],
+    /// Whether the client says that it asks again.
+    pub is_retry: bool,
+    /// Otherwise as the agent has it.
+    pub on_busy: Option<OnBusy>,
+}
+
+/// The turn that it became. Nothing of it is true before the transaction is committed.
+#[derive(Debug)]
+pub struct Accepted {
+    pub turn_id: TurnId,
+    pub name: ChainName,
+    /// The end of the conversation.
+    pub session_id: SessionId,
+    pub told: Told,
+    pub became: Became,
+}
+
+#[derive(Debug)]
+pub enum Became {
+    /// It is this node's to run: `start` it after the commit.
+    Started(Box<Claimed>),
+    /// It waits for its turn, which another may start. The turn that was asked to stop for it, and the node
+    /// to tell.
+    Queued(Option<(TurnId, Option<BootId>)>),
+    /// It is what the client asked before.
+    Attached,
+}
+
+/// A turn that is this node's to run, with what it said so far in the transcript.
+#[derive(Debug)]
+pub struct Claimed {
+    pub taken: Taken,
+    pub session_id: SessionId,
+    /// The transcript; read when it is needed if it is not here.
+    pub past: Option<Vec<PastMessage>>,
+}
+
+/// Accepts, in a conversation that is held until `tx` ends.
+pub async fn accept(
+    app: &App,
+    tx: &mut TenantTx,
+    asked: Asked<'_>,
+    now: DateTime<Utc>,
+) -> Result<Accepted> {
+    let (viewer, agent) = (asked.viewer, asked.agent.name.as_str());
+    let found = place::find(tx, viewer, &asked.place, agent, &asked.input, now).await?;
+    let conversation_id = found.tip.name.conversation_id;
+    let numbered = turns::take_number(tx, conversation_id).await?;
+    let (turn_no, tip) = numbered.ok_or_else(session_not_found)?;
+    let (busy, newest) = turns::look(tx, conversation_id).await?;
+    let accepted = |turn_id, told, became| Accepted {
+        turn_id,
+        name: found.tip.name.clone(),
+        session_id: tip,
+        told,
+        became,
+    };
+    if asked.is_retry
+        && let Some(newest) = newest
+        && newest.principal == asked.principal
+        && newest.asked_hash == asked.hash
+    {
+        return Ok(accepted(newest.id, found.told, Became::Attached));
+    }
+    note_presence(tx, viewer, &asked.input, &found, now).await?;
+    if asked.input.answers_tools() {
+        let waiting = busy
+            .active
+            .filter(|(_, state)| *state == TurnState::WaitingClient);
+        let (turn_id, _) = waiting.ok_or_else(|| unknown_call(0))?;
+        let claimed = go_on(app, tx, asked, turn_id, tip, now).await?;
+        return Ok(accepted(
+            turn_id,
+            found.told,
+            Became::Started(Box::new(claimed)),
+        ));
+    }
+    let on_busy = asked.on_busy.unwrap_or(asked.agent.spec.on_busy);
+    let admission = busy.admit(on_busy, asked.agent.limits.concurrent_turns)?;
+    let stopped = make_room(app, tx, admission, now).await?;
+    let starts_now = matches!(admission, Admission::Start | Admission::Supersede(_));
+    let speaker = viewer.speaker.as_ref();
+    let turn = NewTurn {
+        id: TurnId::generate(),
+        conversation_id,
+        turn_no,
+        agent,
+        principal: asked.principal,
+        asked_hash: asked.hash,
+        input: &asked.input,
+        told: &found.told,
+        identity_id: speaker.map(|speaker| speaker.id),
+        platform: speaker.map(|speaker| speaker.name.platform().to_string()),
+        runner: starts_now.then(|| runner(app)),
+    };
+    turns::insert(tx, &turn, now).await?;
+    if !starts_now {
+        return Ok(accepted(turn.id, found.told, Became::Queued(stopped)));
+    }
+    let taken = Taken::fresh(&turn, found.tip.owner.user_id, now);
+    let mut claimed = begin(app, tx, taken, tip, now).await?;
+    let budget = token_budget(&asked.agent.spec);
+    claimed.past = Some(events::past(tx, tip, budget).await?);
+    let turn_id = turn.id;
+    Ok(accepted(
+        turn_id,
+        found.told.clone(),
+        Became::Started(Box::new(claimed)),
+    ))
+}
+
+/// Asks the running turn to stop, or ends the one that waits for its client, where a message does that.
+/// Answers whom to tell.
+async fn make_room(
+    app: &App,
+    tx: &mut TenantTx,
+    admission: Admission,
+    now: DateTime<Utc>,
+) -> Result<Option<(TurnId, Option<BootId>)>> {
+    match admission {
+        Admission::Start | Admission::Queue => Ok(None),
+        Admission::Interrupt(active) => {
+            let node = turns::request_stop(tx, active, StopReason::Superseded, now).await?;
+            Ok(Some((active, node)))
+        }
+        Admission::Supersede(active) => {
+            if let Some(taken) = turns::take_waiting(tx, active, runner(app), false).await? {
+                interrupted(app, tx, &taken, StopReason::Superseded, now).await?;
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// Puts what a turn was accepted with into the transcript: from here on it runs.
+pub(super) async fn begin(
+    app: &App,
+    tx: &mut TenantTx,
+    mut taken: Taken,
+    tip: SessionId,
+    now: DateTime<Utc>,
+) -> Result<Claimed> {
+    let said = std::mem::take(&mut taken.input.messages);
+    let named = (0..said.len()).map(NewEvent::of_message);
+    let told: Vec<NewEvent> = std::iter::once(NewEvent::new(TURN_STARTED))
+        .chain(named)
+        .collect();
+    put(app, tx, &mut taken, tip, (&said, &told), now).await?;
+    Ok(Claimed {
+        taken,
+        session_id: tip,
+        past: None,
+    })
+}
+
+/// Goes on with the turn that waits for its client, with the results that it brings.
+async fn go_on(
+    app: &App,
+    tx: &mut TenantTx,
+    asked: Asked<'_>,
+    turn_id: TurnId,
+    tip: SessionId,
+    now: DateTime<Utc>,
+) -> Result<Claimed> {
+    let taken = turns::take_waiting(tx, turn_id, runner(app), false).await?;
+    let mut taken = taken.ok_or_else(|| unknown_call(0))?;
+    let calls = taken.calls.take().unwrap_or_default();
+    let mut said: Vec<NewMessage> = Vec::new();
+    for (call, brought) in match_results(&calls, &asked.input.messages)? {
+        said.push(match brought {
+            Some(brought) => brought.clone(),
+            None => interrupted_result(call, "the client brought no result"),
+        });
+    }
+    let others = asked.input.messages.iter();
+    said.extend(others.filter(|one| one.role != Role::Tool).cloned());
+    turns::update_asked(tx, turn_id, asked.hash, &asked.input).await?;
+    taken.input = asked.input;
+    let told: Vec<NewEvent> = (0..said.len()).map(NewEvent::of_message).collect();
+    put(app, tx, &mut taken, tip, (&said, &told), now).await?;
+    let budget = token_budget(&asked.agent.spec);
+    let past = events::past(tx, tip, budget).await?;
+    Ok(Claimed {
+        taken,
+        session_id: tip,
+        past: Some(past),
+    })
+}
+
+/// A write of a turn that this transaction has just taken: nobody can have it instead.
+async fn put(
+    app: &App,
+    tx: &mut TenantTx,
+    taken: &mut Taken,
+    tip: SessionId,
+    (messages, told): (&[NewMessage], &[NewEvent]),
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let fence = Fence {
+        turn_id: taken.id,
+        fence: taken.fence,
+        version: taken.version,
+    };
+    let write = Write {
+        conversation_id: taken.conversation_id,
+        session_id: tip,
+        messages,
+        speaker: taken.speaker.as_ref(),
+        events: told,
+        attempt: taken.attempt,
+        starts: taken.started_at.is_none(),
+        change: &Change::default(),
+        runner: runner(app),
+    };
+    let written = turn_writes::write(tx, fence, &write, now).await?;
+    let lost = || Error::internal(anyhow::anyhow!("a turn was lost while it was taken"));
+    written.ok_or_else(lost)?;
+    taken.version += 1;
+    taken.steps += i32::try_from(messages.len()).unwrap_or(i32::MAX);
+    taken.started_at = taken.started_at.or(Some(now));
+    Ok(())
+}
+
+/// Whoever speaks was heard, in the slot of the conversation.
+async fn note_presence(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    input: &TurnInput,
+    found: &Found,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let spoke = input.messages.iter().any(|said| said.role == Role::User);
+    match &viewer.speaker {
+        Some(speaker) if spoke => presence::note(tx, speaker.id, found.slot_id, now).await,
+        Some(_) | None => Ok(()),
+    }
+}

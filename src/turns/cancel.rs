@@ -1,0 +1,60 @@
+//! Stopping a turn because somebody asks for it.
+
+use chrono::{DateTime, Utc};
+
+use super::accept::Claimed;
+use super::outcome::{begin_next, interrupted};
+use super::runner;
+use crate::app::App;
+use crate::domain::turn::{StopReason, Turn, TurnState};
+use crate::error::Result;
+use crate::ids::BootId;
+use crate::store::{TenantTx, conversations, events, turns};
+
+/// What has to be done after the commit.
+#[derive(Debug, Default)]
+pub struct Cancelled {
+    /// The node that is to be told.
+    pub node: Option<BootId>,
+    /// What begins instead.
+    pub next: Option<Claimed>,
+}
+
+/// Stops a turn: one that has not started or waits for its client at once, one that runs as soon as its node
+/// hears of it. One that has ended stays as it is.
+pub async fn cancel(
+    app: &App,
+    tx: &mut TenantTx,
+    turn: &Turn,
+    now: DateTime<Utc>,
+) -> Result<Cancelled> {
+    conversations::lock(tx, turn.conversation_id).await?;
+    // It may have gone on while we waited.
+    let turn = turns::get(tx, turn.id).await?;
+    let reason = StopReason::Cancelled;
+    match turn.state {
+        TurnState::Queued => {
+            if turns::cancel_queued(tx, turn.id, reason, now).await? {
+                events::insert_end(tx, &turn, reason, now).await?;
+            }
+            Ok(Cancelled::default())
+        }
+        TurnState::Running => Ok(Cancelled {
+            node: turns::request_stop(tx, turn.id, reason, now).await?,
+            next: None,
+        }),
+        TurnState::WaitingClient => {
+            if let Some(taken) = turns::take_waiting(tx, turn.id, runner(app), false).await? {
+                interrupted(app, tx, &taken, reason, now).await?;
+            }
+            Ok(Cancelled {
+                node: None,
+                next: begin_next(app, tx, turn.conversation_id, now).await?,
+            })
+        }
+        TurnState::Completed
+        | TurnState::Failed
+        | TurnState::Cancelled
+        | TurnState::Interrupted => Ok(Cancelled::default()),
+    }
+}

@@ -1,0 +1,34 @@
+//! The turn engine, one for every source of turns: what was accepted is answered once, whatever happens to
+//! the node, the connection or the model. Accepting is one transaction; a turn is then run by the node that
+//! holds its lease, and taken over by any other when that node is lost. Every write carries the fence.
+//!
+//! Must never: call a model before the message is committed; hold a transaction while a model is waited for.
+
+mod accept;
+mod call;
+mod cancel;
+mod follow;
+mod outcome;
+mod place;
+mod recover;
+mod run;
+mod writer;
+
+pub use accept::{Accepted, Asked, Became, accept};
+pub use cancel::cancel;
+pub use follow::{Follower, MAX_BATCH};
+pub use outcome::{Outcome, Said};
+pub use place::Place;
+pub use recover::sweep;
+pub use run::{Direct, Live, start};
+
+use crate::app::App;
+use crate::store::turns::Runner;
+
+/// This node, as the holder of a turn.
+fn runner(app: &App) -> Runner {
+    Runner {
+        node: app.boot_id,
+        lease_ms: i64::try_from(app.config.turn_lease.as_millis()).unwrap_or(i64::MAX),
+    }
+}

@@ -1,0 +1,162 @@
+//! How turns end: what a client is told of the end, and the last write of a turn that nobody runs.
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+
+use super::accept::{Claimed, begin};
+use super::runner;
+use crate::app::App;
+use crate::domain::completion::TokenUsage;
+use crate::domain::event::{NewEvent, of_end};
+use crate::domain::message::NewMessage;
+use crate::domain::turn::{StopReason, Told, Turn, TurnState, interrupted_result};
+use crate::error::{Error, Result};
+use crate::ids::{SessionId, TurnId};
+use crate::store::turn_writes::{self, Change, Fence, Write};
+use crate::store::turns::{self, Taken};
+use crate::store::{TenantTx, conversations};
+
+/// What a client hears at the end of a turn, or when the turn waits for its tools.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    pub turn_id: TurnId,
+    pub conversation_id: SessionId,
+    pub session_id: SessionId,
+    pub compressed: bool,
+    pub agent: String,
+    pub told: Told,
+    pub created_at: DateTime<Utc>,
+    pub usage: TokenUsage,
+    pub said: Said,
+}
+
+#[derive(Debug, Clone)]
+pub enum Said {
+    Answer {
+        content: Value,
+        /// Null where there are none.
+        tool_calls: Value,
+        finish_reason: String,
+    },
+    /// It brought no answer: see `Turn::failure`.
+    Nothing(Box<Turn>),
+}
+
+impl Outcome {
+    /// Of a turn that has ended, or waits for its client.
+    pub async fn of(tx: &mut TenantTx, turn: Turn) -> Result<Self> {
+        let said = match turn.state {
+            TurnState::Completed | TurnState::WaitingClient => {
+                let said = turns::last_said(tx, turn.id).await?;
+                let (content, calls) = match said {
+                    Some(said) => (said.content, said.tool_calls),
+                    None => (None, None),
+                };
+                Said::Answer {
+                    content: content.map_or(Value::Null, |content| content.0),
+                    tool_calls: calls.map_or(Value::Null, |calls| calls.0),
+                    finish_reason: turn
+                        .finish_reason
+                        .clone()
+                        .unwrap_or_else(|| "stop".to_owned()),
+                }
+            }
+            TurnState::Queued
+            | TurnState::Running
+            | TurnState::Failed
+            | TurnState::Cancelled
+            | TurnState::Interrupted => Said::Nothing(Box::new(turn.clone())),
+        };
+        Ok(Self {
+            turn_id: turn.id,
+            conversation_id: turn.conversation_id,
+            session_id: turn.session_id(),
+            compressed: turn.compressed(),
+            agent: turn.agent,
+            told: turn.told,
+            created_at: turn.created_at,
+            usage: turn.usage,
+            said,
+        })
+    }
+}
+
+/// Ends a turn that was taken for that, in a conversation that is held: the client's tools that it waited
+/// for are told as interrupted.
+pub(super) async fn interrupted(
+    app: &App,
+    tx: &mut TenantTx,
+    taken: &Taken,
+    reason: StopReason,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let open = taken.calls.as_deref().unwrap_or_default();
+    let results: Vec<NewMessage> = open
+        .iter()
+        .map(|call| interrupted_result(call, "the client brought no result"))
+        .collect();
+    end(
+        app,
+        tx,
+        taken,
+        &results,
+        (reason.state(), reason.as_str()),
+        now,
+    )
+    .await
+}
+
+/// The last write of a turn that this transaction has taken.
+pub(super) async fn end(
+    app: &App,
+    tx: &mut TenantTx,
+    taken: &Taken,
+    messages: &[NewMessage],
+    (state, reason): (TurnState, &str),
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let named = (0..messages.len()).map(NewEvent::of_message);
+    let last = NewEvent::new(of_end(state)).with(serde_json::json!({ "reason": reason }));
+    let told: Vec<NewEvent> = named.chain([last]).collect();
+    let tip = conversations::lock(tx, taken.conversation_id).await?;
+    let write = Write {
+        conversation_id: taken.conversation_id,
+        session_id: tip.or(taken.session_id).unwrap_or(taken.conversation_id),
+        messages,
+        speaker: None,
+        events: &told,
+        attempt: taken.attempt,
+        starts: false,
+        change: &Change {
+            state: Some(state),
+            reason: Some(reason),
+            ..Change::default()
+        },
+        runner: runner(app),
+    };
+    let fence = Fence {
+        turn_id: taken.id,
+        fence: taken.fence,
+        version: taken.version,
+    };
+    let written = turn_writes::write(tx, fence, &write, now).await?;
+    let lost = || Error::internal(anyhow::anyhow!("a turn was lost while it was ended"));
+    written.map(drop).ok_or_else(lost)
+}
+
+/// Takes the next turn of a conversation that is held, if one waits and none is active.
+pub(super) async fn begin_next(
+    app: &App,
+    tx: &mut TenantTx,
+    conversation_id: SessionId,
+    now: DateTime<Utc>,
+) -> Result<Option<Claimed>> {
+    let Some(taken) = turns::claim_next(tx, conversation_id, runner(app)).await? else {
+        return Ok(None);
+    };
+    let tip = conversations::lock(tx, conversation_id).await?;
+    let gone = || Error::internal(anyhow::anyhow!("a deleted conversation has a queue"));
+    begin(app, tx, taken, tip.ok_or_else(gone)?, now)
+        .await
+        .map(Some)
+}

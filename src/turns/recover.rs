@@ -1,0 +1,137 @@
+//! Turns that no node works on: their node was lost, their client did not come back, or nobody started
+//! them. Any node finds them, and goes on from the last step that was stored.
+
+use serde_json::json;
+
+use super::accept::Claimed;
+use super::outcome::{begin_next, end, interrupted};
+use super::run::start;
+use super::runner;
+use crate::app::App;
+use crate::auth::JobCaller;
+use crate::domain::event::{MESSAGE_DISCARDED, NewEvent};
+use crate::domain::message::{NewMessage, ToolCall};
+use crate::domain::turn::{MAX_ATTEMPTS, StopReason, TurnState, interrupted_result};
+use crate::error::{Code, Error, Result};
+use crate::ids::{TenantId, TurnId};
+use crate::store::turn_writes::{self, Change, Fence, Write};
+use crate::store::turns::{self, Taken};
+use crate::store::{TenantTx, conversations};
+use crate::telemetry;
+
+/// As many as one look takes; the rest is for the other nodes, or the next look.
+const BATCH: i32 = 50;
+
+/// One look for such turns. Answers how many there were.
+pub async fn sweep(app: &App) -> Result<usize> {
+    let due = turns::list_due(&app.db, BATCH).await?;
+    for (tenant_id, turn_id) in &due {
+        if app.draining.is_cancelled() {
+            break;
+        }
+        if let Err(error) = recover(app, *tenant_id, *turn_id).await {
+            tracing::warn!(turn = %turn_id, error = %error, cause = ?error.cause, "a turn was not taken over");
+        }
+    }
+    Ok(due.len())
+}
+
+async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
+    let caller = JobCaller::of_served_tenant(tenant_id);
+    let mut tx = caller.begin(&app.db).await?;
+    let Some(turn) = turns::find(&mut tx, turn_id).await? else {
+        return Ok(());
+    };
+    let conversation_id = turn.conversation_id;
+    if conversations::lock(&mut tx, conversation_id)
+        .await?
+        .is_none()
+    {
+        return Ok(());
+    }
+    let claimed = match turn.state {
+        TurnState::Running => take_over(app, &mut tx, turn_id).await?,
+        TurnState::WaitingClient => {
+            let now = app.clock.now();
+            if let Some(taken) = turns::take_waiting(&mut tx, turn_id, runner(app), true).await? {
+                interrupted(app, &mut tx, &taken, StopReason::ToolResultsMissing, now).await?;
+            }
+            begin_next(app, &mut tx, conversation_id, now).await?
+        }
+        TurnState::Queued => begin_next(app, &mut tx, conversation_id, app.clock.now()).await?,
+        TurnState::Completed
+        | TurnState::Failed
+        | TurnState::Cancelled
+        | TurnState::Interrupted => return Ok(()),
+    };
+    tx.commit().await?;
+    app.live.poke(conversation_id);
+    if let Some(claimed) = claimed {
+        start(app, tenant_id, claimed, None);
+    }
+    Ok(())
+}
+
+/// Goes on with a turn whose node was lost, or ends it where that is all there is to do.
+async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Option<Claimed>> {
+    let now = app.clock.now();
+    let Some(mut taken) = turns::take_over(tx, turn_id, runner(app)).await? else {
+        return Ok(None);
+    };
+    telemetry::count_recovery();
+    tracing::info!(turn = %turn_id, attempt = taken.attempt, "took a turn over");
+    if let Some(reason) = taken.cancelled {
+        end(app, tx, &taken, &[], (reason.state(), reason.as_str()), now).await?;
+        return begin_next(app, tx, taken.conversation_id, now).await;
+    }
+    if taken.attempt > MAX_ATTEMPTS {
+        let reason = Code::TurnAbandoned.as_str();
+        end(app, tx, &taken, &[], (TurnState::Failed, reason), now).await?;
+        return begin_next(app, tx, taken.conversation_id, now).await;
+    }
+    let session_id = go_on(app, tx, &mut taken).await?;
+    Ok(Some(Claimed {
+        taken,
+        session_id,
+        past: None,
+    }))
+}
+
+/// Tells that what the lost node said last is void, and what became of tools whose outcome nobody knows.
+async fn go_on(app: &App, tx: &mut TenantTx, taken: &mut Taken) -> Result<crate::ids::SessionId> {
+    let tip = conversations::lock(tx, taken.conversation_id).await?;
+    let gone = || Error::internal(anyhow::anyhow!("a running turn has no conversation"));
+    let tip = tip.ok_or_else(gone)?;
+    let open: Vec<ToolCall> = turns::list_open_calls(tx, taken.id).await?;
+    let why = "the node that ran the tool was lost; whether it had an effect is not known";
+    let results: Vec<NewMessage> = open
+        .iter()
+        .map(|call| interrupted_result(call, why))
+        .collect();
+    let discarded =
+        NewEvent::new(MESSAGE_DISCARDED).with(json!({ "discarded_attempt": taken.attempt - 1 }));
+    let told: Vec<NewEvent> = std::iter::once(discarded)
+        .chain((0..results.len()).map(NewEvent::of_message))
+        .collect();
+    let fence = Fence {
+        turn_id: taken.id,
+        fence: taken.fence,
+        version: taken.version,
+    };
+    let write = Write {
+        conversation_id: taken.conversation_id,
+        session_id: tip,
+        messages: &results,
+        speaker: None,
+        events: &told,
+        attempt: taken.attempt,
+        starts: false,
+        change: &Change::default(),
+        runner: runner(app),
+    };
+    let written = turn_writes::write(tx, fence, &write, app.clock.now()).await?;
+    written
+        .ok_or_else(|| Error::internal(anyhow::anyhow!("a turn was lost while it was taken")))?;
+    taken.version += 1;
+    Ok(tip)
+}

@@ -1,0 +1,459 @@
+//! Running turns: asking the model, its tools, the end, and then the conversation's next turn.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::accept::Claimed;
+use super::call::{Called, call};
+use super::outcome::{Outcome, Said};
+use super::writer::{Writer, Wrote};
+use crate::app::App;
+use crate::auth::JobCaller;
+use crate::domain::answer::Answer;
+use crate::domain::completion::TokenUsage;
+use crate::domain::event::{NewEvent, TURN_WAITING, of_end};
+use crate::domain::message::{NewMessage, ToolCall};
+use crate::domain::prompt::{PastMessage, begin_with_a_question, request_body, token_budget};
+use crate::domain::turn::{StopReason, TurnState};
+use crate::domain::usage::{UsageCounts, UsageName};
+use crate::error::{Code, Error, Result};
+use crate::ids::TenantId;
+use crate::live::Running;
+use crate::model::Agent;
+use crate::store::events;
+use crate::store::turn_writes::{Change, Fence, Heard};
+use crate::store::turns::{self, Taken};
+use crate::telemetry;
+
+/// Chunks that a client may be behind. One that is further behind is let go, and the turn goes on.
+const BEHIND: usize = 1024;
+
+/// What the client that asked is told, ahead of what is committed.
+#[derive(Debug)]
+pub enum Live {
+    Chunk(Value),
+    /// The turn ended, or waits for its client: nothing comes after it.
+    Ended(Box<Outcome>),
+    /// The turn is no longer this node's. What becomes of it is in its events.
+    Lost,
+}
+
+/// The way to the client that asked.
+#[derive(Debug)]
+pub struct Direct(mpsc::Sender<Live>);
+
+/// The client is gone, or too far behind.
+#[derive(Debug)]
+pub struct Gone;
+
+impl Direct {
+    pub fn new() -> (Self, mpsc::Receiver<Live>) {
+        let (sender, receiver) = mpsc::channel(BEHIND);
+        (Self(sender), receiver)
+    }
+
+    pub fn send(&self, live: Live) -> Result<(), Gone> {
+        self.0.try_send(live).map_err(|_| Gone)
+    }
+}
+
+/// Runs a turn that this node has claimed, and then whatever waits in its conversation. Call it after the
+/// commit. Goes on when the client leaves.
+pub fn start(app: &App, tenant_id: TenantId, claimed: Claimed, direct: Option<Direct>) {
+    let tasks = app.turn_tasks.clone();
+    tasks.spawn(run(app.clone(), tenant_id, claimed, direct));
+}
+
+async fn run(app: App, tenant_id: TenantId, claimed: Claimed, mut direct: Option<Direct>) {
+    let mut next = Some(claimed);
+    while let Some(claimed) = next.take() {
+        let turn_id = claimed.taken.id;
+        let began = std::time::Instant::now();
+        next = match run_one(&app, tenant_id, claimed, direct.take()).await {
+            Ok(next) => next,
+            Err(error) => {
+                // Its lease runs out, and whoever takes it over finds out what there is.
+                tracing::error!(turn = %turn_id, error = %error, cause = ?error.cause, "a turn broke off");
+                None
+            }
+        };
+        telemetry::record_turn(began.elapsed());
+    }
+}
+
+struct Run {
+    agent: Arc<Agent>,
+    taken: Taken,
+    past: Vec<PastMessage>,
+    direct: Option<Direct>,
+    running: Running,
+    usage: TokenUsage,
+}
+
+async fn run_one(
+    app: &App,
+    tenant_id: TenantId,
+    claimed: Claimed,
+    direct: Option<Direct>,
+) -> Result<Option<Claimed>> {
+    let Claimed {
+        taken,
+        session_id,
+        past,
+    } = claimed;
+    telemetry::record_queue(app.clock.now() - taken.created_at);
+    let writer = Writer {
+        app: app.clone(),
+        tenant_id,
+        conversation_id: taken.conversation_id,
+        session_id,
+        speaker: taken.speaker.clone(),
+        attempt: taken.attempt,
+        fence: Fence {
+            turn_id: taken.id,
+            fence: taken.fence,
+            version: taken.version,
+        },
+        unsaid: String::new(),
+    };
+    let Some(agent) = app.models.find(tenant_id, &taken.agent).await? else {
+        let error = Error::new(Code::ModelNotFound, "the agent was deleted");
+        return fail_early(writer, &error).await;
+    };
+    let past = match past {
+        Some(past) => past,
+        None => {
+            let budget = token_budget(&agent.spec);
+            let mut tx = JobCaller::of_served_tenant(tenant_id)
+                .begin(&app.db)
+                .await?;
+            events::past(&mut tx, session_id, budget).await?
+        }
+    };
+    let run = Run {
+        running: app.live.run(taken.id),
+        past: begin_with_a_question(past),
+        agent,
+        taken,
+        direct,
+        usage: TokenUsage::NONE,
+    };
+    run.rounds(writer).await
+}
+
+async fn fail_early(mut writer: Writer, error: &Error) -> Result<Option<Claimed>> {
+    let change = Change {
+        state: Some(TurnState::Failed),
+        reason: Some(error.code.as_str()),
+        detail: Some(&error.detail),
+        ..Change::default()
+    };
+    let event = end_event(TurnState::Failed, Some(error.code.as_str()));
+    let (_, next) = writer.end(&[], &[event], &change).await?;
+    Ok(next)
+}
+
+fn end_event(state: TurnState, reason: Option<&str>) -> NewEvent {
+    NewEvent::new(of_end(state)).with(json!({ "reason": reason }))
+}
+
+impl Run {
+    /// Asks the model until it has said its last word, or the turn ends otherwise.
+    async fn rounds(mut self, mut writer: Writer) -> Result<Option<Claimed>> {
+        let mut round = 0;
+        loop {
+            let spec = &self.agent.spec;
+            let body = request_body(spec, &self.taken.input, &self.past)?;
+            let asked_bytes = body.len();
+            let forwards = spec.upstream.forward_session_key;
+            let session_key = self.taken.told.memory_key.clone().filter(|_| forwards);
+            let mut answer = Answer::default();
+            let (returned, called) = call(
+                writer,
+                &self.agent,
+                body,
+                session_key.as_deref(),
+                &mut answer,
+                &mut self.direct,
+                &self.running,
+            )
+            .await;
+            let gone = || Error::internal(anyhow::anyhow!("a turn lost its writer"));
+            writer = returned.ok_or_else(gone)?;
+            let said_something = answer.said() > 0;
+            let used = answer
+                .usage
+                .or_else(|| said_something.then(|| estimate(asked_bytes, &answer)));
+            self.usage.add(used.unwrap_or(TokenUsage::NONE));
+            match called {
+                Called::Lost => {
+                    self.tell(Live::Lost);
+                    return Ok(None);
+                }
+                Called::Leaving => {
+                    writer.release().await?;
+                    self.tell(Live::Lost);
+                    return Ok(None);
+                }
+                Called::Failed(error) => {
+                    return self.fail(writer, &answer, &error).await;
+                }
+                Called::Stopped(reason) => {
+                    return self.stop(writer, &answer, reason).await;
+                }
+                Called::Answered => {}
+            }
+            let calls = answer.tool_calls();
+            if calls.is_empty() {
+                return self.complete(writer, &answer).await;
+            }
+            if self.waits_for_client(&calls) {
+                return self.wait_for_client(writer, &answer, calls).await;
+            }
+            round += 1;
+            if round > self.agent.spec.max_tool_rounds {
+                let error = Error::new(
+                    Code::TooManyToolRounds,
+                    format!("the model called tools in more than {} rounds", round - 1),
+                );
+                return self.fail(writer, &Answer::default(), &error).await;
+            }
+            let Some(heard) = self.answer_unknown(&mut writer, &answer, calls).await? else {
+                return Ok(None);
+            };
+            if let Some(reason) = heard.stop {
+                return self.stop(writer, &Answer::default(), reason).await;
+            }
+        }
+    }
+
+    fn waits_for_client(&self, calls: &[ToolCall]) -> bool {
+        let input = &self.taken.input;
+        calls
+            .iter()
+            .any(|call| input.gives_tool(&call.function.name))
+    }
+
+    /// Tells the model of tools that nobody has. `None`: the turn is lost.
+    async fn answer_unknown(
+        &mut self,
+        writer: &mut Writer,
+        answer: &Answer,
+        calls: Vec<ToolCall>,
+    ) -> Result<Option<Heard>> {
+        let results: Vec<NewMessage> = calls.iter().map(unknown_tool).collect();
+        let said = answer.message(calls);
+        let messages: Vec<NewMessage> = said.into_iter().chain(results).collect();
+        let told: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
+        match writer.write(&messages, &told).await? {
+            Wrote::Lost => {
+                self.tell(Live::Lost);
+                Ok(None)
+            }
+            Wrote::Fine(heard) => {
+                for message in &messages {
+                    self.past.push(PastMessage::of(message)?);
+                }
+                Ok(Some(heard))
+            }
+        }
+    }
+
+    async fn complete(mut self, writer: Writer, answer: &Answer) -> Result<Option<Claimed>> {
+        let finish = answer
+            .finish_reason
+            .clone()
+            .unwrap_or_else(|| "stop".to_owned());
+        let change = Change {
+            state: Some(TurnState::Completed),
+            finish_reason: Some(&finish),
+            usage: Some(self.usage),
+            ..Change::default()
+        };
+        let said = Said::Answer {
+            content: answer.text.clone().into(),
+            tool_calls: Value::Null,
+            finish_reason: finish.clone(),
+        };
+        // Also an answer without a word is one.
+        let message = answer
+            .message(Vec::new())
+            .unwrap_or_else(NewMessage::silence);
+        self.end(writer, vec![message], &change, Some(said)).await
+    }
+
+    /// Leaves the turn to its client, who has to bring what its tools say. What nobody has is told first.
+    async fn wait_for_client(
+        mut self,
+        writer: Writer,
+        answer: &Answer,
+        calls: Vec<ToolCall>,
+    ) -> Result<Option<Claimed>> {
+        let input = &self.taken.input;
+        let (theirs, unknown): (Vec<ToolCall>, Vec<ToolCall>) = calls
+            .into_iter()
+            .partition(|call| input.gives_tool(&call.function.name));
+        let all: Vec<ToolCall> = theirs.iter().chain(&unknown).cloned().collect();
+        let change = Change {
+            state: Some(TurnState::WaitingClient),
+            finish_reason: Some("tool_calls"),
+            calls: Some(&theirs),
+            usage: Some(self.usage),
+            ..Change::default()
+        };
+        let said = Said::Answer {
+            content: match answer.text.is_empty() {
+                true => Value::Null,
+                false => answer.text.clone().into(),
+            },
+            tool_calls: serde_json::to_value(&theirs).map_err(Error::internal)?,
+            finish_reason: "tool_calls".to_owned(),
+        };
+        let results = unknown.iter().map(unknown_tool);
+        let message = answer.message(all);
+        let messages: Vec<NewMessage> = message.into_iter().chain(results).collect();
+        self.end(writer, messages, &change, Some(said)).await
+    }
+
+    /// The partial text that was shown stays.
+    async fn fail(
+        mut self,
+        writer: Writer,
+        answer: &Answer,
+        error: &Error,
+    ) -> Result<Option<Claimed>> {
+        if error.code == Code::Internal {
+            tracing::error!(turn = %self.taken.id, cause = ?error.cause, "a turn failed");
+        }
+        let change = Change {
+            state: Some(TurnState::Failed),
+            reason: Some(error.code.as_str()),
+            detail: Some(&error.detail),
+            usage: Some(self.usage),
+            ..Change::default()
+        };
+        let partial = answer.message(Vec::new()).into_iter().collect();
+        self.end(writer, partial, &change, None).await
+    }
+
+    async fn stop(
+        mut self,
+        writer: Writer,
+        answer: &Answer,
+        reason: StopReason,
+    ) -> Result<Option<Claimed>> {
+        let change = Change {
+            state: Some(reason.state()),
+            reason: Some(reason.as_str()),
+            usage: Some(self.usage),
+            ..Change::default()
+        };
+        let partial = answer.message(Vec::new()).into_iter().collect();
+        self.end(writer, partial, &change, None).await
+    }
+
+    /// The last write, what is counted of it, and the last word to the client.
+    async fn end(
+        &mut self,
+        mut writer: Writer,
+        messages: Vec<NewMessage>,
+        change: &Change<'_>,
+        said: Option<Said>,
+    ) -> Result<Option<Claimed>> {
+        let state = change.state.unwrap_or(TurnState::Completed);
+        let mut told: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
+        told.push(match state {
+            TurnState::WaitingClient => NewEvent::new(TURN_WAITING),
+            state => end_event(state, change.reason),
+        });
+        let (wrote, next) = writer.end(&messages, &told, change).await?;
+        let Wrote::Fine(_) = wrote else {
+            self.tell(Live::Lost);
+            return Ok(None);
+        };
+        self.count(&writer.app, writer.tenant_id, state);
+        self.tell_end(&writer, said).await;
+        Ok(next)
+    }
+
+    async fn tell_end(&mut self, writer: &Writer, said: Option<Said>) {
+        if self.direct.is_none() {
+            return;
+        }
+        let taken = &self.taken;
+        let outcome = match said {
+            Some(said) => Ok(Outcome {
+                turn_id: taken.id,
+                conversation_id: taken.conversation_id,
+                session_id: writer.session_id,
+                compressed: false,
+                agent: taken.agent.clone(),
+                told: taken.told.clone(),
+                created_at: taken.created_at,
+                usage: self.usage,
+                said,
+            }),
+            None => read_outcome(writer, taken).await,
+        };
+        match outcome {
+            Ok(outcome) => self.tell(Live::Ended(Box::new(outcome))),
+            // The client finds it in the events.
+            Err(_) => self.tell(Live::Lost),
+        }
+    }
+
+    fn count(&self, app: &App, tenant_id: TenantId, state: TurnState) {
+        if state.has_ended() {
+            telemetry::count_turn(state.as_str());
+        }
+        let name = UsageName::model_call(
+            app.clock.now(),
+            &self.agent.name,
+            &self.agent.spec,
+            self.taken.user_id,
+            &self.usage,
+        );
+        let counts = UsageCounts {
+            requests: 0,
+            turns: i64::from(state.has_ended()),
+            input_tokens: self.usage.input,
+            output_tokens: self.usage.output,
+        };
+        app.usage.count(tenant_id, name, &counts);
+        let limit = self.agent.limits.tokens_per_minute;
+        let tokens = self.usage.input.saturating_add(self.usage.output);
+        app.limits.charge_tokens(tenant_id, limit, tokens);
+    }
+
+    /// The last word to the client that asked.
+    fn tell(&mut self, live: Live) {
+        if let Some(direct) = self.direct.take() {
+            // Whoever is gone or behind finds it in the events.
+            drop(direct.send(live));
+        }
+    }
+}
+
+async fn read_outcome(writer: &Writer, taken: &Taken) -> Result<Outcome> {
+    let caller = JobCaller::of_served_tenant(writer.tenant_id);
+    let mut tx = caller.begin(&writer.app.db).await?;
+    let turn = turns::get(&mut tx, taken.id).await?;
+    Outcome::of(&mut tx, turn).await
+}
+
+fn unknown_tool(call: &ToolCall) -> NewMessage {
+    let text = format!("[there is no tool {}]", call.function.name);
+    NewMessage::tool_result(&call.id, &text)
+}
+
+/// Of a provider that tells no usage: by length.
+fn estimate(asked_bytes: usize, answer: &Answer) -> TokenUsage {
+    let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
+    TokenUsage {
+        input: tokens(asked_bytes),
+        output: tokens(answer.said()),
+        estimated: true,
+    }
+}

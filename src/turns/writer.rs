@@ -1,0 +1,176 @@
+//! The writes of a turn that runs on this node. While Postgres does not answer they are made again; one
+//! that was made although its answer was lost is not made twice.
+
+use std::time::Duration;
+
+use super::accept::Claimed;
+use super::outcome::begin_next;
+use super::runner;
+use crate::app::App;
+use crate::auth::JobCaller;
+use crate::domain::event::NewEvent;
+use crate::domain::message::NewMessage;
+use crate::error::{Code, Result};
+use crate::ids::{IdentityId, SessionId, TenantId};
+use crate::store::turn_writes::{self, Change, Fence, Heard, Write};
+use crate::store::{TenantTx, conversations};
+use crate::telemetry;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Then whoever takes the turn over has to find out what is in the database.
+const ATTEMPTS: usize = 60;
+
+/// What a write came to.
+#[derive(Debug)]
+pub enum Wrote {
+    Fine(Heard),
+    /// The turn is no longer this node's. Nothing was written, and nothing will be.
+    Lost,
+}
+
+pub struct Writer {
+    pub app: App,
+    pub tenant_id: TenantId,
+    pub conversation_id: SessionId,
+    pub session_id: SessionId,
+    pub speaker: Option<(IdentityId, String)>,
+    pub attempt: i32,
+    pub fence: Fence,
+    /// Pieces of an answer that were said and are not among the events yet.
+    pub unsaid: String,
+}
+
+impl Writer {
+    /// Writes and goes on.
+    pub async fn write(&mut self, messages: &[NewMessage], events: &[NewEvent]) -> Result<Wrote> {
+        let (wrote, _) = self.apply(messages, events, &Change::default()).await?;
+        Ok(wrote)
+    }
+
+    /// Says that this node lives, and hears whether the turn is to stop.
+    pub async fn renew(&mut self) -> Result<Wrote> {
+        let caller = JobCaller::of_served_tenant(self.tenant_id);
+        let mut tx = caller.begin(&self.app.db).await?;
+        let heard = turn_writes::renew(&mut tx, self.fence, runner(&self.app)).await?;
+        tx.commit().await?;
+        Ok(match heard {
+            Some(heard) => Wrote::Fine(heard),
+            None => self.lost(),
+        })
+    }
+
+    /// The last write: the turn's end, and the beginning of the conversation's next one. Also the write
+    /// that leaves a turn waiting for its client, after which nothing begins.
+    pub async fn end(
+        &mut self,
+        messages: &[NewMessage],
+        events: &[NewEvent],
+        change: &Change<'_>,
+    ) -> Result<(Wrote, Option<Claimed>)> {
+        self.apply(messages, events, change).await
+    }
+
+    /// Gives the turn to whichever node is faster.
+    pub async fn release(&self) -> Result<()> {
+        let caller = JobCaller::of_served_tenant(self.tenant_id);
+        let mut tx = caller.begin(&self.app.db).await?;
+        turn_writes::release(&mut tx, self.fence).await?;
+        tx.commit().await
+    }
+
+    fn lost(&self) -> Wrote {
+        telemetry::count_fence_rejection();
+        tracing::info!(turn = %self.fence.turn_id, "the turn is no longer this node's");
+        Wrote::Lost
+    }
+
+    async fn apply(
+        &mut self,
+        messages: &[NewMessage],
+        events: &[NewEvent],
+        change: &Change<'_>,
+    ) -> Result<(Wrote, Option<Claimed>)> {
+        let unsaid = std::mem::take(&mut self.unsaid);
+        let rest = (!unsaid.is_empty()).then(|| NewEvent::delta(unsaid));
+        let events: Vec<NewEvent> = rest.into_iter().chain(events.iter().cloned()).collect();
+        let mut pause = FIRST_PAUSE;
+        let mut attempt = 1;
+        loop {
+            let outcome = self.try_apply(messages, &events, change, attempt > 1).await;
+            match outcome {
+                Err(error)
+                    if attempt < ATTEMPTS
+                        && matches!(error.code, Code::Unavailable | Code::Timeout) =>
+                {
+                    tracing::warn!(turn = %self.fence.turn_id, error = %error, attempt,
+                                   "a write of a turn is made again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    attempt += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn try_apply(
+        &mut self,
+        messages: &[NewMessage],
+        events: &[NewEvent],
+        change: &Change<'_>,
+        again: bool,
+    ) -> Result<(Wrote, Option<Claimed>)> {
+        let (app, now) = (self.app.clone(), self.app.clock.now());
+        let caller = JobCaller::of_served_tenant(self.tenant_id);
+        let mut tx = caller.begin(&app.db).await?;
+        let frees = change.state.is_some_and(|state| state.has_ended());
+        let write = Write {
+            conversation_id: self.conversation_id,
+            session_id: self.session_id,
+            messages,
+            speaker: self.speaker.as_ref(),
+            events,
+            attempt: self.attempt,
+            starts: false,
+            change,
+            runner: runner(&app),
+        };
+        let Some(heard) = turn_writes::write(&mut tx, self.fence, &write, now).await? else {
+            return self.judge_nothing(tx, again).await;
+        };
+        let next = match frees {
+            true => begin_next(&app, &mut tx, self.conversation_id, now).await?,
+            false => None,
+        };
+        tx.commit().await?;
+        self.fence.version += 1;
+        app.live.poke(self.conversation_id);
+        Ok((Wrote::Fine(heard), next))
+    }
+
+    /// Nothing was written: because an earlier attempt was made after all, or because the turn is lost.
+    async fn judge_nothing(
+        &mut self,
+        mut tx: TenantTx,
+        again: bool,
+    ) -> Result<(Wrote, Option<Claimed>)> {
+        if !again || !turn_writes::was_made(&mut tx, self.fence).await? {
+            return Ok((self.lost(), None));
+        }
+        self.fence.version += 1;
+        // What the lost answer would have brought: a turn that was begun then is this node's, and found by
+        // its lease.
+        conversations::lock(&mut tx, self.conversation_id).await?;
+        let next = begin_next(
+            &self.app,
+            &mut tx,
+            self.conversation_id,
+            self.app.clock.now(),
+        )
+        .await?;
+        tx.commit().await?;
+        self.app.live.poke(self.conversation_id);
+        Ok((Wrote::Fine(Heard::default()), next))
+    }
+}
