@@ -74,8 +74,8 @@ create unique index turns_one_active on turns (tenant_id, conversation_id)
   where state in ('running', 'waiting_client');
 create index turns_queued on turns (tenant_id, conversation_id, turn_no) where state = 'queued';
 create index turns_running on turns (tenant_id) where state = 'running';
-create index turns_due on turns (lease_until) where state in ('running', 'waiting_client');
-create index turns_waiting_for_their_turn on turns (created_at) where state = 'queued';
+-- Few at any time: the sweepers read them through, whosever they are.
+create index turns_due on turns (tenant_id, lease_until) where state in ('running', 'waiting_client');
 create index turns_of_identity on turns (tenant_id, identity_id) where identity_id is not null;
 select install_tenant_policy('turns');
 grant select, insert, update, delete on turns to throughline_service;

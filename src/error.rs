@@ -124,7 +124,6 @@ error_codes! {
     TooManyCodes, "too_many_codes", 429, Helps, "Too many codes are pending";
     TooManyMerges, "too_many_merges", 429, Helps, "Too many people were merged into one";
     Internal, "internal", 500, Helps, "Something went wrong on our side";
-    NotAvailable, "not_available", 501, Useless, "This is not available yet";
     TurnAbandoned, "turn_abandoned", 500, Useless, "The turn was lost with its node again and again";
     TooManyToolRounds, "too_many_tool_rounds", 502, Useless, "The model went on calling tools";
     UpstreamFailed, "upstream_failed", 502, Helps, "The model's server failed";

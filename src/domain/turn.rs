@@ -50,6 +50,7 @@ pub enum StopReason {
     ToolResultsMissing,
     TenantSuspended,
     ConversationDeleted,
+    PersonErased,
 }
 
 impl StopReason {
@@ -60,6 +61,7 @@ impl StopReason {
             Self::ToolResultsMissing => "tool_results_missing",
             Self::TenantSuspended => "tenant_suspended",
             Self::ConversationDeleted => "conversation_deleted",
+            Self::PersonErased => "person_erased",
         }
     }
 
@@ -67,9 +69,10 @@ impl StopReason {
     pub const fn state(self) -> TurnState {
         match self {
             Self::Superseded | Self::ToolResultsMissing => TurnState::Interrupted,
-            Self::Cancelled | Self::TenantSuspended | Self::ConversationDeleted => {
-                TurnState::Cancelled
-            }
+            Self::Cancelled
+            | Self::TenantSuspended
+            | Self::ConversationDeleted
+            | Self::PersonErased => TurnState::Cancelled,
         }
     }
 

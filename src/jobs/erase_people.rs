@@ -41,7 +41,9 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
                     return Ok(app.clock.now());
                 }
                 let mut tx = caller.begin(&app.db).await?;
-                blanked = erased_people::blank_messages(&mut tx, *identity_id, BATCH).await?;
+                let messages = erased_people::blank_messages(&mut tx, *identity_id, BATCH).await?;
+                let turns = erased_people::blank_turns(&mut tx, *identity_id, BATCH).await?;
+                blanked = messages.max(turns);
                 tx.commit().await?;
             }
         }

@@ -123,6 +123,39 @@ pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i
     Ok(done.rows_affected())
 }
 
+/// Blanks up to `limit` turns that an account began in conversations of others, with their events, and
+/// answers how many there were.
+pub async fn blank_turns(tx: &mut TenantTx, identity_id: IdentityId, limit: i64) -> Result<u64> {
+    let done = sqlx::query(
+        "with blanked as (
+           update turns
+              set input = json_build_object('messages', '[]'::json), told = '{}', principal = '', asked_hash = '',
+                  identity_id = null, platform = null
+            where tenant_id = $1
+              and id in (select id
+                           from turns
+                          where tenant_id = $1
+                            and identity_id = $2
+                          order by id
+                          limit $3)
+        returning id
+         ), told as (
+           delete from events e
+            using blanked b
+            where e.tenant_id = $1
+              and e.turn_id = b.id
+         )
+         select id
+           from blanked",
+    )
+    .bind(tx.tenant_id())
+    .bind(identity_id)
+    .bind(limit)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected())
+}
+
 /// Gives the person's sums to nobody: what was used was used.
 pub async fn fold_usage(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
     sqlx::query(

@@ -75,7 +75,7 @@ pub async fn list_dm_slots(
 }
 
 /// Folds `slots` into `into`: their names lead there, it knows what they knew, and it goes on with
-/// whatever was said last. The others lead nowhere until they are unfolded.
+/// whatever was said last, or is being answered now. The others lead nowhere until they are unfolded.
 pub async fn fold(
     tx: &mut TenantTx,
     slots: &[SlotId],
@@ -120,7 +120,12 @@ pub async fn fold(
             and t.id = c.tip_session_id
           where k.tenant_id = $1
             and (k.id = any ($2) or k.id = $3)
-          order by t.last_active_at desc, t.id desc
+          order by exists (select 1
+                             from turns n
+                            where n.tenant_id = $1
+                              and n.conversation_id = c.id
+                              and n.state in ('queued', 'running', 'waiting_client')) desc,
+                   t.last_active_at desc, t.id desc
           limit 1",
     )
     .bind(tx.tenant_id())

@@ -483,6 +483,38 @@ pub async fn stop_all(
     Ok(())
 }
 
+/// The same for what these accounts have begun, wherever that is.
+pub async fn stop_of_accounts(
+    tx: &mut TenantTx,
+    accounts: &[IdentityId],
+    reason: StopReason,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    sqlx::query(
+        "with stopped as (
+           update turns
+              set state = $3, reason = $4, ended_at = $5, fence = fence + 1, lease_until = null, node = null
+            where tenant_id = $1
+              and identity_id = any ($2)
+              and state in ('queued', 'running', 'waiting_client')
+        returning id
+         )
+         update sessions s
+            set turn_id = null
+           from stopped
+          where s.tenant_id = $1
+            and s.turn_id = stopped.id",
+    )
+    .bind(tx.tenant_id())
+    .bind(accounts)
+    .bind(reason.state().as_str())
+    .bind(reason.as_str())
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
 pub async fn find(tx: &mut TenantTx, id: TurnId) -> Result<Option<Turn>> {
     let row: Option<TurnRow> = sqlx::query_as(concat!(
         "select ",

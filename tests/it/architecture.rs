@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 21] = [
+const ALLOWED: [(&str, &[&str]); 25] = [
     ("domain", &["ground"]),
     (
         "main",
@@ -20,17 +20,19 @@ const ALLOWED: [(&str, &[&str]); 21] = [
             "server", "app", "auth", "api_keys", "tenants", "store", "domain", "ground",
         ],
     ),
-    ("server", &["http", "jobs", "app", "ground"]),
+    ("server", &["http", "jobs", "app", "live", "ground"]),
     (
         "http",
         &[
             "agents",
             "api_keys",
+            "chat",
             "idempotency",
             "issuers",
             "people",
             "sessions",
             "tenants",
+            "turns",
             "app",
             "limits",
             "auth",
@@ -46,12 +48,20 @@ const ALLOWED: [(&str, &[&str]); 21] = [
             "people",
             "sessions",
             "tenants",
+            "turns",
             "app",
             "auth",
             "store",
             "ground",
         ],
     ),
+    (
+        "turns",
+        &[
+            "people", "sessions", "app", "live", "model", "auth", "store", "domain", "ground",
+        ],
+    ),
+    ("chat", &["app", "model", "domain", "ground"]),
     (
         "tenants",
         &[
@@ -67,7 +77,10 @@ const ALLOWED: [(&str, &[&str]); 21] = [
             "ground",
         ],
     ),
-    ("agents", &["app", "audit", "store", "domain", "ground"]),
+    (
+        "agents",
+        &["app", "audit", "model", "store", "domain", "ground"],
+    ),
     ("api_keys", &["audit", "store", "domain", "ground"]),
     ("audit", &["app", "auth", "store", "domain", "ground"]),
     (
@@ -83,9 +96,11 @@ const ALLOWED: [(&str, &[&str]); 21] = [
     (
         "app",
         &[
-            "limits", "usage", "auth", "store", "redis", "upstream", "ground",
+            "limits", "live", "model", "usage", "auth", "store", "redis", "upstream", "ground",
         ],
     ),
+    ("model", &["auth", "store", "upstream", "domain", "ground"]),
+    ("live", &["redis", "ground"]),
     ("limits", &["redis", "ground"]),
     ("usage", &["auth", "store", "domain", "ground"]),
     ("auth", &["limits", "store", "upstream", "domain", "ground"]),
@@ -121,11 +136,12 @@ const KEPT_IN: [(&str, &[&str]); 9] = [
 ];
 
 /// Statements without a tenant: on global tables, on Postgres' own catalog, on definer functions.
-const TENANTLESS: [&str; 10] = [
+const TENANTLESS: [&str; 11] = [
     "from tenants",
     "update tenants",
     "into tenants",
     "from jobs",
+    "from due_turns",
     "into nodes",
     "delete from nodes",
     "pg_roles",

@@ -107,6 +107,37 @@ async fn session_sample(
     }
 }
 
+fn chat_body() -> Value {
+    json!({"model": "main", "messages": [{"role": "user", "content": "walked"}]})
+}
+
+/// A turn in a session of the credential's own making, where it may make one, and one of another tenant.
+async fn turn_sample(
+    world: &World,
+    own: &Tenant,
+    other: &Tenant,
+    credential: &Credential,
+) -> Sample {
+    let admin = Credential::new("api_key:admin", &own.key);
+    let foreign = Credential::new("api_key:admin", &other.key);
+    let maker = match credential.name.as_str() {
+        "api_key:bridge" | "api_key:chat" | "user_token" => credential,
+        _ => &admin,
+    };
+    let ask = async |credential: &Credential| {
+        let key = throughline::ids::RequestId::generate().to_string();
+        let request = reqwest::Client::new().post(world.url("/v1/chat/completions"));
+        let request = credential.sign(request).header("x-hermes-session-key", key);
+        let reply = Reply::of(request.json(&chat_body())).await;
+        let answer = reply.expect(200);
+        answer["hermes"]["turn_id"].as_str().unwrap().to_owned()
+    };
+    Sample {
+        ids: Some((ask(maker).await, ask(&foreign).await)),
+        body: None,
+    }
+}
+
 /// The account a credential speaks for.
 fn acting_identity(credential: &Credential) -> &'static str {
     match credential.name.as_str() {
@@ -207,9 +238,22 @@ async fn sample(
         "list_sessions" | "list_session_keys" | "get_retention" => plain,
         "sweep_retention" => with_body(json!({"dry_run": true, "conversations_days": 30})),
         "create_session" => with_body(json!({"title": "made by the walk"})),
-        "get_session" | "delete_session" | "list_messages" | "get_tip" | "list_lineage"
-        | "export_session" | "list_grants" | "revoke_grants" => {
-            session_sample(world, own, other, credential, None).await
+        "get_session"
+        | "delete_session"
+        | "list_messages"
+        | "get_tip"
+        | "list_lineage"
+        | "export_session"
+        | "list_grants"
+        | "revoke_grants"
+        | "list_turns"
+        | "stream_session_events"
+        | "stream_session_key_events" => session_sample(world, own, other, credential, None).await,
+        "list_models" => plain,
+        "get_model" => with_ids("main".to_owned(), String::new()),
+        "create_chat_completion" => with_body(chat_body()),
+        "get_turn" | "cancel_turn" | "stream_turn_events" => {
+            turn_sample(world, own, other, credential).await
         }
         "delete_user" => {
             let made = json!({"display_name": "made by the walk"});
@@ -422,7 +466,10 @@ async fn call(
     if let Some(body) = body {
         request = request.json(body);
     }
-    Reply::of(request).await
+    match path.ends_with("/events") {
+        true => Reply::head_of(request).await,
+        false => Reply::of(request).await,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -468,7 +515,10 @@ async fn every_operation_admits_exactly_whom_it_says() {
                 if public {
                     assert!(reply.status < 300, "{name}: {}", reply.text);
                 } else {
-                    reply.expect_problem(401, "unauthorized");
+                    match path.starts_with("/v1/chat") || path.starts_with("/v1/models") {
+                        true => reply.expect_openai_error(401, "unauthorized"),
+                        false => reply.expect_problem(401, "unauthorized"),
+                    };
                 }
             }
             for credential in credentials.iter().filter(|_| !public) {

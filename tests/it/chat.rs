@@ -9,15 +9,15 @@ use crate::support::people::person;
 use crate::support::world::WorldOptions;
 use crate::support::{Reply, Tenant, World, eventually};
 
-struct Chat {
-    world: World,
-    tenant: Tenant,
-    model: Model,
-    key: String,
+pub struct Chat {
+    pub world: World,
+    pub tenant: Tenant,
+    pub model: Model,
+    pub key: String,
 }
 
 /// A tenant whose agent `main` asks a scripted model.
-async fn chat(steps: impl IntoIterator<Item = Step>) -> Chat {
+pub async fn chat(steps: impl IntoIterator<Item = Step>) -> Chat {
     let world = World::with(WorldOptions {
         private_upstreams: true,
         ..WorldOptions::default()
@@ -50,7 +50,7 @@ impl Chat {
     }
 }
 
-fn events(reply: &Reply) -> Vec<Value> {
+pub fn events(reply: &Reply) -> Vec<Value> {
     let data = reply
         .text
         .split("\n\n")
@@ -231,25 +231,6 @@ async fn a_server_that_fails_again_and_again_is_left_alone() {
     expect_error(&left_alone, 502, "upstream_failed");
     assert!(!left_alone.header("retry-after").is_empty());
     assert_eq!(chat.model.requests().len(), asked);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn sessions_are_refused_clearly_until_they_are_here() {
-    let chat = chat([Step::Say("label".to_owned())]).await;
-    for header in ["x-hermes-session-id", "x-hermes-session-key"] {
-        let body = json!({"model": "main", "messages": [{"role": "user", "content": "hi"}]});
-        let url = chat.world.url("/v1/chat/completions");
-        let request = chat
-            .world
-            .client
-            .post(url)
-            .bearer_auth(&chat.key)
-            .header(header, "x");
-        expect_error(&Reply::of(request.json(&body)).await, 501, "not_available");
-    }
-    // To a chat key every user is a label.
-    chat.ask(json!({"user": "telegram:5"})).await.expect(200);
-    assert_eq!(chat.model.requests()[0]["user"], "telegram:5");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -38,6 +38,7 @@ mod retention;
 mod serve_command;
 mod service;
 mod session_chains;
+mod session_chat;
 mod session_export;
 mod session_grants;
 mod session_import;

@@ -24,7 +24,7 @@ use crate::support::{Reply, Tenant, World, eventually};
 use crate::tenancy::uuid_of;
 
 /// Tables with a person's data: what erasing makes of it, and where it is in an export.
-const PERSON_TABLES: [(&str, &str, &str); 21] = [
+const PERSON_TABLES: [(&str, &str, &str); 23] = [
     ("users", "deleted at once", "user"),
     ("identities", "deleted at once", "identities"),
     ("user_redirects", "deleted with the user", "merged_user_ids"),
@@ -61,6 +61,16 @@ const PERSON_TABLES: [(&str, &str, &str); 21] = [
         "messages",
         "removed with the conversation; elsewhere blanked by erase_people",
         "conversations, messages_elsewhere",
+    ),
+    (
+        "turns",
+        "stopped at once, removed with the conversation; elsewhere blanked by erase_people",
+        "not: what was said is in conversations and messages_elsewhere",
+    ),
+    (
+        "events",
+        "removed with the conversation; elsewhere with the turn by erase_people",
+        "not: kept a day, and said in conversations",
     ),
     ("codes", "deleted at once", "codes, without digests"),
     ("code_attempts", "deleted at once", "not: a counter"),

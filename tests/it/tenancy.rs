@@ -449,6 +449,12 @@ async fn fill_conversations(world: &World, tenant: &Tenant, token: &str) {
     let session = world.post(token, "/v1/sessions", body).await.expect(201);
     let user = session["user_id"].as_str().unwrap();
     crate::sessions::grant(world, tenant, session["id"].as_str().unwrap(), user).await;
+    let ask = json!({"model": "main", "messages": [{"role": "user", "content": "fill"}]});
+    let ask = world
+        .request(reqwest::Method::POST, "/v1/chat/completions", token)
+        .header("x-hermes-session-key", "fill")
+        .json(&ask);
+    Reply::of(ask).await.expect(200);
     // What a sweep and a deletion leave behind, without a job that would change it under the test.
     for sql in [
         "insert into retention_sweeps (tenant_id, cutoff, started_at) values ($1, now(), now())",

@@ -11,6 +11,7 @@ use super::session_chat::{self, Asking};
 use crate::app::App;
 use crate::chat::{Answering, Call};
 use crate::domain::completion::CompletionRequest;
+use crate::domain::message::Content;
 use crate::domain::session_name::{SessionKey, SessionRef};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Converser;
@@ -52,9 +53,10 @@ pub struct ChatCompletionRequest {
 #[expect(dead_code, reason = "see above")]
 pub struct ChatMessage {
     role: ChatRole,
-    /// A text or a list of parts.
-    #[schema(value_type = Option<String>)]
-    content: Value,
+    content: Option<Content>,
+    /// Of a tool: which call it answers.
+    #[schema(min_length = 1, max_length = 256)]
+    tool_call_id: Option<String>,
 }
 
 #[derive(Deserialize, utoipa::ToSchema)]

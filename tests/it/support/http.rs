@@ -25,6 +25,21 @@ impl Reply {
         })
     }
 
+    /// Only the head of an answer that may have no end; an error is read whole.
+    pub async fn head_of(request: reqwest::RequestBuilder) -> Self {
+        let response = request.send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let text = match status {
+            200 => String::new(),
+            _ => response.text().await.unwrap(),
+        };
+        Self {
+            status,
+            headers,
+            text,
+        }
+    }
+
     /// The body, if the status is the expected one.
     #[track_caller]
     pub fn expect(&self, status: u16) -> Value {
@@ -56,6 +71,17 @@ impl Reply {
             assert!(problem[member].is_string(), "{problem}");
         }
         problem
+    }
+
+    /// An error of OpenAI's shape.
+    #[track_caller]
+    pub fn expect_openai_error(&self, status: u16, code: &str) -> Value {
+        let body = self.expect(status);
+        assert_eq!(body["error"]["code"], code, "{body}");
+        for member in ["message", "type"] {
+            assert!(body["error"][member].is_string(), "{body}");
+        }
+        body
     }
 
     #[track_caller]

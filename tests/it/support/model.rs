@@ -31,6 +31,7 @@ pub enum Step {
 struct Script {
     steps: VecDeque<Step>,
     requests: Vec<Value>,
+    session_keys: Vec<Option<String>>,
 }
 
 pub struct Model {
@@ -44,6 +45,7 @@ impl Model {
         let script = Arc::new(Mutex::new(Script {
             steps: steps.into_iter().collect(),
             requests: Vec::new(),
+            session_keys: Vec::new(),
         }));
         let shared = web::Data::from(script.clone());
         let server = HttpServer::new(move || {
@@ -72,6 +74,11 @@ impl Model {
         self.script.lock().unwrap().requests.clone()
     }
 
+    /// The `X-Hermes-Session-Key` of each request.
+    pub fn session_keys(&self) -> Vec<Option<String>> {
+        self.script.lock().unwrap().session_keys.clone()
+    }
+
     pub fn push(&self, step: Step) {
         self.script.lock().unwrap().steps.push_back(step);
     }
@@ -84,13 +91,19 @@ impl Drop for Model {
 }
 
 async fn complete(
-    _request: HttpRequest,
+    request: HttpRequest,
     script: web::Data<Mutex<Script>>,
     body: web::Json<Value>,
 ) -> HttpResponse {
     let body = body.into_inner();
     let stream = body["stream"] == true;
-    script.lock().unwrap().requests.push(body);
+    let key = request.headers().get("x-hermes-session-key");
+    let key = key.map(|key| key.to_str().unwrap().to_owned());
+    {
+        let mut script = script.lock().unwrap();
+        script.requests.push(body);
+        script.session_keys.push(key);
+    }
     loop {
         let step = script.lock().unwrap().steps.pop_front();
         match step {

@@ -185,6 +185,25 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
         .expect(201);
     speak(TELEGRAM, SECRET).await;
 
+    // Turns: in her own chat, and in the thread, where the answer repeats only what is text.
+    for session in [None, Some(&thread)] {
+        let parts = json!([{"type": "text", "text": "and?"}, {"type": "note", "note": SECRET}]);
+        let body = json!({
+            "model": "main", "user": TELEGRAM, "messages": [{"role": "user", "content": parts}],
+        });
+        let mut request = world
+            .request(Method::POST, "/v1/chat/completions", &bridge)
+            .json(&body);
+        if let Some(session) = session {
+            request = world
+                .request(Method::POST, "/v1/chat/completions", key)
+                .header("x-hermes-session-id", session)
+                .header("idempotency-key", "turn")
+                .json(&body);
+        }
+        Reply::of(request).await.expect(200);
+    }
+
     // Guests both ways.
     let bobs = world
         .session(&bob.token, json!({"messages": [said("come in")]}))
@@ -237,7 +256,7 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
         sessions,
         session_keys: keys.iter().map(|one| text(&one["session_key"])).collect(),
         thread,
-        in_thread: 2,
+        in_thread: 3,
         guest_in,
         bob,
         parted,
