@@ -5,11 +5,13 @@
 //!
 //! - `server`, `dev`: start listeners and background loops; start everything for a developer
 //! - `http`, `jobs`: the surfaces: requests and background work
+//! - `turns`: the turn engine; `chat`: a model asked without a session
 //! - `people`, `sessions`, `tenants`, `api_keys`, `issuers`, `agents`, `audit`, `idempotency`: use cases, one room each
 //! - `app`: what they all work with
+//! - `model`: a tenant's agents, ready to be asked
 //! - `usage`: how much a tenant has used
 //! - `auth`: who calls; a caller is what opens a tenant's transaction
-//! - `limits`: how much a tenant may use
+//! - `limits`: how much a tenant may use; `live`: who watches what on this node
 //! - `store`, `redis`: the only rooms with SQL and with Redis
 //! - `upstream`: the only way out to a URL that a tenant gives
 //! - `domain`: types and rules, without IO
