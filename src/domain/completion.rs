@@ -198,7 +198,7 @@ pub fn text_of(message: &Value) -> String {
             let texts = parts.iter().filter_map(|part| part["text"].as_str());
             texts.collect::<Vec<_>>().join(" ")
         }
-        _ => String::new(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => String::new(),
     }
 }
 

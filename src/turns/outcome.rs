@@ -7,7 +7,7 @@ use super::accept::{Claimed, begin};
 use super::runner;
 use crate::app::App;
 use crate::domain::completion::TokenUsage;
-use crate::domain::event::{NewEvent, of_end};
+use crate::domain::event::{NewEvent, TURN_WAITING, of_end};
 use crate::domain::message::NewMessage;
 use crate::domain::turn::{StopReason, Told, Turn, TurnState, interrupted_result};
 use crate::error::{Error, Result};
@@ -43,6 +43,15 @@ pub enum Said {
 }
 
 impl Outcome {
+    /// The event that tells it.
+    pub fn event(&self) -> &'static str {
+        match &self.said {
+            Said::Answer { finish_reason, .. } if finish_reason == "tool_calls" => TURN_WAITING,
+            Said::Answer { .. } => of_end(TurnState::Completed),
+            Said::Nothing(turn) => of_end(turn.state),
+        }
+    }
+
     /// Of a turn that has ended, or waits for its client.
     pub async fn of(tx: &mut TenantTx, turn: Turn) -> Result<Self> {
         let said = match turn.state {

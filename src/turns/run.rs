@@ -364,9 +364,9 @@ impl Run {
     ) -> Result<Option<Claimed>> {
         let state = change.state.unwrap_or(TurnState::Completed);
         let mut told: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
-        told.push(match state {
-            TurnState::WaitingClient => NewEvent::new(TURN_WAITING),
-            state => end_event(state, change.reason),
+        told.push(match state.has_ended() {
+            true => end_event(state, change.reason),
+            false => NewEvent::new(TURN_WAITING),
         });
         let (wrote, next) = writer.end(&messages, &told, change).await?;
         let Wrote::Fine(_) = wrote else {

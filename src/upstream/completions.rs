@@ -244,7 +244,12 @@ fn not_reached(error: FetchError) -> CallError {
     match error {
         FetchError::TooSlow => CallError::TooSlow,
         FetchError::Broken(_) => CallError::Broken,
-        error => CallError::NotReached(error),
+        error @ (FetchError::Refused(_)
+        | FetchError::Unresolved
+        | FetchError::Unreachable(_)
+        | FetchError::Redirect(_)
+        | FetchError::Status(_)
+        | FetchError::TooLarge(_)) => CallError::NotReached(error),
     }
 }
 

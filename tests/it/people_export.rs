@@ -79,7 +79,11 @@ async fn an_export_has_everything_of_a_person_and_no_secret() {
         assert_eq!(conversations.len(), whole.sessions.len());
         let elsewhere = list(&document, "messages_elsewhere");
         assert_eq!(elsewhere.len(), whole.in_thread + 1);
-        assert!(elsewhere.iter().all(|one| one["content"].to_string().contains(SECRET)));
+        assert!(
+            elsewhere
+                .iter()
+                .all(|one| one["content"].to_string().contains(SECRET))
+        );
         let text = document.to_string();
         assert!(!text.contains("digest") && !text.contains("of Bob") && !text.contains("come in"));
     }

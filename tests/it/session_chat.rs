@@ -224,6 +224,23 @@ async fn a_stream_in_a_session_ends_with_the_effective_session() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn other_events_come_only_to_who_asks_for_them() {
+    let chat = chat([say("one"), say("two")]).await;
+    let plain = chat.ask_in(&[(KEY, "work")], json!({"stream": true})).await;
+    assert!(!plain.text.contains("event:"), "{}", plain.text);
+    let options = json!({"stream": true, "stream_options": {"include_hermes_events": true}});
+    let told = chat.ask_in(&[(KEY, "work")], options).await;
+    let named: Vec<&str> = told
+        .text
+        .lines()
+        .filter_map(|line| line.strip_prefix("event: "))
+        .collect();
+    assert_eq!(named, ["hermes.turn.started", "hermes.turn.completed"]);
+    let asked = &chat.model.requests()[1];
+    assert_eq!(asked["stream_options"], json!({"include_usage": true}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_session_cannot_take_is_refused_and_stores_nothing() {
     let chat = chat([say("one")]).await;
     let assistant_last = json!({"messages": [

@@ -1,7 +1,7 @@
 //! What clients of OpenAI read: completions, their chunks, and the member `hermes` about the session.
 
 use actix_web::web::Bytes;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::domain::completion::TokenUsage;
 use crate::domain::session::ChainName;
@@ -22,25 +22,21 @@ pub struct Frame {
 }
 
 impl Frame {
-    fn envelope(&self, object: &str) -> Map<String, Value> {
-        let envelope = json!({
+    fn envelope(&self, object: &str) -> Value {
+        json!({
             "id": format!("chatcmpl-{}", self.turn_id), "object": object, "created": self.created,
             "model": self.model,
-        });
-        match envelope {
-            Value::Object(members) => members,
-            _ => Map::new(),
-        }
+        })
     }
 
     fn chunk(&self, delta: Value, finish_reason: Option<&str>, hermes: Option<Value>) -> Bytes {
         let mut chunk = self.envelope("chat.completion.chunk");
         let choice = json!({"index": 0, "delta": delta, "finish_reason": finish_reason});
-        chunk.insert("choices".to_owned(), json!([choice]));
+        chunk["choices"] = json!([choice]);
         if let Some(hermes) = hermes {
-            chunk.insert("hermes".to_owned(), hermes);
+            chunk["hermes"] = hermes;
         }
-        data(&Value::Object(chunk))
+        data(&chunk)
     }
 
     /// The first: who speaks.
@@ -92,9 +88,9 @@ impl Frame {
         last.push(self.chunk(json!({}), Some(finish_reason), Some(hermes)));
         if let Some(usage) = usage {
             let mut chunk = self.envelope("chat.completion.chunk");
-            chunk.insert("choices".to_owned(), json!([]));
-            chunk.insert("usage".to_owned(), usage_body(&usage));
-            last.push(data(&Value::Object(chunk)));
+            chunk["choices"] = json!([]);
+            chunk["usage"] = usage_body(&usage);
+            last.push(data(&chunk));
         }
         last.push(Bytes::from_static(b"data: [DONE]\n\n"));
         last
@@ -115,10 +111,10 @@ impl Frame {
         }
         let mut whole = self.envelope("chat.completion");
         let choice = json!({"index": 0, "message": message, "finish_reason": finish_reason});
-        whole.insert("choices".to_owned(), json!([choice]));
-        whole.insert("usage".to_owned(), usage_body(&usage));
-        whole.insert("hermes".to_owned(), hermes);
-        Value::Object(whole)
+        whole["choices"] = json!([choice]);
+        whole["usage"] = usage_body(&usage);
+        whole["hermes"] = hermes;
+        whole
     }
 }
 

@@ -15,7 +15,7 @@ use super::chunks::{self, Frame};
 use crate::app::App;
 use crate::crypto;
 use crate::domain::completion::CompletionRequest;
-use crate::domain::event::{Event, MESSAGE_DELTA, MESSAGE_DISCARDED};
+use crate::domain::event::{Event, MESSAGE_DELTA, MESSAGE_DISCARDED, TURN_STARTED};
 use crate::domain::session::{ChainName, Need};
 use crate::domain::session_name::SessionRef;
 use crate::domain::turn::Told;
@@ -269,6 +269,9 @@ impl Telling {
     }
 
     fn stream(mut self, mut head: HttpResponseBuilder) -> HttpResponse {
+        if let Source::Direct(_) = self.turn.source {
+            self.tell_state(TURN_STARTED);
+        }
         self.waiting.push_back(self.frame.role());
         head.streaming(stream::unfold(self, async |mut telling| {
             let next = telling.next().await?;
@@ -308,6 +311,9 @@ impl Telling {
                 }
             }
             Next::Ended(outcome) => {
+                if let Source::Direct(_) = self.turn.source {
+                    self.tell_state(outcome.event());
+                }
                 let viewer = &self.allowed.acting.viewer;
                 let (_, calls, finish) = chunks::said(&outcome)?;
                 let hermes = chunks::hermes(&outcome, &self.turn.name, viewer);
@@ -348,6 +354,21 @@ impl Telling {
             _ => {}
         }
         Ok(())
+    }
+
+    /// How a turn stands that runs here, ahead of its committed events; for who asked for such events.
+    fn tell_state(&mut self, kind: &str) {
+        if self.include_hermes_events {
+            let viewer = &self.allowed.acting.viewer;
+            let turn = &self.turn;
+            let body = serde_json::json!({
+                "turn_id": turn.id,
+                "session_id": turn.name.shown_link(turn.session_id, viewer),
+                "conversation_id": turn.name.shown(viewer),
+            });
+            let text = format!("event: hermes.{kind}\ndata: {body}\n\n");
+            self.waiting.push_back(Bytes::from(text));
+        }
     }
 
     fn go_elsewhere(&mut self) {

@@ -204,6 +204,9 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
         Reply::of(request).await.expect(200);
     }
 
+    // What they used is counted now, and not while somebody looks.
+    throughline::jobs::flush_usage::tick(world.app()).await;
+
     // Guests both ways.
     let bobs = world
         .session(&bob.token, json!({"messages": [said("come in")]}))
