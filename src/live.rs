@@ -116,6 +116,13 @@ impl Live {
         }
     }
 
+    /// For those who wait, relying on pokes that no longer come: they look more often from now on.
+    fn wake_all(&self) {
+        for watched in self.watched().values() {
+            watched.news.send_modify(|count| *count += 1);
+        }
+    }
+
     fn wake_runner(&self, turn_id: TurnId) {
         if let Some(woken) = self.runners().get(&turn_id) {
             woken.notify_one();
@@ -222,7 +229,9 @@ pub async fn hear_others(live: Live, redis: Redis, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = listen(&live, &redis, &mut changes) => {}
         }
-        live.inner.hears_others.store(false, Ordering::Relaxed);
+        if live.inner.hears_others.swap(false, Ordering::Relaxed) {
+            live.wake_all();
+        }
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(RECONNECT_PAUSE) => {}

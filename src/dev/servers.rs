@@ -41,12 +41,17 @@ pub struct PostgresServer {
 impl PostgresServer {
     /// Makes the cluster if there is none, starts it, and waits until it answers.
     pub async fn start(setup: &Setup, password: &str) -> anyhow::Result<Self> {
+        let port = free_port()?;
+        Self::start_on(setup, password, port).await
+    }
+
+    /// On a given port: a test that stops a Postgres brings it back where its clients look for it.
+    pub async fn start_on(setup: &Setup, password: &str, port: u16) -> anyhow::Result<Self> {
         place::make_private_dir(&setup.dir, setup.account)?;
         let data = setup.dir.join("postgres");
         if !data.join("PG_VERSION").exists() {
             init_cluster(setup, &data, password)?;
         }
-        let port = free_port()?;
         let mut server = Self {
             guarded: Guarded::start(&setup.guard_program, &postgres_spec(setup, &data, port))?,
             port,

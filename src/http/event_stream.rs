@@ -27,8 +27,9 @@ use crate::turns::Follower;
 
 /// How often whoever reads is judged again.
 const JUDGED: Duration = Duration::from_secs(3);
-/// So that nobody in between takes a quiet stream for a dead one.
-pub const HEARTBEAT: Duration = Duration::from_secs(15);
+/// So that nobody in between takes a quiet stream for a dead one; and a reader who has left, which shows
+/// only when something is written, holds its place no longer than two of them.
+pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// How long a client should wait before it comes back.
 const COME_BACK_MS: u32 = 500;
 

@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 
 use super::TenantTx;
-use crate::domain::event::{Event, EventMessage, of_end};
+use crate::domain::event::{Event, EventMessage, MESSAGE_DISCARDED, of_end};
 use crate::domain::message::{MessageKind, Role};
 use crate::domain::prompt::PastMessage;
 use crate::domain::turn::{StopReason, Turn};
@@ -157,21 +157,23 @@ pub async fn find_beginning(tx: &mut TenantTx, conversation_id: SessionId) -> Re
     .await?)
 }
 
-/// The event of the last thing that was said to the agent in a turn: its answer comes after it.
+/// The event after which a turn's answer comes: that of the last thing that was said to the agent, or the
+/// one that made an earlier attempt void.
 pub async fn find_last_said(tx: &mut TenantTx, turn_id: TurnId) -> Result<i64> {
     let last: Option<i64> = sqlx::query_scalar(
         "select max(e.seq)
            from events e
-           join messages m
+           left join messages m
              on m.tenant_id = $1
             and m.session_id = e.session_id
             and m.seq = e.message_seq
-            and m.role <> 'assistant'
           where e.tenant_id = $1
-            and e.turn_id = $2",
+            and e.turn_id = $2
+            and (m.role <> 'assistant' or e.kind = $3)",
     )
     .bind(tx.tenant_id())
     .bind(turn_id)
+    .bind(MESSAGE_DISCARDED)
     .fetch_one(tx.connection())
     .await?;
     Ok(last.unwrap_or(0))

@@ -10,7 +10,7 @@ use crate::app::App;
 use crate::auth::JobCaller;
 use crate::domain::event::Event;
 use crate::domain::turn::TurnState;
-use crate::error::{Code, Result};
+use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::live::Watching;
 use crate::store::{TenantTx, events, turns};
@@ -85,8 +85,8 @@ impl Follower {
                 }
                 Ok((_, true)) => return Ok(Vec::new()),
                 Ok((_, false)) => {}
-                // The database is away for a moment; what is committed will be there when it is back.
-                Err(error) if matches!(error.code, Code::Unavailable | Code::Timeout) => {}
+                // What is committed will be there when it is back.
+                Err(error) if is_away(&error) => {}
                 Err(error) => return Err(error),
             }
             let interval = match self.app.live.hears_others() {
@@ -114,11 +114,19 @@ impl Follower {
         Ok((found, rests))
     }
 
-    /// How the turn that is followed ended, or that it waits for its client; `None` while it goes on.
+    /// How the turn that is followed ended, or that it waits for its client; `None` while it goes on, and
+    /// while nobody can tell.
     pub async fn outcome(&self) -> Result<Option<Outcome>> {
         let Some(turn_id) = self.turn_id else {
             return Ok(None);
         };
+        match self.read_outcome(turn_id).await {
+            Err(error) if is_away(&error) => Ok(None),
+            outcome => outcome,
+        }
+    }
+
+    async fn read_outcome(&self, turn_id: TurnId) -> Result<Option<Outcome>> {
         let mut tx = self.begin().await?;
         let turn = turns::get(&mut tx, turn_id).await?;
         match self.rests(turn.state) {
@@ -127,11 +135,18 @@ impl Follower {
         }
     }
 
-    /// Whether the turn that is followed has ended.
+    /// Whether the turn that is followed has ended, as far as somebody can tell.
     pub async fn has_ended(&self) -> Result<bool> {
         let Some(turn_id) = self.turn_id else {
             return Ok(false);
         };
+        match self.read_end(turn_id).await {
+            Err(error) if is_away(&error) => Ok(false),
+            ended => ended,
+        }
+    }
+
+    async fn read_end(&self, turn_id: TurnId) -> Result<bool> {
         let mut tx = self.begin().await?;
         let turn = turns::find(&mut tx, turn_id).await?;
         Ok(turn.is_none_or(|turn| turn.state.has_ended()))
@@ -154,4 +169,9 @@ impl Follower {
             | TurnState::Interrupted => true,
         }
     }
+}
+
+/// The database is away for a moment.
+fn is_away(error: &Error) -> bool {
+    matches!(error.code, Code::Unavailable | Code::Timeout)
 }

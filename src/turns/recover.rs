@@ -13,7 +13,7 @@ use crate::domain::event::{MESSAGE_DISCARDED, NewEvent};
 use crate::domain::message::{NewMessage, ToolCall};
 use crate::domain::turn::{MAX_ATTEMPTS, StopReason, TurnState, interrupted_result};
 use crate::error::{Code, Error, Result};
-use crate::ids::{TenantId, TurnId};
+use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::turn_writes::{self, Change, Fence, Write};
 use crate::store::turns::{self, Taken};
 use crate::store::{TenantTx, conversations};
@@ -80,16 +80,19 @@ async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Opti
     };
     telemetry::count_recovery();
     tracing::info!(turn = %turn_id, attempt = taken.attempt, "took a turn over");
-    if let Some(reason) = taken.cancelled {
-        end(app, tx, &taken, &[], (reason.state(), reason.as_str()), now).await?;
+    let results = interrupted_tools(tx, turn_id).await?;
+    let over = match taken.cancelled {
+        Some(reason) => Some((reason.state(), reason.as_str())),
+        None if taken.attempt > MAX_ATTEMPTS => {
+            Some((TurnState::Failed, Code::TurnAbandoned.as_str()))
+        }
+        None => None,
+    };
+    if let Some(how) = over {
+        end(app, tx, &taken, &results, how, now).await?;
         return begin_next(app, tx, taken.conversation_id, now).await;
     }
-    if taken.attempt > MAX_ATTEMPTS {
-        let reason = Code::TurnAbandoned.as_str();
-        end(app, tx, &taken, &[], (TurnState::Failed, reason), now).await?;
-        return begin_next(app, tx, taken.conversation_id, now).await;
-    }
-    let session_id = go_on(app, tx, &mut taken).await?;
+    let session_id = go_on(app, tx, &mut taken, &results).await?;
     Ok(Some(Claimed {
         taken,
         session_id,
@@ -97,17 +100,24 @@ async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Opti
     }))
 }
 
-/// Tells that what the lost node said last is void, and what became of tools whose outcome nobody knows.
-async fn go_on(app: &App, tx: &mut TenantTx, taken: &mut Taken) -> Result<crate::ids::SessionId> {
+/// What is told of tools whose outcome nobody knows: a call never stays without a result.
+async fn interrupted_tools(tx: &mut TenantTx, turn_id: TurnId) -> Result<Vec<NewMessage>> {
+    let open: Vec<ToolCall> = turns::list_open_calls(tx, turn_id).await?;
+    let why = "the node that ran the tool was lost; whether it had an effect is not known";
+    let told = open.iter().map(|call| interrupted_result(call, why));
+    Ok(told.collect())
+}
+
+/// Tells that what the lost node said last is void, and what became of its tools.
+async fn go_on(
+    app: &App,
+    tx: &mut TenantTx,
+    taken: &mut Taken,
+    results: &[NewMessage],
+) -> Result<SessionId> {
     let tip = conversations::lock(tx, taken.conversation_id).await?;
     let gone = || Error::internal(anyhow::anyhow!("a running turn has no conversation"));
     let tip = tip.ok_or_else(gone)?;
-    let open: Vec<ToolCall> = turns::list_open_calls(tx, taken.id).await?;
-    let why = "the node that ran the tool was lost; whether it had an effect is not known";
-    let results: Vec<NewMessage> = open
-        .iter()
-        .map(|call| interrupted_result(call, why))
-        .collect();
     let discarded =
         NewEvent::new(MESSAGE_DISCARDED).with(json!({ "discarded_attempt": taken.attempt - 1 }));
     let told: Vec<NewEvent> = std::iter::once(discarded)
@@ -121,7 +131,7 @@ async fn go_on(app: &App, tx: &mut TenantTx, taken: &mut Taken) -> Result<crate:
     let write = Write {
         conversation_id: taken.conversation_id,
         session_id: tip,
-        messages: &results,
+        messages: results,
         speaker: None,
         events: &told,
         attempt: taken.attempt,

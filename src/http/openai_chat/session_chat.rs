@@ -28,7 +28,7 @@ use crate::idempotency;
 use crate::ids::{SessionId, TurnId};
 use crate::sessions;
 use crate::store::{TenantTx, events, turns as rows};
-use crate::turns::{self, Asked, Became, Direct, Follower, Live, Outcome, Place};
+use crate::turns::{self, Asked, Became, Direct, Follower, Live, Outcome, Place, Said};
 
 /// A request that is about a session.
 pub struct Asking {
@@ -47,6 +47,8 @@ struct Turn {
     name: ChainName,
     session_id: SessionId,
     told: Told,
+    /// The event after which its answer to this request comes.
+    after: i64,
     /// Whether it is what an earlier request became.
     replayed: bool,
     source: Source,
@@ -90,6 +92,8 @@ pub async fn answer(
         include_usage: asked.include_usage,
         include_hermes_events: asked.include_hermes_events,
         shown: false,
+        heard: 0,
+        known: 0,
         waiting: VecDeque::new(),
         quiet_since: Instant::now(),
         ended: false,
@@ -116,6 +120,7 @@ async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Res
     }
     let principal = acting.principal();
     let said = serde_json::to_vec(&input.messages).map_err(Error::internal)?;
+    let goes_on = input.answers_tools();
     let request = asking
         .retryable
         .request(principal.clone(), asking.body_hash);
@@ -142,6 +147,11 @@ async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Res
     if let Some(request) = &request {
         idempotency::note_turn(&mut tx, request, accepted.turn_id).await?;
     }
+    // What it said before it waited for its client is no part of this answer.
+    let after = match goes_on {
+        true => events::find_last_said(&mut tx, accepted.turn_id).await?,
+        false => 0,
+    };
     tx.commit().await?;
     let conversation_id = accepted.name.conversation_id;
     let source = match accepted.became {
@@ -164,6 +174,7 @@ async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Res
         name: accepted.name,
         session_id: accepted.session_id,
         told: accepted.told,
+        after,
         replayed: false,
         source,
     })
@@ -190,6 +201,7 @@ async fn attach(asking: &Asking, mut tx: TenantTx, turn_id: TurnId) -> Result<Tu
         name: tip.name,
         session_id: turn.session_id(),
         told: turn.told,
+        after,
         replayed: true,
         source,
     })
@@ -231,6 +243,10 @@ struct Telling {
     include_hermes_events: bool,
     /// Whether the client has seen words of it.
     shown: bool,
+    /// How many bytes of text it has seen.
+    heard: usize,
+    /// Of the text that comes next, how much it has seen before.
+    known: usize,
     waiting: VecDeque<Bytes>,
     quiet_since: Instant,
     ended: bool,
@@ -243,6 +259,8 @@ enum Next {
     Ended(Box<Outcome>),
     /// The node lost it: the rest is in the events.
     Elsewhere,
+    /// The client was too far behind to be told directly: the rest is in the events.
+    Behind,
     /// Nothing until then.
     Quiet,
 }
@@ -262,7 +280,7 @@ impl Telling {
                     let whole = self.frame.whole(content, calls, finish, hermes, usage);
                     return Ok(head.json(whole));
                 }
-                Next::Elsewhere => self.go_elsewhere(),
+                Next::Elsewhere | Next::Behind => self.follow_events(),
                 Next::Chunk(_) | Next::Events(_) | Next::Quiet => {}
             }
         }
@@ -300,8 +318,11 @@ impl Telling {
         let beat = self.quiet_since + HEARTBEAT;
         match self.turn.next(self.allowed.due().min(beat)).await? {
             Next::Chunk(chunk) => {
+                let text = chunk["choices"][0]["delta"]["content"].as_str();
+                let heard = text.map_or(0, str::len);
                 if let Some(passed) = self.frame.pass(chunk) {
                     self.shown = true;
+                    self.heard += heard;
                     self.waiting.push_back(passed);
                 }
             }
@@ -322,8 +343,12 @@ impl Telling {
                 self.waiting.extend(last);
                 self.ended = true;
             }
-            Next::Elsewhere if self.shown => return Err(restarted(self.turn.id)),
-            Next::Elsewhere => self.go_elsewhere(),
+            Next::Elsewhere if self.shown => return Err(self.lost().await),
+            Next::Elsewhere => self.follow_events(),
+            Next::Behind => {
+                self.known = self.heard;
+                self.follow_events();
+            }
             Next::Quiet => {
                 if Instant::now() >= beat {
                     self.waiting.push_back(ALIVE);
@@ -339,9 +364,12 @@ impl Telling {
             MESSAGE_DELTA => {
                 let data = event.data.as_ref().map_or("null", |data| data.get());
                 let data: Value = serde_json::from_str(data).map_err(Error::internal)?;
-                if let Some(text) = data["text"].as_str() {
+                let text = data["text"].as_str().unwrap_or_default();
+                let known = self.known.min(text.len());
+                self.known -= known;
+                if let Some(news) = text.get(known..).filter(|news| !news.is_empty()) {
                     self.shown = true;
-                    self.waiting.push_back(self.frame.text(text));
+                    self.waiting.push_back(self.frame.text(news));
                 }
             }
             MESSAGE_DISCARDED if self.shown => return Err(restarted(self.turn.id)),
@@ -371,11 +399,26 @@ impl Telling {
         }
     }
 
-    fn go_elsewhere(&mut self) {
+    fn follow_events(&mut self) {
+        self.turn.source = Source::Events(Box::new(self.follower()));
+    }
+
+    fn follower(&self) -> Follower {
         let (app, tenant_id) = (&self.allowed.app, self.allowed.acting.tenant_id());
-        let conversation_id = self.turn.name.conversation_id;
-        let follower = Follower::of_turn(app, tenant_id, conversation_id, self.turn.id, 0);
-        self.turn.source = Source::Events(Box::new(follower.until_it_rests()));
+        let (turn, conversation_id) = (&self.turn, self.turn.name.conversation_id);
+        Follower::of_turn(app, tenant_id, conversation_id, turn.id, turn.after).until_it_rests()
+    }
+
+    /// Why a turn of which words were shown is no longer this node's: somebody stopped it, or it begins anew
+    /// elsewhere.
+    async fn lost(&self) -> Error {
+        match self.follower().outcome().await {
+            Ok(Some(outcome)) => match outcome.said {
+                Said::Nothing(turn) => turn.failure(),
+                Said::Answer { .. } => restarted(self.turn.id),
+            },
+            Ok(None) | Err(_) => restarted(self.turn.id),
+        }
     }
 }
 
@@ -386,7 +429,8 @@ impl Turn {
                 Err(_) => Ok(Next::Quiet),
                 Ok(Some(Live::Chunk(chunk))) => Ok(Next::Chunk(chunk)),
                 Ok(Some(Live::Ended(outcome))) => Ok(Next::Ended(outcome)),
-                Ok(Some(Live::Lost) | None) => Ok(Next::Elsewhere),
+                Ok(Some(Live::Lost)) => Ok(Next::Elsewhere),
+                Ok(None) => Ok(Next::Behind),
             },
             Source::Events(follower) => {
                 let events = follower.next(until).await?;

@@ -1,6 +1,7 @@
 //! What tests are written with.
 
 pub mod catalog;
+pub mod chat;
 pub mod cluster;
 pub mod conversations;
 pub mod http;
@@ -9,6 +10,7 @@ pub mod model;
 pub mod nodes;
 pub mod people;
 pub mod process;
+pub mod sse;
 pub mod tokens;
 pub mod whole_person;
 pub mod world;

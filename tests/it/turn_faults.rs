@@ -1,0 +1,202 @@
+//! Turns whose client or whose model's server misbehaves: nothing that was said is lost, nothing is asked
+//! twice, and no key of a provider is ever shown.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::chat::{Chat, UPSTREAM_KEY, answer, expect_error, id_of_turn, line};
+use crate::support::model::{Step, echo};
+use crate::support::sse::said;
+use crate::support::{Reply, eventually};
+
+const NONE: Duration = Duration::ZERO;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_does_not_stop_its_turn() {
+    let chat = Chat::new([Step::held("one ", "two"), Step::Hold, Step::say("three")]).await;
+    let mut stream = chat.open(0, "s-1", "hi").await;
+    stream.hears("one ").await;
+    let turn = stream.header("x-throughline-turn-id");
+    drop(stream);
+    chat.model.release();
+    let ended = chat.becomes(&turn, "completed").await;
+    assert_eq!(ended["message"]["content"], "one two");
+    let whole = tokio::spawn(Reply::of(chat.saying(1, "s-1", "again")));
+    let turns = chat.accepted("s-1", 2).await;
+    whole.abort();
+    assert!(whole.await.unwrap_err().is_cancelled());
+    chat.model.release();
+    let ended = chat.becomes(&id_of_turn(&turns[1]), "completed").await;
+    assert_eq!(ended["message"]["content"], "three");
+    assert_eq!(ended["attempt"], 1);
+    assert_eq!(chat.model.requests().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_reads_slowly_does_not_stop_its_turn_and_misses_nothing() {
+    // More than the connection and this node's patience hold, and as much as a message may.
+    let long: String = (0..36_000)
+        .map(|number| format!("word-{number:020} "))
+        .collect();
+    let chat = Chat::new([Step::Say(long.clone()), Step::Echo(NONE)]).await;
+    let mut stream = chat.open(0, "s-1", "hi").await;
+    let turn = stream.header("x-throughline-turn-id");
+    eventually("it ends", Duration::from_secs(60), async || {
+        chat.turn(&turn).await["state"] == "completed"
+    })
+    .await;
+    assert_eq!(answer(&chat.say(1, "s-1", "next").await), echo("next"));
+    let chunks = stream.rest().await;
+    let heard = said(&chunks);
+    assert_eq!(heard.len(), long.len(), "{:?}", chunks[chunks.len() - 1]);
+    assert!(heard == long);
+    assert_eq!(chunks[chunks.len() - 1].data, "[DONE]");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_fails_before_it_says_anything_is_asked_again() {
+    let steps = [
+        Step::fail(500),
+        Step::Echo(NONE),
+        Step::fail(429),
+        Step::Echo(NONE),
+    ];
+    let chat = Chat::new(steps).await;
+    assert_eq!(answer(&chat.say(0, "s-1", "one").await), echo("one"));
+    assert_eq!(chat.model.requests().len(), 2);
+    assert_eq!(answer(&chat.say(0, "s-1", "two").await), echo("two"));
+    assert_eq!(chat.model.requests().len(), 4);
+    assert_eq!(chat.lines("s-1").await.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_asks_to_wait_again_and_again_fails_the_turn() {
+    let chat = Chat::new([
+        Step::fail(429),
+        Step::fail(429),
+        Step::fail(429),
+        Step::Echo(NONE),
+    ])
+    .await;
+    let refused = chat.say(0, "s-1", "one").await;
+    expect_error(&refused, 429, "upstream_busy");
+    // The turn has ended: asking again with the same key would not change it.
+    assert_eq!(refused.header("x-should-retry"), "false");
+    let turns = chat.turns("s-1").await;
+    assert_eq!(turns[0]["state"], "failed");
+    assert_eq!(turns[0]["reason"], "upstream_busy");
+    assert_eq!(answer(&chat.say(1, "s-1", "two").await), echo("two"));
+    let lines = chat.lines("s-1").await;
+    assert_eq!(lines[..2], [line("user", "one"), line("user", "two")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_breaks_off_fails_the_turn_which_keeps_what_was_said() {
+    let broken = || Step::BreakOff("one two ".to_owned());
+    let chat = Chat::new([broken(), broken()]).await;
+    let mut stream = chat.open(0, "s-1", "hi").await;
+    let chunks = stream.rest().await;
+    assert_eq!(said(&chunks), "one two ");
+    assert_eq!(
+        chunks[chunks.len() - 1].json()["error"]["code"],
+        "upstream_failed"
+    );
+    expect_error(&chat.say(1, "s-2", "hi").await, 502, "upstream_failed");
+    for session in ["s-1", "s-2"] {
+        let turn = &chat.turns(session).await[0];
+        assert_eq!(
+            (&turn["state"], &turn["reason"]),
+            (&json!("failed"), &json!("upstream_failed"))
+        );
+        let expected = [line("user", "hi"), line("assistant", "one two ")];
+        assert_eq!(chat.lines(session).await, expected);
+    }
+    assert_eq!(chat.model.requests().len(), 2, "nothing is asked twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_talks_nonsense_fails_the_turn() {
+    let nonsense = [
+        "data: nonsense\n\n",
+        "data: {\"object\": \"error\"}\n\n",
+        "data: {\"error\": {\"message\": \"overloaded\"}}\n\n",
+        "<html>hello</html>",
+        "",
+    ];
+    let chat = Chat::new(nonsense.map(|text| Step::Raw(text.to_owned()))).await;
+    for place in 0..nonsense.len() {
+        let session = format!("s-{place}");
+        let refused = chat.say(place % 2, &session, "hi").await;
+        expect_error(&refused, 502, "upstream_failed");
+        assert_eq!(chat.turns(&session).await[0]["state"], "failed");
+        assert_eq!(chat.lines(&session).await, [line("user", "hi")]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_never_stops_talking_is_cut_off() {
+    let chat = Chat::new([Step::Endless, Step::Echo(NONE)]).await;
+    expect_error(&chat.say(0, "s-1", "hi").await, 502, "upstream_failed");
+    let turn = &chat.turns("s-1").await[0];
+    assert_eq!(turn["state"], "failed");
+    let kept = &chat.lines("s-1").await[1].1;
+    assert!(
+        kept.starts_with("on on ") && kept.len() <= 1024 * 1024,
+        "{}",
+        kept.len()
+    );
+    assert_eq!(answer(&chat.say(0, "s-1", "next").await), echo("next"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_is_cancelled_while_its_server_hangs() {
+    let chat = Chat::new([Step::Hold, Step::Echo(NONE), Step::Echo(NONE)]).await;
+    let asked = tokio::spawn(Reply::of(chat.saying(0, "s-1", "hi")));
+    let turns = chat.accepted("s-1", 1).await;
+    let began = Instant::now();
+    chat.cancel(1, &id_of_turn(&turns[0])).await.expect(202);
+    expect_error(&asked.await.unwrap(), 409, "turn_stopped");
+    assert!(
+        began.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(chat.lines("s-1").await, [line("user", "hi")]);
+    chat.model.release();
+    assert_eq!(answer(&chat.say(0, "s-1", "next").await), echo("next"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_of_a_provider_is_never_shown() {
+    let told = |status: u16| Step::Fail {
+        status,
+        body: json!({"error": {"message": format!("Incorrect API key: {UPSTREAM_KEY}.")}}),
+    };
+    let raw = format!("data: {{\"error\": {{\"message\": \"{UPSTREAM_KEY}\"}}}}\n\n");
+    let chat = Chat::new([told(400), told(401), told(404), Step::Raw(raw)]).await;
+    let mut shown: Vec<String> = Vec::new();
+    for place in 0..4 {
+        let session = format!("s-{place}");
+        let reply = match place % 2 {
+            0 => chat.say(0, &session, "hi").await,
+            _ => {
+                let body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
+                Reply::of(chat.asking(0, &session, body)).await
+            }
+        };
+        shown.push(format!("{reply:?}"));
+        let turn = id_of_turn(&chat.turns(&session).await[0]);
+        let ended: Value = chat.turn(&turn).await;
+        assert_eq!(ended["state"], "failed");
+        shown.push(ended.to_string());
+        let path = format!("/v1/turns/{turn}/events");
+        shown.push(format!(
+            "{:?}",
+            chat.events(1, &path, None).await.rest().await
+        ));
+    }
+    for text in shown {
+        assert!(!text.contains("sk-canary"), "{text}");
+    }
+}
