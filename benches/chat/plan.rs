@@ -49,7 +49,7 @@ impl Plan {
     pub fn sessions(&self) -> [Sessions; 3] {
         let counts = match self.short {
             true => [640, 128, 64],
-            false => [25_600, 6_400, 640],
+            false => [64_000, 9_600, 640],
         };
         let [few, some, many] = counts;
         [(10, few), (100, some), (1_000, many)]
@@ -73,4 +73,41 @@ pub fn judge(name: &str, figure: f64, goal: f64) -> bool {
     let verdict = if met { "goal met" } else { "over the goal" };
     println!("  {name}: {figure:.2}, goal: at most {goal}: {verdict}");
     met
+}
+
+/// Rows of figures below their names.
+pub struct Table {
+    title: String,
+    columns: &'static [&'static str],
+}
+
+impl Table {
+    /// Prints the names.
+    pub fn begin(title: String, columns: &'static [&'static str]) -> Self {
+        print!("\n{title:<20}");
+        for name in columns {
+            print!("{name:>width$}", width = Self::width(name));
+        }
+        println!();
+        Self { title, columns }
+    }
+
+    /// Room for "12345.678", and two spaces before a name.
+    fn width(name: &str) -> usize {
+        (name.len() + 2).max(10)
+    }
+
+    /// Prints one row: times to the microsecond, what is large without a fraction.
+    pub fn row(&self, clients: u32, figures: &[f64]) {
+        let name = format!("  {clients:>2} clients");
+        print!("{name:<width$}", width = self.title.len().max(20));
+        for (column, figure) in self.columns.iter().zip(figures) {
+            let (width, digits) = match column.contains("p50") || column.contains("p99") {
+                true => (Self::width(column), 3),
+                false => (Self::width(column), 0),
+            };
+            print!("{figure:>width$.digits$}");
+        }
+        println!();
+    }
 }

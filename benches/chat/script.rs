@@ -14,11 +14,10 @@ use uuid::Uuid;
 use crate::AGENT;
 use crate::pgbench::{Pgbench, with_values};
 use crate::seed::{Sessions, TEXT, session_sql};
+use crate::upstream::{PIECES, WORD};
 
 /// Who asks in these turns.
 pub const PRINCIPAL: &str = "pgbench";
-/// As long as what the model says.
-const ANSWER_WORDS: usize = 20;
 const LEASE_MS: &str = "15000::bigint";
 const TOKENS: &str = "9000000::bigint";
 
@@ -98,7 +97,7 @@ impl Values {
     }
 
     fn end(&self) -> anyhow::Result<String> {
-        let answer = format!("{} ", crate::upstream::WORD).repeat(ANSWER_WORDS);
+        let answer = format!("{WORD} ").repeat(PIECES);
         let told = [
             NewEvent::delta(answer.clone()),
             NewEvent::of_message(0),

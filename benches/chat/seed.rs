@@ -103,6 +103,22 @@ impl Seed {
         Ok(Turns { of_service, writes })
     }
 
+    /// How many messages these sessions have now.
+    pub async fn mean_length(&mut self, sessions: Sessions) -> anyhow::Result<f64> {
+        let sql = format!(
+            "select avg(message_count)::float8
+               from sessions
+              where tenant_id = {}
+                and id between {} and {}",
+            self.tenant,
+            session_sql(&sessions.first().to_string()),
+            session_sql(&(sessions.first() + sessions.count - 1).to_string())
+        );
+        Ok(sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_one(&mut self.connection)
+            .await?)
+    }
+
     pub async fn close(self) -> anyhow::Result<()> {
         Ok(self.connection.close().await?)
     }

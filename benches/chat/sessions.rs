@@ -12,7 +12,7 @@ use crate::figures::{Part, Ratio};
 use crate::machine::Machine;
 use crate::node::Node;
 use crate::pgbench::Pgbench;
-use crate::plan::{Plan, judge, middle};
+use crate::plan::{Plan, Table, judge, middle};
 use crate::script;
 use crate::seed::{Seed, Sessions, TEXT};
 use crate::upstream::Upstream;
@@ -23,6 +23,20 @@ const RATE_GOAL: f64 = 1.67;
 /// Milliseconds to the first token over the direct call and a commit, of one client.
 const FIRST_GOAL: f64 = 2.0;
 const GOAL_CLIENTS: u32 = 1;
+const COLUMNS: [&str; 12] = [
+    "ours/s",
+    "p50",
+    "p99",
+    "first p50",
+    "p99",
+    "direct first p50",
+    "p99",
+    "CPU us",
+    "Postgres us",
+    "pgbench/s",
+    "p50",
+    "foreign %",
+];
 
 /// Answers whether every goal was met.
 pub async fn measure(
@@ -43,18 +57,16 @@ pub async fn measure(
     };
     let mut met = true;
     for sessions in all {
-        println!(
-            "\nsessions of {:<5}   ours a second     p50     p99   first p50     p99   direct p50     p99   CPU us  \
-             of Postgres   pgbench a second     p50",
-            sessions.messages
-        );
+        let table = Table::begin(format!("sessions of {}", sessions.messages), &COLUMNS);
         for clients in CLIENTS {
             let before = Machine::now()?;
             let figures = measuring.run(sessions, clients).await?;
             let foreign = Machine::now()?.foreign_since(&before)?;
-            print(clients, &figures, foreign);
+            table.row(clients, &figures.row(foreign));
             met &= figures.judge(clients);
         }
+        let now = seed.mean_length(sessions).await?;
+        println!("  afterwards they have {now:.0} messages");
     }
     let turns = seed.turns(script::PRINCIPAL).await?;
     println!(
@@ -94,7 +106,7 @@ struct Measuring<'a> {
 impl Measuring<'_> {
     async fn run(&self, sessions: Sessions, clients: u32) -> anyhow::Result<Figures> {
         ensure!(
-            sessions.count % u64::from(clients) == 0,
+            sessions.count.is_multiple_of(u64::from(clients)),
             "a client has too few sessions"
         );
         let direct = self.load(
@@ -162,7 +174,7 @@ impl Measuring<'_> {
 
 /// What a client without a session would send: all of it.
 fn direct(sessions: Sessions) -> Requests {
-    let said = |place: u64| json!({"role": if place % 2 == 0 { "user" } else { "assistant" }, "content": TEXT});
+    let said = |place: u64| json!({"role": if place.is_multiple_of(2) { "user" } else { "assistant" }, "content": TEXT});
     let messages: Vec<Value> = (0..=sessions.messages).map(said).collect();
     let body = json!({"model": AGENT, "stream": true, "messages": messages});
     let request = post("none", None, &body.to_string());
@@ -180,36 +192,27 @@ fn in_session(key: &str, sessions: Sessions, clients: u32) -> Requests {
     })
 }
 
-fn print(clients: u32, figures: &Figures, foreign: f64) {
-    let ours = |figure: fn(&Taken) -> f64| middle(figures.ours.iter().map(figure));
-    let direct = |share| {
-        middle(
-            figures
-                .direct
-                .iter()
-                .map(|taken| taken.first.quantile(0, share)),
-        )
-    };
-    let pgbench = |figure: fn(&Part) -> f64| middle(figures.pgbench.iter().map(figure));
-    println!(
-        "  {clients:>2} clients     {:>18.0}{:>8.3}{:>8.3}{:>12.3}{:>8.3}{:>13.3}{:>8.3}{:>9.0}{:>13.0}{:>19.0}{:>8.3}   \
-         foreign {:.0} %",
-        ours(|taken| taken.whole.rate()),
-        ours(|taken| taken.whole.quantile(0, 0.5)),
-        ours(|taken| taken.whole.quantile(0, 0.99)),
-        ours(|taken| taken.first.quantile(0, 0.5)),
-        ours(|taken| taken.first.quantile(0, 0.99)),
-        direct(0.5),
-        direct(0.99),
-        ours(|taken| taken.cpu),
-        middle(figures.postgres.iter().copied()),
-        pgbench(Part::rate),
-        pgbench(|part| part.quantile(0, 0.5)),
-        foreign * 100.0
-    );
-}
-
 impl Figures {
+    fn row(&self, foreign: f64) -> [f64; 12] {
+        let ours = |figure: fn(&Taken) -> f64| middle(self.ours.iter().map(figure));
+        let direct = |figure: fn(&Taken) -> f64| middle(self.direct.iter().map(figure));
+        let pgbench = |figure: fn(&Part) -> f64| middle(self.pgbench.iter().map(figure));
+        [
+            ours(|taken| taken.whole.rate()),
+            ours(|taken| taken.whole.quantile(0, 0.5)),
+            ours(|taken| taken.whole.quantile(0, 0.99)),
+            ours(|taken| taken.first.quantile(0, 0.5)),
+            ours(|taken| taken.first.quantile(0, 0.99)),
+            direct(|taken| taken.first.quantile(0, 0.5)),
+            direct(|taken| taken.first.quantile(0, 0.99)),
+            ours(|taken| taken.cpu),
+            middle(self.postgres.iter().copied()),
+            pgbench(Part::rate),
+            pgbench(|part| part.quantile(0, 0.5)),
+            foreign * 100.0,
+        ]
+    }
+
     fn judge(&self, clients: u32) -> bool {
         let theirs: Vec<f64> = self.pgbench.iter().map(Part::rate).collect();
         let ours: Vec<f64> = self.ours.iter().map(|taken| taken.whole.rate()).collect();

@@ -8,7 +8,7 @@ use crate::client::{Load, Requests, Taken, post};
 use crate::figures::Part;
 use crate::machine::Machine;
 use crate::node::Node;
-use crate::plan::{Plan, judge, middle};
+use crate::plan::{Plan, Table, judge, middle};
 use crate::seed::TEXT;
 use crate::upstream::Upstream;
 use crate::{AGENT, CLIENTS};
@@ -16,21 +16,30 @@ use crate::{AGENT, CLIENTS};
 /// Microseconds of our process for a request, not streamed, of so many clients.
 const CPU_GOAL: f64 = 80.0;
 const GOAL_CLIENTS: u32 = 16;
+const COLUMNS: [&str; 10] = [
+    "direct/s",
+    "p50",
+    "p99",
+    "ours/s",
+    "p50",
+    "p99",
+    "added p50",
+    "p99",
+    "CPU us",
+    "foreign %",
+];
 
 /// Answers whether the goal was met.
 pub async fn measure(plan: &Plan, node: &Node, upstream: &Upstream) -> anyhow::Result<bool> {
     let mut met = true;
     for stream in [false, true] {
         let how = if stream { "streamed" } else { "whole" };
-        println!(
-            "\nstateless, {how:<9}  direct a second     p50     p99   ours a second     p50     p99   \
-             added p50     p99   CPU us"
-        );
+        let table = Table::begin(format!("stateless, {how}"), &COLUMNS);
         for clients in CLIENTS {
             let before = Machine::now()?;
             let figures = run(plan, node, upstream, stream, clients).await?;
             let foreign = Machine::now()?.foreign_since(&before)?;
-            print(clients, &figures, foreign);
+            table.row(clients, &row(&figures, foreign));
             if stream {
                 print_first(&figures);
             }
@@ -94,24 +103,23 @@ async fn run(
     Ok(figures)
 }
 
-fn print(clients: u32, figures: &Figures, foreign: f64) {
-    print!("  {clients:>2} clients ");
-    for (taken, width) in [(&figures.direct, 24), (&figures.ours, 16)] {
-        let of = |figure: fn(&Part) -> f64| middle(taken.iter().map(|taken| figure(&taken.whole)));
-        let rate = of(Part::rate);
-        let (p50, p99) = (
-            of(|part| part.quantile(0, 0.5)),
-            of(|part| part.quantile(0, 0.99)),
-        );
-        print!("{rate:>width$.0}{p50:>8.3}{p99:>8.3}");
-    }
-    let p50 = figures.added(|taken| taken.whole.quantile(0, 0.5));
-    let p99 = figures.added(|taken| taken.whole.quantile(0, 0.99));
-    let cpu = middle(figures.ours.iter().map(|taken| taken.cpu));
-    println!(
-        "{p50:>12.3}{p99:>8.3}{cpu:>9.1}   foreign {:.0} %",
-        foreign * 100.0
-    );
+fn row(figures: &Figures, foreign: f64) -> [f64; 10] {
+    let direct =
+        |figure: fn(&Part) -> f64| middle(figures.direct.iter().map(|taken| figure(&taken.whole)));
+    let ours =
+        |figure: fn(&Part) -> f64| middle(figures.ours.iter().map(|taken| figure(&taken.whole)));
+    [
+        direct(Part::rate),
+        direct(|part| part.quantile(0, 0.5)),
+        direct(|part| part.quantile(0, 0.99)),
+        ours(Part::rate),
+        ours(|part| part.quantile(0, 0.5)),
+        ours(|part| part.quantile(0, 0.99)),
+        figures.added(|taken| taken.whole.quantile(0, 0.5)),
+        figures.added(|taken| taken.whole.quantile(0, 0.99)),
+        middle(figures.ours.iter().map(|taken| taken.cpu)),
+        foreign * 100.0,
+    ]
 }
 
 fn print_first(figures: &Figures) {

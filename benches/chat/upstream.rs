@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 pub const ARGUMENT: &str = "upstream";
 /// In every piece of an answer, and nowhere else.
 pub const WORD: &str = "wordish";
-const PIECES: usize = 20;
+pub const PIECES: usize = 20;
 const MOST_BYTES: usize = 64 * 1024 * 1024;
 
 /// Ended with us: it reads from a pipe that we hold.
