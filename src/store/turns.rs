@@ -61,24 +61,25 @@ fn read_turn(row: &PgRow) -> Result<Turn> {
     })
 }
 
+/// Public, as `LOOK`, `INSERT` and `CLAIM_NEXT` are, for the bench that runs them beside the service.
+pub const TAKE_NUMBER: &str = "update conversations
+        set next_turn_no = next_turn_no + 1
+      where tenant_id = $1
+        and id = $2
+        and deleted_at is null
+  returning next_turn_no - 1 as turn_no, tip_session_id";
+
 /// Takes the next number of a conversation, and holds it until `tx` ends. Answers the number and the tip;
 /// `None` if the conversation was deleted.
 pub async fn take_number(
     tx: &mut TenantTx,
     conversation_id: SessionId,
 ) -> Result<Option<(i64, SessionId)>> {
-    Ok(sqlx::query_as(
-        "update conversations
-            set next_turn_no = next_turn_no + 1
-          where tenant_id = $1
-            and id = $2
-            and deleted_at is null
-      returning next_turn_no - 1, tip_session_id",
-    )
-    .bind(tx.tenant_id())
-    .bind(conversation_id)
-    .fetch_optional(tx.connection())
-    .await?)
+    Ok(sqlx::query_as(TAKE_NUMBER)
+        .bind(tx.tenant_id())
+        .bind(conversation_id)
+        .fetch_optional(tx.connection())
+        .await?)
 }
 
 /// The newest turn of a conversation, by whom and what for: a client's own retry is told by it.
@@ -89,38 +90,38 @@ pub struct Newest {
     pub asked_hash: Vec<u8>,
 }
 
+pub const LOOK: &str = "select a.id as active_id, a.state as active_state,
+            (select count(*)
+               from turns q
+              where q.tenant_id = $1
+                and q.conversation_id = $2
+                and q.state = 'queued') as queued,
+            (select count(*)
+               from turns r
+              where r.tenant_id = $1
+                and r.state = 'running') as running,
+            n.id, n.principal, n.asked_hash
+       from (select 1) one
+       left join turns a
+         on a.tenant_id = $1
+        and a.conversation_id = $2
+        and a.state in ('running', 'waiting_client')
+       left join lateral (select l.id, l.principal, l.asked_hash
+                            from turns l
+                           where l.tenant_id = $1
+                             and l.conversation_id = $2
+                           order by l.turn_no desc
+                           limit 1) n
+         on true";
+
 /// How busy a conversation is that is held. A statement of its own: one that also waits for the
 /// conversation's lock would see the turns as they were before it waited.
 pub async fn look(tx: &mut TenantTx, conversation_id: SessionId) -> Result<(Busy, Option<Newest>)> {
-    let row = sqlx::query(
-        "select a.id as active_id, a.state as active_state,
-                (select count(*)
-                   from turns q
-                  where q.tenant_id = $1
-                    and q.conversation_id = $2
-                    and q.state = 'queued') as queued,
-                (select count(*)
-                   from turns r
-                  where r.tenant_id = $1
-                    and r.state = 'running') as running,
-                n.id, n.principal, n.asked_hash
-           from (select 1) one
-           left join turns a
-             on a.tenant_id = $1
-            and a.conversation_id = $2
-            and a.state in ('running', 'waiting_client')
-           left join lateral (select l.id, l.principal, l.asked_hash
-                                from turns l
-                               where l.tenant_id = $1
-                                 and l.conversation_id = $2
-                               order by l.turn_no desc
-                               limit 1) n
-             on true",
-    )
-    .bind(tx.tenant_id())
-    .bind(conversation_id)
-    .fetch_one(tx.connection())
-    .await?;
+    let row = sqlx::query(LOOK)
+        .bind(tx.tenant_id())
+        .bind(conversation_id)
+        .fetch_one(tx.connection())
+        .await?;
     let active_id: Option<TurnId> = row.try_get("active_id")?;
     let active_state: Option<String> = row.try_get("active_state")?;
     let active = match (active_id, active_state) {
@@ -164,31 +165,31 @@ pub struct Runner {
     pub lease_ms: i64,
 }
 
+pub const INSERT: &str = "insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal,
+                        asked_hash, input, told, identity_id, platform, fence, node, lease_until, created_at)
+     values ($1, $2, $3, $4, case when $12::uuid is null then 'queued' else 'running' end, $5, $6, $7,
+             $8, $9, $10, $11, case when $12::uuid is null then 0 else 1 end, $12,
+             case when $12::uuid is not null
+                  then clock_timestamp() + $13 * interval '1 millisecond' end, $14)";
+
 pub async fn insert(tx: &mut TenantTx, turn: &NewTurn<'_>, now: DateTime<Utc>) -> Result<()> {
-    sqlx::query(
-        "insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash,
-                            input, told, identity_id, platform, fence, node, lease_until, created_at)
-         values ($1, $2, $3, $4, case when $12::uuid is null then 'queued' else 'running' end, $5, $6, $7,
-                 $8, $9, $10, $11, case when $12::uuid is null then 0 else 1 end, $12,
-                 case when $12::uuid is not null
-                      then clock_timestamp() + $13 * interval '1 millisecond' end, $14)",
-    )
-    .bind(tx.tenant_id())
-    .bind(turn.id)
-    .bind(turn.conversation_id)
-    .bind(turn.turn_no)
-    .bind(turn.agent)
-    .bind(turn.principal)
-    .bind(turn.asked_hash.as_slice())
-    .bind(Json(turn.input))
-    .bind(Json(turn.told))
-    .bind(turn.identity_id)
-    .bind(&turn.platform)
-    .bind(turn.runner.map(|runner| runner.node))
-    .bind(turn.runner.map_or(0, |runner| runner.lease_ms))
-    .bind(now)
-    .execute(tx.connection())
-    .await?;
+    sqlx::query(INSERT)
+        .bind(tx.tenant_id())
+        .bind(turn.id)
+        .bind(turn.conversation_id)
+        .bind(turn.turn_no)
+        .bind(turn.agent)
+        .bind(turn.principal)
+        .bind(turn.asked_hash.as_slice())
+        .bind(Json(turn.input))
+        .bind(Json(turn.told))
+        .bind(turn.identity_id)
+        .bind(&turn.platform)
+        .bind(turn.runner.map(|runner| runner.node))
+        .bind(turn.runner.map_or(0, |runner| runner.lease_ms))
+        .bind(now)
+        .execute(tx.connection())
+        .await?;
     Ok(())
 }
 
@@ -283,39 +284,41 @@ fn read_taken(row: &PgRow) -> Result<Taken> {
     })
 }
 
+pub const CLAIM_NEXT: &str = concat!(
+    "update turns t
+        set state = 'running', fence = fence + 1, node = $3,
+            lease_until = clock_timestamp() + $4 * interval '1 millisecond'
+      where t.tenant_id = $1
+        and t.id = (select q.id
+                      from turns q
+                     where q.tenant_id = $1
+                       and q.conversation_id = $2
+                       and q.state = 'queued'
+                     order by q.turn_no
+                     limit 1)
+        and t.state = 'queued'
+        and not exists (select 1
+                          from turns a
+                         where a.tenant_id = $1
+                           and a.conversation_id = $2
+                           and a.state in ('running', 'waiting_client'))
+  returning ",
+    taken_columns!()
+);
+
 /// Takes the oldest queued turn of a conversation that is held and in which none is active.
 pub async fn claim_next(
     tx: &mut TenantTx,
     conversation_id: SessionId,
     runner: Runner,
 ) -> Result<Option<Taken>> {
-    let row = sqlx::query(concat!(
-        "update turns t
-            set state = 'running', fence = fence + 1, node = $3,
-                lease_until = clock_timestamp() + $4 * interval '1 millisecond'
-          where t.tenant_id = $1
-            and t.id = (select q.id
-                          from turns q
-                         where q.tenant_id = $1
-                           and q.conversation_id = $2
-                           and q.state = 'queued'
-                         order by q.turn_no
-                         limit 1)
-            and t.state = 'queued'
-            and not exists (select 1
-                              from turns a
-                             where a.tenant_id = $1
-                               and a.conversation_id = $2
-                               and a.state in ('running', 'waiting_client'))
-      returning ",
-        taken_columns!()
-    ))
-    .bind(tx.tenant_id())
-    .bind(conversation_id)
-    .bind(runner.node)
-    .bind(runner.lease_ms)
-    .fetch_optional(tx.connection())
-    .await?;
+    let row = sqlx::query(CLAIM_NEXT)
+        .bind(tx.tenant_id())
+        .bind(conversation_id)
+        .bind(runner.node)
+        .bind(runner.lease_ms)
+        .fetch_optional(tx.connection())
+        .await?;
     row.map(|row| read_taken(&row)).transpose()
 }
 

@@ -1,0 +1,92 @@
+//! What a node adds to its model when it passes chat on without a session, what a turn in a session takes
+//! beside pgbench doing the same statements, and the memory of watching. The model is a server that says
+//! the same words to whoever asks, without delay. Fails when a figure is over its goal.
+//!
+//! Rounds alternate, so that what else the machine does falls on all sides; a figure is the median of those
+//! of the rounds. Clients, node, model and Postgres share the machine, and what others had of it is told.
+//! CPU is that of the node's process alone.
+//!
+//! `cargo bench --bench chat -- sessions pool=16` measures one part, with other than 64 connections to
+//! Postgres; the parts are `stateless`, `sessions` and `memory`. With `short` it only shows that it works.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "it calls the service from outside, as its clients do"
+)]
+
+use std::process::ExitCode;
+
+mod client;
+#[path = "../database.rs"]
+mod database;
+#[path = "../dev.rs"]
+mod dev;
+#[path = "../figures.rs"]
+#[allow(dead_code, reason = "other benches tell more")]
+mod figures;
+mod machine;
+mod memory;
+mod node;
+#[path = "../pgbench.rs"]
+mod pgbench;
+mod plan;
+mod script;
+mod seed;
+mod sessions;
+mod stateless;
+mod upstream;
+
+use dev::Dev;
+use node::Node;
+use plan::{Plan, SHORT};
+use upstream::Upstream;
+
+/// The agent that is asked.
+const AGENT: &str = "bench";
+const CLIENTS: [u32; 3] = [1, 16, 64];
+
+fn main() -> anyhow::Result<ExitCode> {
+    if std::env::args().nth(1).as_deref() == Some(upstream::ARGUMENT) {
+        upstream::serve()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let plan = Plan::from_args();
+    if cfg!(debug_assertions) && !std::env::args().any(|name| name == SHORT) {
+        println!("Only a release build tells something: cargo bench --bench chat");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "$ cargo bench --bench chat   # rounds: {}; {} connections to Postgres; times in ms",
+        plan.rounds, plan.pool
+    );
+    let dev = Dev::start("chat")?;
+    // Of one thread: the machine is needed for what is measured.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let outcome = runtime.block_on(measure(&plan, &dev));
+    dev.stop()?;
+    Ok(match outcome? {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// Answers whether every goal was met.
+async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<bool> {
+    let upstream = Upstream::start()?;
+    let node = Node::start(dev, Some(plan.pool)).await?;
+    node.make_agent(dev, &upstream).await?;
+    let mut met = true;
+    if plan.is_asked("stateless") {
+        met &= stateless::measure(plan, &node, &upstream).await?;
+    }
+    if plan.is_asked("sessions") {
+        met &= sessions::measure(plan, dev, &node, &upstream).await?;
+    }
+    node.stop()?;
+    if plan.is_asked("memory") {
+        memory::measure(plan, dev).await?;
+    }
+    Ok(met)
+}

@@ -1,0 +1,54 @@
+//! The memory of a node, idle and while many watch their conversations; and what their watching costs.
+
+use std::time::{Duration, Instant};
+
+use crate::client::Connection;
+use crate::dev::Dev;
+use crate::machine::{Memory, cpu_of};
+use crate::node::Node;
+use crate::plan::Plan;
+use crate::seed::{Seed, Sessions};
+
+const IDLE: Duration = Duration::from_secs(2);
+/// Longer than it takes until every watcher was judged again.
+const WATCHED: Duration = Duration::from_secs(7);
+
+pub async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<()> {
+    let count = plan.streams;
+    let sessions = Sessions { messages: 2, count };
+    let mut seed = Seed::new(dev).await?;
+    seed.plant(&[sessions]).await?;
+    seed.close().await?;
+    // With the pool of connections that it has by itself.
+    let node = Node::start(dev, None).await?;
+    tokio::time::sleep(IDLE).await;
+    let idle = Memory::of(node.pid())?;
+    let mut open = Vec::new();
+    for place in 0..count {
+        let session = sessions.choose(place, count, 0);
+        let request = format!(
+            "GET /v1/sessions/{session}/events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\r\n",
+            node.key
+        );
+        let mut connection = Connection::open(node.address).await?;
+        connection.ask_head(request.as_bytes()).await?;
+        open.push(connection);
+    }
+    let (began, before) = (Instant::now(), cpu_of(node.pid())?);
+    tokio::time::sleep(WATCHED).await;
+    let used = (cpu_of(node.pid())? - before).as_secs_f64() / began.elapsed().as_secs_f64();
+    let watched = Memory::of(node.pid())?;
+    println!("\nmemory, MB                   PSS     RSS");
+    println!("  idle                  {:>8.1}{:>8.1}", idle.pss, idle.rss);
+    println!(
+        "  {count:>5} open streams    {:>8.1}{:>8.1}",
+        watched.pss, watched.rss
+    );
+    println!(
+        "  a stream: {:.1} kB, and {:.1} us of CPU a second while nothing happens",
+        (watched.pss - idle.pss) * 1000.0 / count as f64,
+        used * 1e6 / count as f64
+    );
+    drop(open);
+    node.stop()
+}

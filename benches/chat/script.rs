@@ -1,0 +1,188 @@
+//! What the service runs for a turn in a session, as a script for pgbench: the transaction that accepts it
+//! and the one that ends it.
+
+use serde_json::json;
+use throughline::domain::event::{NewEvent, TURN_STARTED, of_end};
+use throughline::domain::message::{Content, MessageKind, NewMessage, Role};
+use throughline::domain::turn::{Told, TurnInput, TurnState};
+use throughline::store::events::PAST;
+use throughline::store::tips::TIP_BY_ID;
+use throughline::store::turn_writes::WRITE;
+use throughline::store::turns::{CLAIM_NEXT, INSERT, LOOK, TAKE_NUMBER};
+use uuid::Uuid;
+
+use crate::AGENT;
+use crate::pgbench::{Pgbench, with_values};
+use crate::seed::{Sessions, TEXT, session_sql};
+use crate::upstream::{PIECES, WORD};
+
+/// Who asks in these turns.
+pub const PRINCIPAL: &str = "pgbench";
+const LEASE_MS: &str = "15000::bigint";
+const TOKENS: &str = "9000000::bigint";
+
+/// One row and a commit.
+pub fn commit(pgbench: &Pgbench, sessions: Sessions, clients: u32) -> String {
+    let choose = sessions.choose_sql(clients);
+    let id = session_sql(":number");
+    let tenant = pgbench.tenant;
+    format!(
+        "{choose}update sessions set last_active_at = now() where tenant_id = '{tenant}'::uuid and id = {id};\n"
+    )
+}
+
+/// A whole turn, in a session of the client's own.
+pub fn turn(pgbench: &Pgbench, sessions: Sessions, clients: u32) -> anyhow::Result<String> {
+    let values = Values {
+        tenant: format!("'{}'::uuid", pgbench.tenant),
+        session: session_sql(":number"),
+        turn: session_sql(":turn"),
+        node: format!("'{}'::uuid", Uuid::from_u128(7)),
+    };
+    let choose = sessions.choose_sql(clients) + "\\set turn random(1, 281474976710655)\n";
+    let accept = pgbench.transaction(&values.accept()?);
+    let end = pgbench.transaction(&values.end()?);
+    Ok(choose + &accept + &end)
+}
+
+/// SQL for what both transactions name.
+struct Values {
+    tenant: String,
+    session: String,
+    turn: String,
+    node: String,
+}
+
+impl Values {
+    fn accept(&self) -> anyhow::Result<String> {
+        let (tenant, session) = (&self.tenant, &self.session);
+        let said = message(Role::User, TEXT);
+        let input = TurnInput {
+            messages: vec![said.clone()],
+            instruction: None,
+            options: serde_json::Map::new(),
+        };
+        let told = Told {
+            requested_session_id: Some("ses_00000000000070008000000000000000".to_owned()),
+            ..Told::default()
+        };
+        let nil = format!("'{}'::uuid", Uuid::nil());
+        let find = with_values(TIP_BY_ID, &[tenant, session, &nil, "null::uuid", "now()"]);
+        let take = with_values(TAKE_NUMBER, &[tenant, session]);
+        let look = with_values(LOOK, &[tenant, session]);
+        let insert = with_values(
+            INSERT,
+            &[
+                tenant,
+                &self.turn,
+                session,
+                ":turn_no::bigint",
+                &quoted(AGENT),
+                &quoted(PRINCIPAL),
+                &format!("decode('{}', 'hex')", "0f".repeat(32)),
+                &quoted(&serde_json::to_string(&input)?),
+                &quoted(&serde_json::to_string(&told)?),
+                "null::uuid",
+                "null::text",
+                &self.node,
+                LEASE_MS,
+                "now()",
+            ],
+        );
+        let told = [NewEvent::new(TURN_STARTED), NewEvent::of_message(0)];
+        let write = self.write(&said, &told, false)?;
+        let past = with_values(PAST, &[tenant, session, TOKENS, "10000::bigint"]);
+        let take = take.trim_end_matches(";\n").to_owned() + " \\gset\n";
+        Ok([find, take, look, insert, write, past].concat())
+    }
+
+    fn end(&self) -> anyhow::Result<String> {
+        let answer = format!("{WORD} ").repeat(PIECES);
+        let told = [
+            NewEvent::delta(answer.clone()),
+            NewEvent::of_message(0),
+            NewEvent::new(of_end(TurnState::Completed)).with(json!({ "reason": null })),
+        ];
+        let write = self.write(&message(Role::Assistant, &answer), &told, true)?;
+        let next = with_values(
+            CLAIM_NEXT,
+            &[&self.tenant, &self.session, &self.node, LEASE_MS],
+        );
+        Ok(write + &next)
+    }
+
+    /// One message with its events; the turn's first write, or the one that ends it.
+    fn write(&self, said: &NewMessage, told: &[NewEvent], ends: bool) -> anyhow::Result<String> {
+        let state = match ends {
+            true => TurnState::Completed,
+            false => TurnState::Running,
+        };
+        let kinds: Vec<String> = told.iter().map(|event| quoted(event.kind)).collect();
+        let named = told.iter().map(|event| match event.message {
+            Some(place) => place.to_string(),
+            None => "null".to_owned(),
+        });
+        let data = told.iter().map(|event| match &event.data {
+            Some(data) => quoted(&data.to_string()),
+            None => "null".to_owned(),
+        });
+        let content = serde_json::to_string(&said.content)?;
+        let is_user = said.role == Role::User;
+        let values = [
+            self.tenant.clone(),
+            self.turn.clone(),
+            "1::bigint".to_owned(),
+            format!("{}::bigint", i32::from(ends)),
+            self.session.clone(),
+            format!("{}::bigint", told.len()),
+            format!("{}::text", quoted(state.as_str())),
+            "null::text".to_owned(),
+            "null::text".to_owned(),
+            (if ends { "'stop'::text" } else { "null::text" }).to_owned(),
+            "null::json".to_owned(),
+            "1::integer".to_owned(),
+            "1::integer".to_owned(),
+            (if ends { "50::bigint" } else { "0::bigint" }).to_owned(),
+            (if ends { "20::bigint" } else { "0::bigint" }).to_owned(),
+            "false".to_owned(),
+            self.session.clone(),
+            "now()".to_owned(),
+            LEASE_MS.to_owned(),
+            "600000::bigint".to_owned(),
+            format!("{}::bigint", said.tokens()),
+            is_user.to_string(),
+            (!ends).to_string(),
+            "null::uuid".to_owned(),
+            "null::text".to_owned(),
+            format!("array[{}]", quoted(said.role.as_str())),
+            format!("array[{}]", quoted(said.kind.as_str())),
+            format!("array[{}]", quoted(&content)),
+            "array[null]".to_owned(),
+            "array[null]".to_owned(),
+            format!("array[{}]", said.tokens()),
+            format!("array[{is_user}]"),
+            format!("array[{}]", kinds.join(",")),
+            format!("array[{}]", named.collect::<Vec<_>>().join(",")),
+            format!("array[{}]", data.collect::<Vec<_>>().join(",")),
+        ];
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        Ok(with_values(WRITE, &values))
+    }
+}
+
+fn message(role: Role, text: &str) -> NewMessage {
+    NewMessage {
+        role,
+        kind: MessageKind::Normal,
+        content: Some(Content::text(text)),
+        tool_calls: None,
+        tool_call_id: None,
+        token_count: None,
+    }
+}
+
+/// A text in SQL. pgbench takes what follows a colon for a variable, also within quotes.
+fn quoted(text: &str) -> String {
+    let text = text.replace('\\', "\\\\").replace('\'', "''");
+    format!("E'{}'", text.replace(':', "\\x3a"))
+}

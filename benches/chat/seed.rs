@@ -1,0 +1,163 @@
+//! The sessions to talk in, in the demo tenant of `dev`. Ids are made from numbers, so that every side can
+//! compute them, and each client has sessions of its own: nobody waits for another.
+
+use anyhow::ensure;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use throughline::ids::SessionId;
+use uuid::Uuid;
+
+use crate::AGENT;
+use crate::database;
+use crate::dev::Dev;
+
+/// Two hundred letters, none of which JSON or SQL would escape.
+pub const TEXT: &str = "It is a truth universally acknowledged that a single conversation in possession of \
+                        a good fortune of platforms must be in want of a service which finds its end \
+                        however often that was moved away from it";
+/// Between the numbers of sessions of one size and those of the next.
+const APART: u64 = 0x100_0000;
+
+/// Sessions that had so many messages when it began. A turn adds two: there are so many sessions that they
+/// stay about as long.
+#[derive(Debug, Clone, Copy)]
+pub struct Sessions {
+    pub messages: u64,
+    /// A multiple of every number of clients.
+    pub count: u64,
+}
+
+impl Sessions {
+    fn first(&self) -> u64 {
+        APART * self.messages
+    }
+
+    /// One of a client's own, chosen with a random number.
+    pub fn choose(&self, client: u64, clients: u64, random: u64) -> SessionId {
+        let place = client + clients * (random % (self.count / clients));
+        let number = u128::from(self.first() + place);
+        SessionId::from_uuid(Uuid::from_u128((0x7000 << 64) | (0x8000 << 48) | number))
+    }
+
+    /// The same in a script of pgbench: sets `number`.
+    pub fn choose_sql(&self, clients: u32) -> String {
+        let (first, last) = (self.first(), self.count / u64::from(clients) - 1);
+        format!("\\set number {first} + :client_id + {clients} * random(0, {last})\n")
+    }
+}
+
+/// SQL for the id of the session with this number.
+pub fn session_sql(number: &str) -> String {
+    format!("('00000000-0000-7000-8000-' || lpad(to_hex({number}::bigint), 12, '0'))::uuid")
+}
+
+/// The superuser's connection: row-level security does not bind it.
+pub struct Seed {
+    connection: PgConnection,
+    tenant: String,
+}
+
+/// What has become of all turns.
+pub struct Turns {
+    pub of_service: i64,
+    /// Writes of a turn of the service, each of them a commit.
+    pub writes: f64,
+}
+
+impl Seed {
+    pub async fn new(dev: &Dev) -> anyhow::Result<Self> {
+        Ok(Self {
+            connection: database::superuser(dev).await?,
+            tenant: format!("'{}'::uuid", database::tenant_id(dev)?.as_uuid()),
+        })
+    }
+
+    pub async fn plant(&mut self, all: &[Sessions]) -> anyhow::Result<()> {
+        for sessions in all {
+            // Together: a conversation and its tip name each other.
+            let statements = self.statements(*sessions).join(";\n");
+            self.run(&format!("begin;\n{statements};\ncommit")).await?;
+        }
+        for statement in ["vacuum analyze", "checkpoint"] {
+            self.run(statement).await?;
+        }
+        Ok(())
+    }
+
+    /// Fails unless every turn has ended well, with what was said and what was answered.
+    pub async fn turns(&mut self, by: &str) -> anyhow::Result<Turns> {
+        let sql = format!(
+            "select count(*), count(*) filter (where state <> 'completed'),
+                    count(*) filter (where principal <> '{by}'),
+                    coalesce(avg(version) filter (where principal <> '{by}'), 0)::float8,
+                    (select count(*) from messages where tenant_id = {tenant} and turn_id is not null)
+               from turns
+              where tenant_id = {tenant}",
+            tenant = self.tenant
+        );
+        let (all, bad, of_service, writes, messages): (i64, i64, i64, f64, i64) =
+            sqlx::query_as(AssertSqlSafe(sql))
+                .fetch_one(&mut self.connection)
+                .await?;
+        ensure!(bad == 0, "{bad} of {all} turns have not ended well");
+        ensure!(messages == 2 * all, "{all} turns left {messages} messages");
+        Ok(Turns { of_service, writes })
+    }
+
+    /// How many messages these sessions have now.
+    pub async fn mean_length(&mut self, sessions: Sessions) -> anyhow::Result<f64> {
+        let sql = format!(
+            "select avg(message_count)::float8
+               from sessions
+              where tenant_id = {}
+                and id between {} and {}",
+            self.tenant,
+            session_sql(&sessions.first().to_string()),
+            session_sql(&(sessions.first() + sessions.count - 1).to_string())
+        );
+        Ok(sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_one(&mut self.connection)
+            .await?)
+    }
+
+    pub async fn close(self) -> anyhow::Result<()> {
+        Ok(self.connection.close().await?)
+    }
+
+    async fn run(&mut self, sql: &str) -> anyhow::Result<()> {
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&mut self.connection)
+            .await?;
+        Ok(())
+    }
+
+    fn statements(&self, sessions: Sessions) -> [String; 3] {
+        let (tenant, messages) = (&self.tenant, sessions.messages);
+        let numbers = format!(
+            "generate_series({}, {})",
+            sessions.first(),
+            sessions.first() + sessions.count - 1
+        );
+        let id = session_sql("n");
+        [
+            format!(
+                "insert into conversations (tenant_id, id, namespace, agent, tip_session_id, created_at)
+                 select {tenant}, {id}, '{nil}', '{AGENT}', {id}, now()
+                   from {numbers} n",
+                nil = Uuid::nil()
+            ),
+            format!(
+                "insert into sessions (tenant_id, id, conversation_id, depth, state, next_seq, message_count,
+                                       token_count, created_at, last_active_at, last_person_at)
+                 select {tenant}, {id}, {id}, 0, 'open', {messages} + 1, {messages}, {messages} * 54, now(), now(),
+                        now()
+                   from {numbers} n"
+            ),
+            format!(
+                "insert into messages (tenant_id, session_id, seq, role, kind, content, token_count, created_at)
+                 select {tenant}, {id}, m, case when m % 2 = 1 then 'user' else 'assistant' end, 'normal',
+                        to_json('{TEXT}'::text), 54, now()
+                   from {numbers} n, generate_series(1, {messages}) m"
+            ),
+        ]
+    }
+}

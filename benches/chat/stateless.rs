@@ -1,0 +1,137 @@
+//! Chat without a session, beside its model called directly.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::client::{Load, Requests, Taken, post};
+use crate::figures::Part;
+use crate::machine::Machine;
+use crate::node::Node;
+use crate::plan::{Plan, Table, judge, middle};
+use crate::seed::TEXT;
+use crate::upstream::Upstream;
+use crate::{AGENT, CLIENTS};
+
+/// Microseconds of our process for a request, not streamed, of so many clients.
+const CPU_GOAL: f64 = 80.0;
+const GOAL_CLIENTS: u32 = 16;
+const COLUMNS: [&str; 10] = [
+    "direct/s",
+    "p50",
+    "p99",
+    "ours/s",
+    "p50",
+    "p99",
+    "added p50",
+    "p99",
+    "CPU us",
+    "foreign %",
+];
+
+/// Answers whether the goal was met.
+pub async fn measure(plan: &Plan, node: &Node, upstream: &Upstream) -> anyhow::Result<bool> {
+    let mut met = true;
+    for stream in [false, true] {
+        let how = if stream { "streamed" } else { "whole" };
+        let table = Table::begin(format!("stateless, {how}"), &COLUMNS);
+        for clients in CLIENTS {
+            let before = Machine::now()?;
+            let figures = run(plan, node, upstream, stream, clients).await?;
+            let foreign = Machine::now()?.foreign_since(&before)?;
+            table.row(clients, &row(&figures, foreign));
+            if stream {
+                print_first(&figures);
+            }
+            if !stream && clients == GOAL_CLIENTS {
+                let cpu = middle(figures.ours.iter().map(|taken| taken.cpu));
+                met &= judge("CPU of our process, us a request", cpu, CPU_GOAL);
+            }
+        }
+    }
+    Ok(met)
+}
+
+/// Round by round.
+struct Figures {
+    direct: Vec<Taken>,
+    ours: Vec<Taken>,
+}
+
+impl Figures {
+    /// What ours is behind the direct call, in the median of the rounds.
+    fn added(&self, figure: impl Fn(&Taken) -> f64) -> f64 {
+        let rounds = self.ours.iter().zip(&self.direct);
+        middle(rounds.map(|(ours, direct)| figure(ours) - figure(direct)))
+    }
+}
+
+async fn run(
+    plan: &Plan,
+    node: &Node,
+    upstream: &Upstream,
+    stream: bool,
+    clients: u32,
+) -> anyhow::Result<Figures> {
+    let body = json!({
+        "model": AGENT, "stream": stream, "messages": [{"role": "user", "content": TEXT}],
+    });
+    let request = post(&node.key, None, &body.to_string());
+    let requests: Requests = Arc::new(move |_, _| request.clone());
+    let load = |address, pid| Load {
+        address,
+        requests: requests.clone(),
+        clients,
+        times: plan.times,
+        pid,
+    };
+    let direct = load(upstream.address, upstream.pid());
+    let ours = load(node.address, node.pid());
+    let mut figures = Figures {
+        direct: Vec::new(),
+        ours: Vec::new(),
+    };
+    for round in 0..plan.rounds {
+        if round % 2 == 0 {
+            figures.direct.push(direct.run().await?);
+            figures.ours.push(ours.run().await?);
+        } else {
+            figures.ours.push(ours.run().await?);
+            figures.direct.push(direct.run().await?);
+        }
+    }
+    Ok(figures)
+}
+
+fn row(figures: &Figures, foreign: f64) -> [f64; 10] {
+    let direct =
+        |figure: fn(&Part) -> f64| middle(figures.direct.iter().map(|taken| figure(&taken.whole)));
+    let ours =
+        |figure: fn(&Part) -> f64| middle(figures.ours.iter().map(|taken| figure(&taken.whole)));
+    [
+        direct(Part::rate),
+        direct(|part| part.quantile(0, 0.5)),
+        direct(|part| part.quantile(0, 0.99)),
+        ours(Part::rate),
+        ours(|part| part.quantile(0, 0.5)),
+        ours(|part| part.quantile(0, 0.99)),
+        figures.added(|taken| taken.whole.quantile(0, 0.5)),
+        figures.added(|taken| taken.whole.quantile(0, 0.99)),
+        middle(figures.ours.iter().map(|taken| taken.cpu)),
+        foreign * 100.0,
+    ]
+}
+
+fn print_first(figures: &Figures) {
+    let of =
+        |taken: &[Taken], share| middle(taken.iter().map(|taken| taken.first.quantile(0, share)));
+    println!(
+        "    first token: direct {:.3} / {:.3}, ours {:.3} / {:.3}, added {:.3} / {:.3}",
+        of(&figures.direct, 0.5),
+        of(&figures.direct, 0.99),
+        of(&figures.ours, 0.5),
+        of(&figures.ours, 0.99),
+        figures.added(|taken| taken.first.quantile(0, 0.5)),
+        figures.added(|taken| taken.first.quantile(0, 0.99)),
+    );
+}
