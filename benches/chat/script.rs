@@ -7,8 +7,9 @@ use throughline::domain::message::{Content, MessageKind, NewMessage, Role};
 use throughline::domain::turn::{Told, TurnInput, TurnState};
 use throughline::store::events::PAST;
 use throughline::store::tips::TIP_BY_ID;
+use throughline::store::turn_claims::CLAIM_NEXT;
 use throughline::store::turn_writes::WRITE;
-use throughline::store::turns::{CLAIM_NEXT, INSERT, LOOK, TAKE_NUMBER};
+use throughline::store::turns::{INSERT, LOOK, TAKE_NUMBER};
 use uuid::Uuid;
 
 use crate::AGENT;

@@ -47,6 +47,8 @@ pub mod sessions;
 pub mod slots;
 pub mod tenants;
 pub mod tips;
+pub mod turn_claims;
+pub mod turn_stops;
 pub mod turn_writes;
 pub mod turns;
 pub mod usage;

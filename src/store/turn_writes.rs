@@ -7,7 +7,7 @@ use serde::Serialize;
 use sqlx::types::Json;
 
 use super::TenantTx;
-use super::turns::Runner;
+use super::turn_claims::Runner;
 use crate::domain::completion::TokenUsage;
 use crate::domain::event::NewEvent;
 use crate::domain::message::{MessageKind, NewMessage, Role, ToolCall};

@@ -23,8 +23,10 @@ use crate::domain::viewer::Viewer;
 use crate::error::{Error, Result};
 use crate::ids::{BootId, SessionId, TurnId};
 use crate::model::Agent;
+use crate::store::turn_claims::{self, Taken};
+use crate::store::turn_stops;
 use crate::store::turn_writes::{self, Change, Fence, Write};
-use crate::store::turns::{self, NewTurn, Taken};
+use crate::store::turns::{self, NewTurn};
 use crate::store::{TenantTx, events, presence};
 
 /// What somebody asks of an agent, in a session.
@@ -158,11 +160,11 @@ async fn make_room(
     match admission {
         Admission::Start | Admission::Queue => Ok(None),
         Admission::Interrupt(active) => {
-            let node = turns::request_stop(tx, active, StopReason::Superseded, now).await?;
+            let node = turn_stops::request_stop(tx, active, StopReason::Superseded, now).await?;
             Ok(Some((active, node)))
         }
         Admission::Supersede(active) => {
-            if let Some(taken) = turns::take_waiting(tx, active, runner(app), false).await? {
+            if let Some(taken) = turn_claims::take_waiting(tx, active, runner(app), false).await? {
                 interrupted(app, tx, &taken, StopReason::Superseded, now).await?;
             }
             Ok(None)
@@ -200,7 +202,7 @@ async fn go_on(
     tip: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Claimed> {
-    let taken = turns::take_waiting(tx, turn_id, runner(app), false).await?;
+    let taken = turn_claims::take_waiting(tx, turn_id, runner(app), false).await?;
     let mut taken = taken.ok_or_else(|| unknown_call(0))?;
     let calls = taken.calls.take().unwrap_or_default();
     let mut said: Vec<NewMessage> = Vec::new();
@@ -212,7 +214,7 @@ async fn go_on(
     }
     let others = asked.input.messages.iter();
     said.extend(others.filter(|one| one.role != Role::Tool).cloned());
-    turns::update_asked(tx, turn_id, asked.hash, &asked.input).await?;
+    turn_claims::update_asked(tx, turn_id, asked.hash, &asked.input).await?;
     taken.input = asked.input;
     let told: Vec<NewEvent> = (0..said.len()).map(NewEvent::of_message).collect();
     put(app, tx, &mut taken, tip, (&said, &told), now).await?;

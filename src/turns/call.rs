@@ -17,8 +17,10 @@ use crate::live::Running;
 use crate::model::Agent;
 use crate::telemetry;
 
-/// How long pieces of an answer wait to be written together, and how much of them at most.
+/// How long pieces of an answer wait to be written together, and how much of them at most. The first wait
+/// shorter, for those who watch; but an answer that is there at once is written only once.
 const BATCH_TIME: Duration = Duration::from_millis(50);
+const FIRST_BATCH_TIME: Duration = Duration::from_millis(10);
 const BATCH_BYTES: usize = 1024;
 /// Chunks that were read and not looked at yet.
 const READ_AHEAD: usize = 64;
@@ -169,9 +171,11 @@ impl Side<'_> {
             self.waiting.push_str(text);
             let now = Instant::now();
             let full = self.waiting.len() >= BATCH_BYTES;
-            // Whoever watches sees the first word at once.
-            let at_once = full || !self.wrote_first;
-            let at = if at_once { now } else { now + BATCH_TIME };
+            let at = match (full, self.wrote_first) {
+                (true, _) => now,
+                (false, false) => now + FIRST_BATCH_TIME,
+                (false, true) => now + BATCH_TIME,
+            };
             self.write_at = Some(self.write_at.map_or(at, |before| before.min(at)));
             if !self.wrote_first {
                 telemetry::record_first_token(self.began.elapsed());

@@ -9,7 +9,7 @@ use crate::app::App;
 use crate::domain::turn::{StopReason, Turn, TurnState};
 use crate::error::Result;
 use crate::ids::BootId;
-use crate::store::{TenantTx, conversations, events, turns};
+use crate::store::{TenantTx, conversations, events, turn_claims, turn_stops, turns};
 
 /// What has to be done after the commit.
 #[derive(Debug, Default)]
@@ -34,17 +34,17 @@ pub async fn cancel(
     let reason = StopReason::Cancelled;
     match turn.state {
         TurnState::Queued => {
-            if turns::cancel_queued(tx, turn.id, reason, now).await? {
+            if turn_stops::cancel_queued(tx, turn.id, reason, now).await? {
                 events::insert_end(tx, &turn, reason, now).await?;
             }
             Ok(Cancelled::default())
         }
         TurnState::Running => Ok(Cancelled {
-            node: turns::request_stop(tx, turn.id, reason, now).await?,
+            node: turn_stops::request_stop(tx, turn.id, reason, now).await?,
             next: None,
         }),
         TurnState::WaitingClient => {
-            if let Some(taken) = turns::take_waiting(tx, turn.id, runner(app), false).await? {
+            if let Some(taken) = turn_claims::take_waiting(tx, turn.id, runner(app), false).await? {
                 interrupted(app, tx, &taken, reason, now).await?;
             }
             Ok(Cancelled {

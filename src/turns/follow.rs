@@ -111,6 +111,7 @@ impl Follower {
         };
         let (turn_id, after) = (self.turn_id, self.after);
         let found = events::list(&mut tx, self.conversation_id, turn_id, after, MAX_BATCH).await?;
+        tx.commit().await?;
         Ok((found, rests))
     }
 

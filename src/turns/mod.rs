@@ -23,7 +23,7 @@ pub use recover::sweep;
 pub use run::{Direct, Live, start};
 
 use crate::app::App;
-use crate::store::turns::Runner;
+use crate::store::turn_claims::Runner;
 
 /// This node, as the holder of a turn.
 fn runner(app: &App) -> Runner {

@@ -12,8 +12,9 @@ use crate::domain::message::NewMessage;
 use crate::domain::turn::{StopReason, Told, Turn, TurnState, interrupted_result};
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, TurnId};
+use crate::store::turn_claims::{self, Taken};
 use crate::store::turn_writes::{self, Change, Fence, Write};
-use crate::store::turns::{self, Taken};
+use crate::store::turns;
 use crate::store::{TenantTx, conversations};
 
 /// What a client hears at the end of a turn, or when the turn waits for its tools.
@@ -160,7 +161,7 @@ pub(super) async fn begin_next(
     conversation_id: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Option<Claimed>> {
-    let Some(taken) = turns::claim_next(tx, conversation_id, runner(app)).await? else {
+    let Some(taken) = turn_claims::claim_next(tx, conversation_id, runner(app)).await? else {
         return Ok(None);
     };
     let tip = conversations::lock(tx, conversation_id).await?;

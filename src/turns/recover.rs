@@ -14,8 +14,9 @@ use crate::domain::message::{NewMessage, ToolCall};
 use crate::domain::turn::{MAX_ATTEMPTS, StopReason, TurnState, interrupted_result};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
+use crate::store::turn_claims::{self, Taken};
 use crate::store::turn_writes::{self, Change, Fence, Write};
-use crate::store::turns::{self, Taken};
+use crate::store::turns;
 use crate::store::{TenantTx, conversations};
 use crate::telemetry;
 
@@ -24,7 +25,7 @@ const BATCH: i32 = 50;
 
 /// One look for such turns. Answers how many there were.
 pub async fn sweep(app: &App) -> Result<usize> {
-    let due = turns::list_due(&app.db, BATCH).await?;
+    let due = turn_claims::list_due(&app.db, BATCH).await?;
     for (tenant_id, turn_id) in &due {
         if app.draining.is_cancelled() {
             break;
@@ -53,7 +54,9 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
         TurnState::Running => take_over(app, &mut tx, turn_id).await?,
         TurnState::WaitingClient => {
             let now = app.clock.now();
-            if let Some(taken) = turns::take_waiting(&mut tx, turn_id, runner(app), true).await? {
+            if let Some(taken) =
+                turn_claims::take_waiting(&mut tx, turn_id, runner(app), true).await?
+            {
                 interrupted(app, &mut tx, &taken, StopReason::ToolResultsMissing, now).await?;
             }
             begin_next(app, &mut tx, conversation_id, now).await?
@@ -75,7 +78,7 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
 /// Goes on with a turn whose node was lost, or ends it where that is all there is to do.
 async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Option<Claimed>> {
     let now = app.clock.now();
-    let Some(mut taken) = turns::take_over(tx, turn_id, runner(app)).await? else {
+    let Some(mut taken) = turn_claims::take_over(tx, turn_id, runner(app)).await? else {
         return Ok(None);
     };
     telemetry::count_recovery();
@@ -102,7 +105,7 @@ async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Opti
 
 /// What is told of tools whose outcome nobody knows: a call never stays without a result.
 async fn interrupted_tools(tx: &mut TenantTx, turn_id: TurnId) -> Result<Vec<NewMessage>> {
-    let open: Vec<ToolCall> = turns::list_open_calls(tx, turn_id).await?;
+    let open: Vec<ToolCall> = turn_claims::list_open_calls(tx, turn_id).await?;
     let why = "the node that ran the tool was lost; whether it had an effect is not known";
     let told = open.iter().map(|call| interrupted_result(call, why));
     Ok(told.collect())

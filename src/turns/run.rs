@@ -23,8 +23,9 @@ use crate::ids::TenantId;
 use crate::live::Running;
 use crate::model::Agent;
 use crate::store::events;
+use crate::store::turn_claims::Taken;
 use crate::store::turn_writes::{Change, Fence, Heard};
-use crate::store::turns::{self, Taken};
+use crate::store::turns;
 use crate::telemetry;
 
 /// Chunks that a client may be behind. One that is further behind is let go, and the turn goes on.
