@@ -27,7 +27,7 @@ pub const CONVERSATIONS: usize = 50;
 /// In some conversations two talk.
 const SPEAKERS: usize = 60;
 const WATCHERS: usize = 8;
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Words come this far apart, so that answers are under way when something breaks.
 const WORDS: Duration = Duration::from_millis(15);
@@ -151,12 +151,14 @@ impl Load {
     /// Waits until every node has answered a message that it had not answered when this was asked.
     pub async fn answers_everywhere(&self, what: &str, within: Duration) {
         let count = |node: &AtomicUsize| node.load(Ordering::SeqCst);
-        let before: Vec<usize> = self.answered.iter().map(count).collect();
+        let (before, began): (Vec<usize>, _) =
+            (self.answered.iter().map(count).collect(), Instant::now());
         eventually(what, within, async || {
             let now = self.answered.iter().map(count);
             now.zip(&before).all(|(now, before)| now > *before)
         })
         .await;
+        println!("{what}: within {:?}", began.elapsed());
     }
 
     fn event(&self) -> u64 {

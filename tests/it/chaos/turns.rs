@@ -24,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const RECOVERY: Duration = Duration::from_secs(5);
 const PASSWORD: &str = "pw-of-one-test";
 
+/// One at a time: what is measured here is the service, and not how two loads share a machine.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 fn options() -> NodesOptions {
     NodesOptions {
         count: NODES,
@@ -56,6 +59,7 @@ async fn accepted_messages_are_answered_although_postgres_and_redis_go_away_ofte
 }
 
 async fn survive_kills(rounds: u64, seed: u64) {
+    let _alone = ALONE.lock().await;
     println!("CHAOS_ROUNDS={rounds} CHAOS_SEED={seed}");
     let mut dice = Dice::new(seed);
     let running = turn_load::start(Nodes::with(options()).await, &mut dice).await;
@@ -75,6 +79,7 @@ async fn survive_kills(rounds: u64, seed: u64) {
 }
 
 async fn survive_outages(rounds: u64, seed: u64) {
+    let _alone = ALONE.lock().await;
     println!("CHAOS_ROUNDS={rounds} CHAOS_SEED={seed}");
     let mut dice = Dice::new(seed);
     let mut servers = Servers::start().await;
@@ -138,8 +143,9 @@ async fn settle(running: Running, seed: u64) {
 
 fn report(history: &TurnHistory, state: &TurnsState) -> String {
     let turns = || state.conversations.iter().flat_map(|one| &one.turns);
+    let reasons: Vec<&String> = turns().filter_map(|turn| turn.reason.as_ref()).collect();
     format!(
-        "{} answered, {} ended without an answer; {} in doubt at times; {} turns, of which {} were begun \
+        "{} answered, {} ended without an answer ({reasons:?}); {} in doubt at times; {} turns, of which {} were begun \
          anew; {} events watched",
         history.count(|asked| matches!(asked.became, Became::Answered { .. })),
         history.count(|asked| matches!(asked.became, Became::Ended { .. })),
