@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 
-use super::outcome::interrupted;
+use super::outcome::{begin_next, interrupted};
 use super::place::{self, Found, Place};
 use super::runner;
 use crate::app::App;
@@ -59,9 +59,13 @@ pub struct Accepted {
 pub enum Became {
     /// It is this node's to run: `start` it after the commit.
     Started(Box<Claimed>),
-    /// It waits for its turn, which another may start. The turn that was asked to stop for it, and the node
-    /// to tell.
-    Queued(Option<(TurnId, Option<BootId>)>),
+    /// It waits for its turn, which another may start.
+    Queued {
+        /// The turn that was asked to stop for it, and the node to tell.
+        stopped: Option<(TurnId, Option<BootId>)>,
+        /// What begins because it made room: `start` it after the commit.
+        next: Option<Box<Claimed>>,
+    },
     /// It is what the client asked before.
     Attached,
 }
@@ -103,11 +107,10 @@ pub async fn accept(
         return Ok(accepted(newest.id, found.told, Became::Attached));
     }
     note_presence(tx, viewer, &asked.input, &found, now).await?;
+    let waits = |(_, state): &(TurnId, TurnState)| *state == TurnState::WaitingClient;
+    let waiting = busy.active.filter(waits).map(|(turn_id, _)| turn_id);
     if asked.input.answers_tools() {
-        let waiting = busy
-            .active
-            .filter(|(_, state)| *state == TurnState::WaitingClient);
-        let (turn_id, _) = waiting.ok_or_else(|| unknown_call(0))?;
+        let turn_id = waiting.ok_or_else(|| unknown_call(0))?;
         let claimed = go_on(app, tx, asked, turn_id, tip, now).await?;
         return Ok(accepted(
             turn_id,
@@ -117,7 +120,7 @@ pub async fn accept(
     }
     let on_busy = asked.on_busy.unwrap_or(asked.agent.spec.on_busy);
     let admission = busy.admit(on_busy, asked.agent.limits.concurrent_turns)?;
-    let stopped = make_room(app, tx, admission, now).await?;
+    let stopped = make_room(app, tx, admission, waiting, now).await?;
     let starts_now = matches!(admission, Admission::Start | Admission::Supersede(_));
     let speaker = viewer.speaker.as_ref();
     let turn = NewTurn {
@@ -135,7 +138,16 @@ pub async fn accept(
     };
     turns::insert(tx, &turn, now).await?;
     if !starts_now {
-        return Ok(accepted(turn.id, found.told, Became::Queued(stopped)));
+        let next = match waiting {
+            Some(_) => begin_next(app, tx, conversation_id, now).await?,
+            None => None,
+        };
+        let next = next.map(Box::new);
+        return Ok(accepted(
+            turn.id,
+            found.told,
+            Became::Queued { stopped, next },
+        ));
     }
     let taken = Taken::fresh(&turn, found.tip.owner.user_id, now);
     let mut claimed = begin(app, tx, taken, tip, now).await?;
@@ -149,25 +161,26 @@ pub async fn accept(
     ))
 }
 
-/// Asks the running turn to stop, or ends the one that waits for its client, where a message does that.
-/// Answers whom to tell.
+/// Asks the running turn to stop, where a message does that, or ends the one that waits for its client, which
+/// every message does: also one that itself has to wait for others. Answers whom to tell.
 async fn make_room(
     app: &App,
     tx: &mut TenantTx,
     admission: Admission,
+    waiting: Option<TurnId>,
     now: DateTime<Utc>,
 ) -> Result<Option<(TurnId, Option<BootId>)>> {
+    if let Some(waiting) = waiting {
+        if let Some(taken) = turn_claims::take_waiting(tx, waiting, runner(app), false).await? {
+            interrupted(app, tx, &taken, StopReason::Superseded, now).await?;
+        }
+        return Ok(None);
+    }
     match admission {
-        Admission::Start | Admission::Queue => Ok(None),
+        Admission::Start | Admission::Queue | Admission::Supersede(_) => Ok(None),
         Admission::Interrupt(active) => {
             let node = turn_stops::request_stop(tx, active, StopReason::Superseded, now).await?;
             Ok(Some((active, node)))
-        }
-        Admission::Supersede(active) => {
-            if let Some(taken) = turn_claims::take_waiting(tx, active, runner(app), false).await? {
-                interrupted(app, tx, &taken, StopReason::Superseded, now).await?;
-            }
-            Ok(None)
         }
     }
 }

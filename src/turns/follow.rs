@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::is_away;
 use super::outcome::Outcome;
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::domain::event::Event;
 use crate::domain::turn::TurnState;
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::live::Watching;
 use crate::store::{TenantTx, events, turns};
@@ -115,8 +116,8 @@ impl Follower {
         Ok((found, rests))
     }
 
-    /// How the turn that is followed ended, or that it waits for its client; `None` while it goes on, and
-    /// while nobody can tell.
+    /// How the turn that is followed ended, or that it waits for its client, once all of it was told; `None`
+    /// while there is more to come, and while nobody can tell.
     pub async fn outcome(&self) -> Result<Option<Outcome>> {
         let Some(turn_id) = self.turn_id else {
             return Ok(None);
@@ -130,13 +131,13 @@ impl Follower {
     async fn read_outcome(&self, turn_id: TurnId) -> Result<Option<Outcome>> {
         let mut tx = self.begin().await?;
         let turn = turns::get(&mut tx, turn_id).await?;
-        match self.rests(turn.state) {
+        match self.rests(turn.state) && self.has_told_all(&mut tx).await? {
             true => Outcome::of(&mut tx, turn).await.map(Some),
             false => Ok(None),
         }
     }
 
-    /// Whether the turn that is followed has ended, as far as somebody can tell.
+    /// Whether the turn that is followed has ended and all of it was told, as far as somebody can tell.
     pub async fn has_ended(&self) -> Result<bool> {
         let Some(turn_id) = self.turn_id else {
             return Ok(false);
@@ -150,7 +151,23 @@ impl Follower {
     async fn read_end(&self, turn_id: TurnId) -> Result<bool> {
         let mut tx = self.begin().await?;
         let turn = turns::find(&mut tx, turn_id).await?;
-        Ok(turn.is_none_or(|turn| turn.state.has_ended()))
+        let ended = turn.is_none_or(|turn| turn.state.has_ended());
+        Ok(ended && self.has_told_all(&mut tx).await?)
+    }
+
+    /// Of a turn that rests: it may have gone on since the last look.
+    async fn has_told_all(&self, tx: &mut TenantTx) -> Result<bool> {
+        let (turn_id, after) = (self.turn_id, self.after);
+        let more = events::list(tx, self.conversation_id, turn_id, after, 1).await?;
+        Ok(more.is_empty())
+    }
+
+    /// Why the turn that is followed has ended without an answer, if it has.
+    pub async fn failure(&self) -> Option<Error> {
+        let mut tx = self.begin().await.ok()?;
+        let turn = turns::find(&mut tx, self.turn_id?).await.ok()??;
+        let failed = turn.state.has_ended() && turn.state != TurnState::Completed;
+        failed.then(|| turn.failure())
     }
 
     async fn begin(&self) -> Result<TenantTx> {
@@ -170,9 +187,4 @@ impl Follower {
             | TurnState::Interrupted => true,
         }
     }
-}
-
-/// The database is away for a moment.
-fn is_away(error: &Error) -> bool {
-    matches!(error.code, Code::Unavailable | Code::Timeout)
 }

@@ -23,6 +23,7 @@ pub use recover::sweep;
 pub use run::{Direct, Live, start};
 
 use crate::app::App;
+use crate::error::{Code, Error};
 use crate::store::turn_claims::Runner;
 
 /// This node, as the holder of a turn.
@@ -31,4 +32,9 @@ fn runner(app: &App) -> Runner {
         node: app.boot_id,
         lease_ms: i64::try_from(app.config.turn_lease.as_millis()).unwrap_or(i64::MAX),
     }
+}
+
+/// Whether the database is only away for a moment.
+fn is_away(error: &Error) -> bool {
+    matches!(error.code, Code::Unavailable | Code::Timeout)
 }

@@ -1,12 +1,15 @@
 //! Running turns: asking the model, its tools, the end, and then the conversation's next turn.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
 
 use super::accept::Claimed;
 use super::call::{Called, call};
+use super::is_away;
 use super::outcome::{Outcome, Said};
 use super::writer::{Writer, Wrote};
 use crate::app::App;
@@ -19,7 +22,7 @@ use crate::domain::prompt::{PastMessage, begin_with_a_question, request_body, to
 use crate::domain::turn::{StopReason, TurnState};
 use crate::domain::usage::{UsageCounts, UsageName};
 use crate::error::{Code, Error, Result};
-use crate::ids::TenantId;
+use crate::ids::{SessionId, TenantId};
 use crate::live::Running;
 use crate::model::Agent;
 use crate::store::events;
@@ -30,6 +33,8 @@ use crate::telemetry;
 
 /// Chunks that a client may be behind. One that is further behind is let go, and the turn goes on.
 const BEHIND: usize = 1024;
+/// Between two looks whether the database is back.
+const AWAY_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the client that asked is told, ahead of what is committed.
 #[derive(Debug)]
@@ -119,19 +124,10 @@ async fn run_one(
         },
         unsaid: String::new(),
     };
-    let Some(agent) = app.models.find(tenant_id, &taken.agent).await? else {
+    let prepared = prepare(app, tenant_id, &taken.agent, session_id, past).await?;
+    let Some((agent, past)) = prepared else {
         let error = Error::new(Code::ModelNotFound, "the agent was deleted");
         return fail_early(writer, &error).await;
-    };
-    let past = match past {
-        Some(past) => past,
-        None => {
-            let budget = token_budget(&agent.spec);
-            let mut tx = JobCaller::of_served_tenant(tenant_id)
-                .begin(&app.db)
-                .await?;
-            events::past(&mut tx, session_id, budget).await?
-        }
     };
     let run = Run {
         running: app.live.run(taken.id),
@@ -142,6 +138,46 @@ async fn run_one(
         usage: TokenUsage::NONE,
     };
     run.rounds(writer).await
+}
+
+/// The agent, if it is still there, and the transcript. While the database is away both are asked for again:
+/// nobody else has the turn before its lease has run out.
+async fn prepare(
+    app: &App,
+    tenant_id: TenantId,
+    agent: &str,
+    session_id: SessionId,
+    mut past: Option<Vec<PastMessage>>,
+) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
+    let until = Instant::now() + app.config.turn_lease;
+    loop {
+        match try_prepare(app, tenant_id, agent, session_id, &mut past).await {
+            Err(error) if is_away(&error) && Instant::now() < until => sleep(AWAY_PAUSE).await,
+            prepared => return prepared,
+        }
+    }
+}
+
+async fn try_prepare(
+    app: &App,
+    tenant_id: TenantId,
+    agent: &str,
+    session_id: SessionId,
+    past: &mut Option<Vec<PastMessage>>,
+) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
+    let Some(agent) = app.models.find(tenant_id, agent).await? else {
+        return Ok(None);
+    };
+    let past = match past.take() {
+        Some(past) => past,
+        None => {
+            let budget = token_budget(&agent.spec);
+            let caller = JobCaller::of_served_tenant(tenant_id);
+            let mut tx = caller.begin(&app.db).await?;
+            events::past(&mut tx, session_id, budget).await?
+        }
+    };
+    Ok(Some((agent, past)))
 }
 
 async fn fail_early(mut writer: Writer, error: &Error) -> Result<Option<Claimed>> {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::accept::Claimed;
 use super::outcome::begin_next;
-use super::runner;
+use super::{is_away, runner};
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::domain::event::NewEvent;
 use crate::domain::message::NewMessage;
-use crate::error::{Code, Result};
+use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, TenantId};
 use crate::store::turn_writes::{self, Change, Fence, Heard, Write};
 use crate::store::{TenantTx, conversations};
@@ -99,10 +99,7 @@ impl Writer {
         loop {
             let outcome = self.try_apply(messages, &events, change, attempt > 1).await;
             match outcome {
-                Err(error)
-                    if attempt < ATTEMPTS
-                        && matches!(error.code, Code::Unavailable | Code::Timeout) =>
-                {
+                Err(error) if attempt < ATTEMPTS && is_away(&error) => {
                     tracing::warn!(turn = %self.fence.turn_id, error = %error, attempt,
                                    "a write of a turn is made again");
                     tokio::time::sleep(pause).await;

@@ -204,6 +204,28 @@ async fn what_was_queued_before_its_client_was_asked_is_taken_up_when_the_result
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_new_message_also_makes_room_for_what_was_queued_before_it() {
+    let chat = Chat::new([Step::Hold, calls()]).await;
+    chat.model.otherwise(Step::Echo(NONE));
+    let body = json!({"messages": [said("look twice")], "tools": tools()});
+    let first = tokio::spawn(Reply::of(chat.asking(0, "s-1", body)));
+    let turns = chat.accepted("s-1", 1).await;
+    let second = tokio::spawn(Reply::of(chat.saying(1, "s-1", "second")));
+    chat.accepted("s-1", 2).await;
+    chat.model.release();
+    first.await.unwrap().expect(200);
+    assert_eq!(answer(&chat.say(0, "s-1", "third").await), echo("third"));
+    assert_eq!(answer(&second.await.unwrap()), echo("second"));
+    let stands = chat.turn(&id_of_turn(&turns[0])).await;
+    assert_eq!(stands["state"], "interrupted");
+    let lines = chat.lines("s-1").await;
+    let spoken = lines.iter().filter(|(role, _)| role == "user");
+    let spoken: Vec<&str> = spoken.map(|(_, text)| text.as_str()).collect();
+    assert_eq!(spoken, ["look twice", "second", "third"]);
+    assert_eq!(told(&chat), [line("a", NO_RESULT), line("b", NO_RESULT)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_tool_that_nobody_has_is_told_to_the_model() {
     let call = Step::CallTool {
         name: "nothing".to_owned(),

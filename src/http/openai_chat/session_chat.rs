@@ -28,7 +28,7 @@ use crate::idempotency;
 use crate::ids::{SessionId, TurnId};
 use crate::sessions;
 use crate::store::{TenantTx, events, turns as rows};
-use crate::turns::{self, Asked, Became, Direct, Follower, Live, Outcome, Place, Said};
+use crate::turns::{self, Asked, Became, Direct, Follower, Live, Outcome, Place};
 
 /// A request that is about a session.
 pub struct Asking {
@@ -161,9 +161,13 @@ async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Res
             turns::start(app, tenant_id, *claimed, Some(direct));
             Source::Direct(live)
         }
-        Became::Queued(stopped) => {
+        Became::Queued { stopped, next } => {
             if let Some((turn_id, node)) = stopped {
                 app.live.poke_turn(node, turn_id);
+            }
+            if let Some(next) = next {
+                app.live.poke(conversation_id);
+                turns::start(app, tenant_id, *next, None);
             }
             follow(asking, conversation_id, accepted.turn_id, 0)
         }
@@ -412,13 +416,8 @@ impl Telling {
     /// Why a turn of which words were shown is no longer this node's: somebody stopped it, or it begins anew
     /// elsewhere.
     async fn lost(&self) -> Error {
-        match self.follower().outcome().await {
-            Ok(Some(outcome)) => match outcome.said {
-                Said::Nothing(turn) => turn.failure(),
-                Said::Answer { .. } => restarted(self.turn.id),
-            },
-            Ok(None) | Err(_) => restarted(self.turn.id),
-        }
+        let failure = self.follower().failure().await;
+        failure.unwrap_or_else(|| restarted(self.turn.id))
     }
 }
 
