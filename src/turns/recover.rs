@@ -1,6 +1,7 @@
 //! Turns that no node works on: their node was lost, their client did not come back, or nobody started
 //! them. Any node finds them, and goes on from the last step that was stored.
 
+use futures_util::{StreamExt, stream};
 use serde_json::json;
 
 use super::accept::Claimed;
@@ -22,19 +23,25 @@ use crate::telemetry;
 
 /// As many as one look takes; the rest is for the other nodes, or the next look.
 const BATCH: i32 = 50;
+const AT_ONCE: usize = 4;
 
 /// One look for such turns. Answers how many there were.
 pub async fn sweep(app: &App) -> Result<usize> {
     let due = turn_claims::list_due(&app.db, BATCH).await?;
-    for (tenant_id, turn_id) in &due {
+    let count = due.len();
+    // Several at once: one whose conversation somebody holds must not keep the others waiting.
+    let recovering = async |(tenant_id, turn_id): (TenantId, TurnId)| {
         if app.draining.is_cancelled() {
-            break;
+            return;
         }
-        if let Err(error) = recover(app, *tenant_id, *turn_id).await {
+        if let Err(error) = recover(app, tenant_id, turn_id).await {
             tracing::warn!(turn = %turn_id, error = %error, cause = ?error.cause, "a turn was not taken over");
         }
-    }
-    Ok(due.len())
+    };
+    stream::iter(due)
+        .for_each_concurrent(AT_ONCE, recovering)
+        .await;
+    Ok(count)
 }
 
 async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {

@@ -243,8 +243,9 @@ impl Completions {
 fn not_reached(error: FetchError) -> CallError {
     match error {
         FetchError::TooSlow => CallError::TooSlow,
-        FetchError::Broken(_) => CallError::Broken,
-        error @ (FetchError::Refused(_)
+        // A kept connection that the server had closed, most likely: no byte of an answer came.
+        error @ (FetchError::Broken(_)
+        | FetchError::Refused(_)
         | FetchError::Unresolved
         | FetchError::Unreachable(_)
         | FetchError::Redirect(_)

@@ -224,6 +224,18 @@ async fn a_stream_in_a_session_ends_with_the_effective_session() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_idempotency_key_for_two_sessions_is_a_conflict() {
+    let chat = chat([say("one")]).await;
+    let named = |session| [(ID, session), ("idempotency-key", "once")];
+    let first = chat.ask_in(&named("a"), json!({})).await.expect(200);
+    let again = chat.ask_in(&named("a"), json!({})).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(again.expect(200)["hermes"], first["hermes"]);
+    let other = chat.ask_in(&named("b"), json!({})).await;
+    other.expect_openai_error(409, "idempotency_conflict");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn other_events_come_only_to_who_asks_for_them() {
     let chat = chat([say("one"), say("two")]).await;
     let plain = chat.ask_in(&[(KEY, "work")], json!({"stream": true})).await;

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::session_chat::{self, Asking};
 use crate::app::App;
 use crate::chat::{Answering, Call};
+use crate::crypto;
 use crate::domain::completion::CompletionRequest;
 use crate::domain::message::Content;
 use crate::domain::session_name::{SessionKey, SessionRef};
@@ -127,7 +128,7 @@ pub async fn create_chat_completion(
         acting,
         credential,
         retryable,
-        body_hash: body.hash,
+        body_hash: asked_hash(&request, body.hash),
         is_retry: is_retry(&request),
     };
     session_chat::answer(asking, asked, place).await
@@ -153,6 +154,17 @@ fn read_header<T>(
             Err(Error::fields(code, vec![error]))
         }
     }
+}
+
+/// What a request asks: its body, and the session it is about. One key for two sessions is a conflict.
+fn asked_hash(request: &HttpRequest, body: [u8; 32]) -> [u8; 32] {
+    let mut asked = body.to_vec();
+    for name in [SESSION_ID, SESSION_KEY] {
+        let value = request.headers().get(name);
+        asked.push(0);
+        asked.extend_from_slice(value.map_or(&[], |value| value.as_bytes()));
+    }
+    crypto::sha256(&asked)
 }
 
 fn is_retry(request: &HttpRequest) -> bool {
