@@ -96,6 +96,8 @@ impl Node {
             .workers(self.app.config.http_workers)
             // A word that is said is on its way, however small the packet.
             .tcp_nodelay(true)
+            // Who has left is waited for no longer: what they waited for is given to the next who asks.
+            .h1_allow_half_closed(false)
             .shutdown_timeout(grace)
             .disable_signals()
             .run();

@@ -47,6 +47,10 @@ pub enum Surface {
 
 fn tenant_routes(routes: &mut ServiceConfig) {
     routes
+        // First what is asked for most: routes are tried in this order.
+        .service(openai_chat::models::list_models)
+        .service(openai_chat::models::get_model)
+        .service(openai_chat::completions::create_chat_completion)
         .service(v1::tenant::get_tenant)
         .service(v1::tenant::update_tenant)
         .service(v1::retention::get_retention)
@@ -83,9 +87,6 @@ fn tenant_routes(routes: &mut ServiceConfig) {
         .service(v1::link_codes::create_link_code)
         .service(v1::link_codes::redeem_link_code)
         .service(v1::resolve::resolve)
-        .service(openai_chat::models::list_models)
-        .service(openai_chat::models::get_model)
-        .service(openai_chat::completions::create_chat_completion)
         .service(v1::turns::get_turn)
         .service(v1::turns::cancel_turn)
         .service(v1::turns::stream_turn_events)

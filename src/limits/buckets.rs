@@ -93,7 +93,7 @@ impl Held {
             (None, Source::RedisIf(may)) if may() => {
                 let (done, asked) = watch::channel(());
                 self.asking = Some(asked.clone());
-                let amount = chunk(demand.limit).max(cost) + self.owed;
+                let amount = chunk(demand).max(cost) + self.owed;
                 Step::Ask {
                     amount,
                     done,
@@ -131,9 +131,17 @@ impl Held {
     }
 }
 
-/// A fiftieth of the limit: few asks, and little is left unspent on a node that others could use.
-fn chunk(limit: u32) -> u64 {
-    u64::from((limit / 50).clamp(1, 100))
+/// A fiftieth of the limit: few asks, and little is left unspent on a node that others could use. Requests are
+/// spent one by one, tokens by the hundred.
+fn chunk(demand: &Demand) -> u64 {
+    let most = match demand.bucket {
+        Bucket::Tokens => u32::MAX,
+        Bucket::Requests
+        | Bucket::KeyRequests(_)
+        | Bucket::PersonRequests(_)
+        | Bucket::NewIdentities => 100,
+    };
+    u64::from((demand.limit / 50).clamp(1, most))
 }
 
 fn narrow(count: u64) -> u32 {
@@ -177,6 +185,19 @@ impl Buckets {
         let held = shard.entry(key).or_default();
         held.enter(window);
         held.step(demand, share, source)
+    }
+
+    /// Spends what `demand` costs if this node has it already.
+    pub fn take_held(&self, key: Key, window: i64, demand: &Demand) -> bool {
+        let cost = u64::from(demand.cost);
+        match self.shard(&key).get_mut(&key) {
+            Some(held) if held.window == window && held.left >= cost => {
+                held.left -= cost;
+                held.spent += cost;
+                true
+            }
+            Some(_) | None => false,
+        }
     }
 
     /// Takes back what another limit of the same request refused.

@@ -257,6 +257,9 @@ impl Limiter {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
+        if self.inner.has_tokens(tenant_id, limit, left) {
+            return;
+        }
         runtime.spawn(async move {
             while left > 0 {
                 let demand = Demand {
@@ -345,6 +348,18 @@ impl Inner {
             self.buckets.settle(key, window, limit, amount, grant);
             drop(done);
         });
+    }
+
+    /// Takes tokens from what this node has of them, without asking anybody. False if it has not as many.
+    fn has_tokens(&self, tenant_id: TenantId, limit: u32, cost: u32) -> bool {
+        let demand = Demand {
+            bucket: Bucket::Tokens,
+            limit,
+            cost,
+        };
+        let window = Bucket::Tokens.window_at(self.clock.now().timestamp());
+        let key = (tenant_id, Bucket::Tokens);
+        self.buckets.take_held(key, window, &demand)
     }
 
     fn patience(&self) -> Duration {

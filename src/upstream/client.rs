@@ -2,16 +2,18 @@
 //! so the address that was checked is the address that is dialled. It follows no redirect, asks no
 //! proxy, and never repeats a URL in an error.
 
+use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, Method, RequestBuilder, Response};
+use tokio::runtime::{Handle, Id};
 use url::Url;
 
 use super::address;
@@ -58,13 +60,18 @@ struct Inner {
     rules: Arc<Rules>,
     /// The connector is told a name only. So there is a client for each of the things that the
     /// judgement of an address hangs on: the scheme, and whether the port is one of ours.
-    https: ByPort,
-    http: ByPort,
+    ///
+    /// And one for each runtime: a connection's work is done on the runtime that opened it, and waking
+    /// another thread for every piece of an answer costs more than the piece.
+    clients: Mutex<HashMap<ClientName, Client>>,
+    lookup: Lookup,
 }
 
-struct ByPort {
-    other: Client,
-    own: Client,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct ClientName {
+    https: bool,
+    own_port: bool,
+    runtime: Option<Id>,
 }
 
 struct Rules {
@@ -97,28 +104,41 @@ impl GuardedClient {
         own_ports: OwnPorts,
         lookup: Lookup,
     ) -> anyhow::Result<Self> {
-        let rules = Arc::new(Rules { policy, own_ports });
-        let client = |https, own_port| {
-            build(GuardedResolver {
-                rules: rules.clone(),
-                lookup: lookup.clone(),
-                https,
-                own_port,
-            })
-        };
-        Ok(Self {
+        let client = Self {
             inner: Arc::new(Inner {
-                https: ByPort {
-                    other: client(true, false)?,
-                    own: client(true, true)?,
-                },
-                http: ByPort {
-                    other: client(false, false)?,
-                    own: client(false, true)?,
-                },
-                rules,
+                rules: Arc::new(Rules { policy, own_ports }),
+                clients: Mutex::default(),
+                lookup,
             }),
-        })
+        };
+        // What cannot be built shows when the node starts.
+        client.built(true, false)?;
+        Ok(client)
+    }
+
+    /// The client of this runtime; built if it is the first time.
+    fn built(&self, https: bool, own_port: bool) -> anyhow::Result<Client> {
+        let name = ClientName {
+            https,
+            own_port,
+            runtime: Handle::try_current().ok().map(|handle| handle.id()),
+        };
+        let mut clients = self
+            .inner
+            .clients
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = clients.get(&name) {
+            return Ok(client.clone());
+        }
+        let client = build(GuardedResolver {
+            rules: self.inner.rules.clone(),
+            lookup: self.inner.lookup.clone(),
+            https,
+            own_port,
+        })?;
+        clients.insert(name, client.clone());
+        Ok(client)
     }
 
     /// For a listener whose port is known only once it is bound.
@@ -130,14 +150,17 @@ impl GuardedClient {
     /// time it is dialled.
     pub fn check_url(&self, text: &str) -> Result<Url, UrlRefused> {
         let url = url_rules::parse(text)?;
-        self.client_for(&url)?;
+        self.judge(&url)?;
         Ok(url)
     }
 
     /// A request for the caller to fill and send. An answer of 3xx is not followed, so it must be taken
     /// for a failure; body and time have no cap here but the time to connect (see `fetch`).
     pub fn request(&self, method: Method, url: &Url) -> Result<RequestBuilder, UrlRefused> {
-        Ok(self.client_for(url)?.request(method, url.clone()))
+        let (https, own_port) = self.judge(url)?;
+        let client = self.built(https, own_port);
+        let client = client.map_err(|_| UrlRefused::NoClient)?;
+        Ok(client.request(method, url.clone()))
     }
 
     /// The body of a successful answer, at most `limit` bytes, all within `deadline`.
@@ -150,8 +173,9 @@ impl GuardedClient {
         fetch(self.request(Method::GET, url)?, limit, deadline).await
     }
 
-    /// Dials no literal address unjudged: the connector does not ask the resolver about those.
-    fn client_for(&self, url: &Url) -> Result<&Client, UrlRefused> {
+    /// Whether it is https, and whether the port is one of ours. No literal address is dialled unjudged: the
+    /// connector does not ask the resolver about those.
+    fn judge(&self, url: &Url) -> Result<(bool, bool), UrlRefused> {
         let rules = &self.inner.rules;
         let destination = url_rules::destination(&rules.policy, url)?;
         if rules.own_ports.everywhere(destination.port) {
@@ -161,14 +185,7 @@ impl GuardedClient {
         if let Some(address) = destination.address {
             rules.check_address(destination.https, own_port, address)?;
         }
-        let clients = match destination.https {
-            true => &self.inner.https,
-            false => &self.inner.http,
-        };
-        Ok(match own_port {
-            true => &clients.own,
-            false => &clients.other,
-        })
+        Ok((destination.https, own_port))
     }
 }
 

@@ -38,6 +38,8 @@ pub enum UrlRefused {
     PlainHttp,
     #[error("leads to a port of this service")]
     OwnPort,
+    #[error("cannot be dialled from this node")]
+    NoClient,
 }
 
 /// Where a URL leads: an address to judge now, or a name to judge by what it resolves to.
