@@ -123,7 +123,7 @@ pub const CLAIM_NEXT: &str = concat!(
                        and q.state = 'queued'
                      order by q.turn_no
                      limit 1)
-        and t.state = 'queued'
+        and t.started_at is null
         and not exists (select 1
                           from turns a
                          where a.tenant_id = $1

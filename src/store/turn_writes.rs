@@ -64,7 +64,9 @@ pub struct Heard {
 }
 
 /// Numbers come from the conversation's row, which is locked first, then the turn and the session: the
-/// order that everyone keeps.
+/// order that everyone keeps. A turn at this fence and version stands as the writer left it: running. It is not
+/// asked for by that state, because Postgres would look for it in the small index of those that run, which is
+/// full of those that did.
 pub const WRITE: &str = "with numbers as (
        update conversations c
           set next_event_seq = c.next_event_seq + $6
@@ -76,7 +78,7 @@ pub const WRITE: &str = "with numbers as (
           and f.id = $2
           and f.fence = $3
           and f.version = $4
-          and f.state = 'running'
+          and f.ended_at is null
     returning c.next_event_seq - $6 as first_event
      ), gate as (
        update turns t
@@ -105,7 +107,7 @@ pub const WRITE: &str = "with numbers as (
           and t.id = $2
           and t.fence = $3
           and t.version = $4
-          and t.state = 'running'
+          and t.ended_at is null
     returning t.steps - $12 as first_step, t.cancel_requested_at is not null as cancelled, t.cancel_reason,
               n.first_event
      ), place as (
@@ -241,7 +243,8 @@ pub async fn renew(tx: &mut TenantTx, fence: Fence, runner: Runner) -> Result<Op
           where tenant_id = $1
             and id = $2
             and fence = $3
-            and state = 'running'
+            and ended_at is null
+            and node is not null
       returning cancel_requested_at is not null, cancel_reason",
     )
     .bind(tx.tenant_id())
