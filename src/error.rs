@@ -95,6 +95,7 @@ error_codes! {
     SessionKeyMismatch, "session_key_mismatch", 409, Useless, "The session was made under another key";
     NotCompressed, "not_compressed", 409, Useless, "The session is not a compressed one";
     HasNewMessages, "has_new_messages", 409, Useless, "Something was said since the compression";
+    StaleLease, "stale_lease", 409, Useless, "The delivery was given out again, or has ended";
     SessionBusy, "session_busy", 409, Helps, "A turn is active in the conversation";
     SessionMoved, "session_moved", 409, Helps, "The key leads to another session now";
     TurnStopped, "turn_stopped", 409, Useless, "The turn was stopped before it had an answer";

@@ -5,6 +5,7 @@
 //!
 //! - `server`, `dev`: start listeners and background loops; start everything for a developer
 //! - `http`, `jobs`: the surfaces: requests and background work
+//! - `inbound`: what bridges bring in
 //! - `turns`: the turn engine; `chat`: a model asked without a session
 //! - `people`, `sessions`, `tenants`, `api_keys`, `issuers`, `agents`, `audit`, `idempotency`: use cases, one room each
 //! - `app`: what they all work with
@@ -49,6 +50,7 @@ pub mod api_keys;
 pub mod audit;
 pub mod chat;
 pub mod idempotency;
+pub mod inbound;
 pub mod issuers;
 pub mod people;
 pub mod sessions;

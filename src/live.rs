@@ -9,9 +9,9 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::ids::{BootId, SessionId, TurnId};
+use crate::ids::{BootId, SessionId, TenantId, TurnId};
 use crate::redis::Redis;
-use crate::redis::pokes::{Poke, Subscriptions};
+use crate::redis::pokes::{Poke, Subscriptions, Topic};
 
 /// Pokes that wait for Redis; what does not fit is lost, which only delays.
 const WAITING_POKES: usize = 10_000;
@@ -26,12 +26,12 @@ pub struct Live {
 
 struct Inner {
     node: BootId,
-    watched: Mutex<HashMap<SessionId, Watched>>,
+    watched: Mutex<HashMap<Topic, Watched>>,
     runners: Mutex<HashMap<TurnId, Arc<Notify>>>,
     pokes: mpsc::Sender<Poke>,
     outgoing: Mutex<Option<mpsc::Receiver<Poke>>>,
-    changes: mpsc::UnboundedSender<(SessionId, bool)>,
-    incoming: Mutex<Option<mpsc::UnboundedReceiver<(SessionId, bool)>>>,
+    changes: mpsc::UnboundedSender<(Topic, bool)>,
+    incoming: Mutex<Option<mpsc::UnboundedReceiver<(Topic, bool)>>>,
     hears_others: AtomicBool,
 }
 
@@ -60,11 +60,17 @@ impl Live {
 
     /// Wakes who watches the conversation, on every node.
     pub fn poke(&self, conversation_id: SessionId) {
-        self.wake(conversation_id);
-        let _ = self
-            .inner
-            .pokes
-            .try_send(Poke::Conversation(conversation_id));
+        self.poke_topic(Topic::Conversation(conversation_id));
+    }
+
+    /// Wakes who waits for deliveries of the tenant.
+    pub fn poke_deliveries(&self, tenant_id: TenantId) {
+        self.poke_topic(Topic::Deliveries(tenant_id));
+    }
+
+    fn poke_topic(&self, topic: Topic) {
+        self.wake(topic);
+        let _ = self.inner.pokes.try_send(Poke::News(topic));
     }
 
     /// Wakes who runs the turn, on the node that does.
@@ -78,9 +84,18 @@ impl Live {
 
     /// Watches a conversation until the answer is dropped. News from before are not told.
     pub fn watch(&self, conversation_id: SessionId) -> Watching {
+        self.watch_topic(Topic::Conversation(conversation_id))
+    }
+
+    /// The same for the deliveries of a tenant.
+    pub fn watch_deliveries(&self, tenant_id: TenantId) -> Watching {
+        self.watch_topic(Topic::Deliveries(tenant_id))
+    }
+
+    fn watch_topic(&self, topic: Topic) -> Watching {
         let mut watched = self.watched();
-        let entry = watched.entry(conversation_id).or_insert_with(|| {
-            let _ = self.inner.changes.send((conversation_id, true));
+        let entry = watched.entry(topic).or_insert_with(|| {
+            let _ = self.inner.changes.send((topic, true));
             Watched {
                 news: watch::Sender::new(0),
                 watchers: 0,
@@ -89,7 +104,7 @@ impl Live {
         entry.watchers += 1;
         Watching {
             live: self.clone(),
-            conversation_id,
+            topic,
             news: entry.news.subscribe(),
         }
     }
@@ -110,8 +125,8 @@ impl Live {
         self.inner.hears_others.load(Ordering::Relaxed)
     }
 
-    fn wake(&self, conversation_id: SessionId) {
-        if let Some(watched) = self.watched().get(&conversation_id) {
+    fn wake(&self, topic: Topic) {
+        if let Some(watched) = self.watched().get(&topic) {
             watched.news.send_modify(|count| *count += 1);
         }
     }
@@ -129,7 +144,7 @@ impl Live {
         }
     }
 
-    fn watched(&self) -> MutexGuard<'_, HashMap<SessionId, Watched>> {
+    fn watched(&self) -> MutexGuard<'_, HashMap<Topic, Watched>> {
         self.inner
             .watched
             .lock()
@@ -144,10 +159,10 @@ impl Live {
     }
 }
 
-/// Somebody who watches a conversation.
+/// Somebody who watches.
 pub struct Watching {
     live: Live,
-    conversation_id: SessionId,
+    topic: Topic,
     news: watch::Receiver<u64>,
 }
 
@@ -162,13 +177,13 @@ impl Watching {
 impl Drop for Watching {
     fn drop(&mut self) {
         let mut watched = self.live.watched();
-        let Some(entry) = watched.get_mut(&self.conversation_id) else {
+        let Some(entry) = watched.get_mut(&self.topic) else {
             return;
         };
         entry.watchers -= 1;
         if entry.watchers == 0 {
-            watched.remove(&self.conversation_id);
-            let _ = self.live.inner.changes.send((self.conversation_id, false));
+            watched.remove(&self.topic);
+            let _ = self.live.inner.changes.send((self.topic, false));
         }
     }
 }
@@ -240,11 +255,7 @@ pub async fn hear_others(live: Live, redis: Redis, stop: CancellationToken) {
 }
 
 /// Listens on one connection until it ends.
-async fn listen(
-    live: &Live,
-    redis: &Redis,
-    changes: &mut mpsc::UnboundedReceiver<(SessionId, bool)>,
-) {
+async fn listen(live: &Live, redis: &Redis, changes: &mut mpsc::UnboundedReceiver<(Topic, bool)>) {
     let (mut subscriptions, mut pokes) = match redis.listen(live.inner.node).await {
         Ok(both) => both,
         Err(error) => {
@@ -254,7 +265,7 @@ async fn listen(
     };
     // What was asked for so far is in the list of what is watched.
     while changes.try_recv().is_ok() {}
-    let ids: Vec<SessionId> = live.watched().keys().copied().collect();
+    let ids: Vec<Topic> = live.watched().keys().copied().collect();
     if subscriptions.change(&ids, true).await.is_err() {
         return;
     }
@@ -265,7 +276,7 @@ async fn listen(
     loop {
         tokio::select! {
             poke = pokes.next() => match poke {
-                Some(Poke::Conversation(id)) => live.wake(id),
+                Some(Poke::News(topic)) => live.wake(topic),
                 Some(Poke::Turn(_, turn_id)) => live.wake_runner(turn_id),
                 None => return,
             },
@@ -283,10 +294,10 @@ async fn listen(
 async fn change(
     live: &Live,
     subscriptions: &mut Subscriptions,
-    asked: &[(SessionId, bool)],
+    asked: &[(Topic, bool)],
 ) -> crate::error::Result<()> {
     let ids = asked.iter().map(|(id, _)| *id);
-    let (wanted, unwanted): (Vec<SessionId>, Vec<SessionId>) = {
+    let (wanted, unwanted): (Vec<Topic>, Vec<Topic>) = {
         let watched = live.watched();
         ids.partition(|id| watched.contains_key(id))
     };

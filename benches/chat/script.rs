@@ -88,6 +88,8 @@ impl Values {
                 &self.node,
                 LEASE_MS,
                 "now()",
+                "null::jsonb",
+                "null::text",
             ],
         );
         let told = [NewEvent::new(TURN_STARTED), NewEvent::of_message(0)];

@@ -241,6 +241,7 @@ mod tests {
             turn_id: None,
             copied_from: None,
             created_at: DateTime::UNIX_EPOCH,
+            undone_at: None,
         }))
     }
 

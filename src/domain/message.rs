@@ -134,6 +134,11 @@ impl NewMessage {
         }
     }
 
+    /// What it says, where that is text.
+    pub fn text(&self) -> Option<&str> {
+        self.content.as_ref()?.0.as_str()
+    }
+
     /// An assistant's answer without a word.
     pub fn silence() -> Self {
         Self {
@@ -281,6 +286,8 @@ pub struct Message {
     /// Where the original is, of a copy.
     pub copied_from: Option<(SessionId, i64)>,
     pub created_at: DateTime<Utc>,
+    /// When it was taken back: no model is shown it.
+    pub undone_at: Option<DateTime<Utc>>,
 }
 
 #[cfg(test)]

@@ -197,7 +197,7 @@ fn encode_platform(platform: &PlatformScope) -> String {
 }
 
 /// Keys are visible ASCII, and a colon parts them: whatever could break that is percent-encoded.
-fn encode(id: &str) -> String {
+pub fn encode(id: &str) -> String {
     let mut encoded = String::with_capacity(id.len());
     for byte in id.bytes() {
         match byte {

@@ -44,7 +44,7 @@ impl Credential {
         }
     }
 
-    fn tenant_id(&self) -> TenantId {
+    pub(super) fn tenant_id(&self) -> TenantId {
         match self {
             Self::Key(key) => key.tenant_id(),
             Self::User(user) => user.tenant_id(),

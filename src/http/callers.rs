@@ -206,6 +206,35 @@ key_extractor!(
     [Scope::Admin, Scope::Read]
 );
 
+key_extractor!(
+    /// A key that serves platforms: a bridge for its own, an admin for all.
+    BridgeKey,
+    [Scope::Admin, Scope::Bridge]
+);
+key_extractor!(
+    /// The same, and a key that may only read what the tenant has.
+    DeliveryReader,
+    [Scope::Admin, Scope::Bridge, Scope::Read]
+);
+
+impl BridgeKey {
+    /// Whether it serves all platforms.
+    pub fn sees_all(&self) -> bool {
+        self.has_scope(Scope::Admin)
+    }
+}
+
+impl DeliveryReader {
+    pub fn sees_all(&self) -> bool {
+        self.has_scope(Scope::Admin) || self.has_scope(Scope::Read)
+    }
+
+    /// Who only reads sees no texts.
+    pub fn reads_texts(&self) -> bool {
+        self.has_scope(Scope::Admin) || !self.has_scope(Scope::Read)
+    }
+}
+
 /// A person with a user token.
 pub struct Person(UserCaller);
 

@@ -242,13 +242,13 @@ impl Watching {
     }
 }
 
-fn closed(error: &Error) -> Bytes {
+pub fn closed(error: &Error) -> Bytes {
     let code = error.code.as_str();
     Bytes::from(format!("event: closed\ndata: {{\"code\":\"{code}\"}}\n\n"))
 }
 
 /// This node ends: another one goes on where this one stopped.
-fn reconnect() -> Bytes {
+pub fn reconnect() -> Bytes {
     Bytes::from(format!(
         "event: reconnect\nretry: {COME_BACK_MS}\ndata: {{}}\n\n"
     ))

@@ -16,6 +16,7 @@ use crate::domain::platform::PlatformScope;
 use crate::domain::user::{Account, Identity, KnownIdentity};
 use crate::domain::viewer::Namespace;
 use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::TenantId;
 use crate::store::{Db, TenantTx, identities};
 
 /// Whoever may vouch for an account: a person for their own, a bridge for those of its platforms, an
@@ -100,6 +101,10 @@ pub struct Vouched {
 impl Vouched {
     pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
         self.credential.begin(db).await
+    }
+
+    pub fn tenant_id(&self) -> TenantId {
+        self.credential.tenant_id()
     }
 
     /// Whose account it is now; made if nobody's. Call it before a transaction is open: it opens its own.

@@ -15,6 +15,9 @@ pub async fn run(app: App, stop: CancellationToken) {
         if let Err(error) = turns::sweep(&app).await {
             tracing::warn!(error = %error, "cannot ask for turns that nobody runs");
         }
+        if let Err(error) = turns::deliver_untold(&app).await {
+            tracing::warn!(error = %error, "cannot ask for answers that nobody fetched");
+        }
         tokio::select! {
             () = stop.cancelled() => {}
             () = tokio::time::sleep(TICK) => {}

@@ -7,15 +7,40 @@ use futures_util::StreamExt;
 
 use super::{Redis, WAIT};
 use crate::error::{Error, Result};
-use crate::ids::{BootId, SessionId, TurnId};
+use crate::ids::{BootId, SessionId, TenantId, TurnId};
 
 const CONVERSATION: &str = "throughline:conversation:";
+const DELIVERIES: &str = "throughline:deliveries:";
 const NODE: &str = "throughline:node:";
+
+/// Where news are watched for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Topic {
+    Conversation(SessionId),
+    Deliveries(TenantId),
+}
+
+impl Topic {
+    fn channel(self) -> String {
+        match self {
+            Self::Conversation(id) => format!("{CONVERSATION}{id}"),
+            Self::Deliveries(id) => format!("{DELIVERIES}{id}"),
+        }
+    }
+
+    fn of_channel(channel: &str) -> Option<Self> {
+        if let Some(id) = channel.strip_prefix(CONVERSATION) {
+            return id.parse().ok().map(Self::Conversation);
+        }
+        let id = channel.strip_prefix(DELIVERIES)?;
+        id.parse().ok().map(Self::Deliveries)
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Poke {
-    /// There are new events.
-    Conversation(SessionId),
+    /// There is something new.
+    News(Topic),
     /// The node that runs it should look at this turn.
     Turn(BootId, TurnId),
 }
@@ -27,7 +52,7 @@ impl Redis {
             let mut all = pipe();
             for poke in pokes {
                 let (channel, payload) = match poke {
-                    Poke::Conversation(id) => (format!("{CONVERSATION}{id}"), String::new()),
+                    Poke::News(topic) => (topic.channel(), String::new()),
                     Poke::Turn(node, turn) => (format!("{NODE}{node}"), turn.to_string()),
                 };
                 all.publish(channel, payload).ignore();
@@ -68,12 +93,12 @@ impl Redis {
 pub struct Subscriptions(PubSubSink);
 
 impl Subscriptions {
-    /// From now on, or no longer, pokes of these conversations arrive.
-    pub async fn change(&mut self, ids: &[SessionId], wanted: bool) -> Result<()> {
-        if ids.is_empty() {
+    /// From now on, or no longer, pokes of these topics arrive.
+    pub async fn change(&mut self, topics: &[Topic], wanted: bool) -> Result<()> {
+        if topics.is_empty() {
             return Ok(());
         }
-        let channels: Vec<String> = ids.iter().map(|id| format!("{CONVERSATION}{id}")).collect();
+        let channels: Vec<String> = topics.iter().map(|topic| topic.channel()).collect();
         let changed = match wanted {
             true => self.0.subscribe(channels).await,
             false => self.0.unsubscribe(channels).await,
@@ -100,8 +125,8 @@ impl Pokes {
 
     fn read(&self, message: &Msg) -> Option<Poke> {
         let channel = message.get_channel_name();
-        if let Some(id) = channel.strip_prefix(CONVERSATION) {
-            return Some(Poke::Conversation(id.parse().ok()?));
+        if let Some(topic) = Topic::of_channel(channel) {
+            return Some(Poke::News(topic));
         }
         let payload: String = message.get_payload().ok()?;
         Some(Poke::Turn(self.node, payload.parse().ok()?))

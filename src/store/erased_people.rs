@@ -130,7 +130,7 @@ pub async fn blank_turns(tx: &mut TenantTx, identity_id: IdentityId, limit: i64)
         "with blanked as (
            update turns
               set input = json_build_object('messages', '[]'::json), told = '{}', principal = '', asked_hash = '',
-                  identity_id = null, platform = null
+                  identity_id = null, platform = null, reply_to = null, reply_via = null
             where tenant_id = $1
               and id in (select id
                            from turns

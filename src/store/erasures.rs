@@ -133,6 +133,8 @@ pub async fn blank_notices(tx: &mut TenantTx, erasure: &Erasure, now: DateTime<U
         "update deliveries d
             set payload = jsonb_build_object('text', $4::text),
                 state = case when d.state in ('pending', 'leased') then 'cancelled' else d.state end,
+                lease = null,
+                ended_at = coalesce(d.ended_at, $5),
                 visible_at = $5
           where d.tenant_id = $1
             and d.kind = 'security'

@@ -215,6 +215,7 @@ pub const PAST: &str = "select role, kind, content, tool_calls, tool_call_id
                from messages m
               where m.tenant_id = $1
                 and m.session_id = $2
+                and m.undone_at is null
               order by m.seq desc
               limit $4) p
       where p.tokens <= $3

@@ -129,12 +129,12 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
          ), put as (
            insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
                                  identity_id, platform, token_count, turn_id, copied_session, copied_seq,
-                                 created_at)
+                                 created_at, undone_at)
            select c.tenant_id, s.id, s.next_seq + c.place - 1, c.role, c.kind, c.content, c.tool_calls,
                   c.tool_call_id, c.identity_id, c.platform, c.token_count, c.turn_id,
                   case when $6 or f.depth > 0 then coalesce(c.copied_session, c.session_id) else f.id end,
                   case when $6 or f.depth > 0 then coalesce(c.copied_seq, c.seq) else c.seq end,
-                  c.created_at
+                  c.created_at, c.undone_at
              from chosen c
              join sessions s
                on s.tenant_id = $1
@@ -197,6 +197,7 @@ pub(super) fn read_message(row: &PgRow) -> Result<Message> {
         copied_from: copied_session.zip(copied_seq),
         created_at: row.try_get(12)?,
         identity: row.try_get(13)?,
+        undone_at: row.try_get(14)?,
     })
 }
 
@@ -210,7 +211,7 @@ macro_rules! message_columns {
               from identities i
              where i.tenant_id = $1
                and i.id = m.identity_id)
-         end as identity"
+         end as identity, m.undone_at"
     };
 }
 pub(super) use message_columns;

@@ -3,7 +3,11 @@
 use chrono::{DateTime, Utc};
 use serde_json::json;
 
+use sqlx::types::Json;
+
 use super::TenantTx;
+use crate::domain::chat::Chat;
+use crate::domain::delivery::{Address, DeliveryKind, NewDelivery};
 use crate::domain::user::Identity;
 use crate::error::Result;
 use crate::ids::DeliveryId;
@@ -31,35 +35,71 @@ pub async fn insert_security(
         .collect();
     chats.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
     for (platform, scope, chat_ref, identity) in chats {
-        let seq: i64 = sqlx::query_scalar(
-            "insert into chats as c (tenant_id, platform, scope, chat_ref, next_seq)
-             values ($1, $2, $3, $4, 2)
-                 on conflict on constraint chats_pkey do update
-                set next_seq = c.next_seq + 1
-          returning next_seq - 1",
-        )
-        .bind(tx.tenant_id())
-        .bind(platform)
-        .bind(scope)
-        .bind(&chat_ref)
-        .fetch_one(tx.connection())
-        .await?;
-        sqlx::query(
-            "insert into deliveries (tenant_id, id, platform, scope, chat_ref, seq, kind, identity_id, payload,
-                                     visible_at, created_at)
-             values ($1, $2, $3, $4, $5, $6, 'security', $7, $8, $9, $9)",
-        )
-        .bind(tx.tenant_id())
-        .bind(DeliveryId::generate())
-        .bind(platform)
-        .bind(scope)
-        .bind(&chat_ref)
-        .bind(seq)
-        .bind(identity.id)
-        .bind(json!({ "text": text }))
-        .bind(now)
-        .execute(tx.connection())
-        .await?;
+        let address = Address {
+            platform: platform.to_owned(),
+            scope: scope.to_owned(),
+            chat_ref,
+            chat: Chat::DM,
+        };
+        let delivery = NewDelivery {
+            kind: DeliveryKind::Security,
+            address: &address,
+            identity_id: Some(identity.id),
+            text,
+            turn_id: None,
+            session_id: None,
+            conversation_id: None,
+            in_reply_to: None,
+        };
+        insert(tx, &delivery, now).await?;
     }
+    Ok(())
+}
+
+/// Writes a delivery at the end of its chat. The chat's row gives it its number, and is held until `tx` ends:
+/// so the order of deliveries is that of commits. A turn's second delivery of a kind is not written.
+pub async fn insert(
+    tx: &mut TenantTx,
+    delivery: &NewDelivery<'_>,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let address = delivery.address;
+    let seq: i64 = sqlx::query_scalar(
+        "insert into chats as c (tenant_id, platform, scope, chat_ref, chat, next_seq)
+         values ($1, $2, $3, $4, $5, 2)
+             on conflict on constraint chats_pkey do update
+            set next_seq = c.next_seq + 1,
+                chat = case when c.chat is null or excluded.chat ? 'id' then excluded.chat else c.chat end
+      returning next_seq - 1",
+    )
+    .bind(tx.tenant_id())
+    .bind(&address.platform)
+    .bind(&address.scope)
+    .bind(&address.chat_ref)
+    .bind(Json(&address.chat))
+    .fetch_one(tx.connection())
+    .await?;
+    sqlx::query(
+        "insert into deliveries (tenant_id, id, platform, scope, chat_ref, seq, kind, identity_id, payload,
+                                 turn_id, session_id, conversation_id, in_reply_to, visible_at, created_at)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14)
+             on conflict (tenant_id, turn_id, kind) where turn_id is not null do nothing",
+    )
+    .bind(tx.tenant_id())
+    .bind(DeliveryId::generate())
+    .bind(&address.platform)
+    .bind(&address.scope)
+    .bind(&address.chat_ref)
+    .bind(seq)
+    .bind(delivery.kind.as_str())
+    .bind(delivery.identity_id)
+    .bind(json!({ "text": delivery.text }))
+    .bind(delivery.turn_id)
+    .bind(delivery.session_id)
+    .bind(delivery.conversation_id)
+    .bind(delivery.in_reply_to)
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
     Ok(())
 }

@@ -242,7 +242,7 @@ pub async fn end_belongings(
             and identity_id = $2
             and revoked_at is null",
         "update deliveries
-            set state = 'cancelled', visible_at = $3
+            set state = 'cancelled', lease = null, visible_at = $3, ended_at = $3
           where tenant_id = $1
             and identity_id = $2
             and state in ('pending', 'leased')",

@@ -8,6 +8,7 @@ use sqlx::types::Json;
 
 use super::turns::NewTurn;
 use super::{Db, TenantTx};
+use crate::domain::delivery::ReplyTo;
 use crate::domain::message::ToolCall;
 use crate::domain::turn::{StopReason, Told, TurnInput, TurnState};
 use crate::error::Result;
@@ -42,6 +43,7 @@ pub struct Taken {
     pub cancelled: Option<StopReason>,
     pub created_at: DateTime<Utc>,
     pub started_at: Option<DateTime<Utc>>,
+    pub reply_to: Option<ReplyTo>,
 }
 
 impl Taken {
@@ -65,6 +67,7 @@ impl Taken {
             cancelled: None,
             created_at: now,
             started_at: None,
+            reply_to: turn.reply.map(|(to, _)| to.clone()),
         }
     }
 }
@@ -74,7 +77,7 @@ macro_rules! taken_columns {
         "t.id, t.conversation_id, t.agent, t.input, t.told, t.identity_id, t.platform,
          coalesce(t.end_session_id, t.start_session_id) as session_id, t.steps, t.calls, t.fence, t.version,
          t.attempt, t.state, t.cancel_requested_at is not null as cancelled, t.cancel_reason, t.created_at,
-         t.started_at,
+         t.started_at, t.reply_to,
          (select c.user_id
             from conversations c
            where c.tenant_id = $1
@@ -86,6 +89,7 @@ fn read_taken(row: &PgRow) -> Result<Taken> {
     let Json(input): Json<TurnInput> = row.try_get("input")?;
     let Json(told): Json<Told> = row.try_get("told")?;
     let calls: Option<Json<Vec<ToolCall>>> = row.try_get("calls")?;
+    let reply_to: Option<Json<ReplyTo>> = row.try_get("reply_to")?;
     let identity: Option<IdentityId> = row.try_get("identity_id")?;
     let platform: Option<String> = row.try_get("platform")?;
     let cancelled: bool = row.try_get("cancelled")?;
@@ -108,6 +112,7 @@ fn read_taken(row: &PgRow) -> Result<Taken> {
         cancelled: cancelled.then(|| StopReason::from_column(cancel_reason.as_deref())),
         created_at: row.try_get("created_at")?,
         started_at: row.try_get("started_at")?,
+        reply_to: reply_to.map(|Json(to)| to),
     })
 }
 

@@ -9,6 +9,7 @@ use sqlx::types::Json;
 use super::TenantTx;
 use super::turn_claims::Runner;
 use crate::domain::completion::TokenUsage;
+use crate::domain::delivery::ReplyVia;
 use crate::domain::event::NewEvent;
 use crate::domain::message::{MessageKind, NewMessage, Role, ToolCall};
 use crate::domain::turn::{StopReason, TurnState};
@@ -61,6 +62,8 @@ pub struct Heard {
     /// The number of the first message.
     pub first_seq: Option<i64>,
     pub stop: Option<StopReason>,
+    /// How the answer gets to who asked on a platform.
+    pub reply_via: Option<ReplyVia>,
 }
 
 /// Numbers come from the conversation's row, which is locked first, then the turn and the session: the
@@ -109,7 +112,7 @@ pub const WRITE: &str = "with numbers as (
           and t.version = $4
           and t.ended_at is null
     returning t.steps - $12 as first_step, t.cancel_requested_at is not null as cancelled, t.cancel_reason,
-              n.first_event
+              t.reply_via, n.first_event
      ), place as (
        update sessions s
           set next_seq = s.next_seq + $12,
@@ -150,7 +153,7 @@ pub const WRITE: &str = "with numbers as (
                 with ordinality
                 as e (kind, message, data, place)
      )
-     select gate.cancelled, gate.cancel_reason, (select place.first_seq from place) as first_seq
+     select gate.cancelled, gate.cancel_reason, (select place.first_seq from place) as first_seq, gate.reply_via
        from gate";
 
 /// Writes, or answers `None` if the turn is no longer at this fence and version.
@@ -178,7 +181,8 @@ pub async fn write(
     let data = |event: &NewEvent| event.data.as_ref().map(ToString::to_string);
     let data: Vec<Option<String>> = events.iter().map(data).collect();
     let usage = change.usage.unwrap_or(TokenUsage::NONE);
-    let row: Option<(bool, Option<String>, Option<i64>)> = sqlx::query_as(WRITE)
+    type Row = (bool, Option<String>, Option<i64>, Option<String>);
+    let row: Option<Row> = sqlx::query_as(WRITE)
         .bind(tx.tenant_id())
         .bind(fence.turn_id)
         .bind(fence.fence)
@@ -216,7 +220,7 @@ pub async fn write(
         .bind(data)
         .fetch_optional(tx.connection())
         .await?;
-    let Some((cancelled, reason, first_seq)) = row else {
+    let Some((cancelled, reason, first_seq, reply_via)) = row else {
         return Ok(None);
     };
     if first_seq.is_none() && !messages.is_empty() {
@@ -226,6 +230,10 @@ pub async fn write(
     Ok(Some(Heard {
         first_seq,
         stop: cancelled.then(|| StopReason::from_column(reason.as_deref())),
+        reply_via: reply_via
+            .as_deref()
+            .map(ReplyVia::from_column)
+            .transpose()?,
     }))
 }
 
@@ -255,6 +263,7 @@ pub async fn renew(tx: &mut TenantTx, fence: Fence, runner: Runner) -> Result<Op
     .await?;
     Ok(row.map(|(cancelled, reason)| Heard {
         first_seq: None,
+        reply_via: None,
         stop: cancelled.then(|| StopReason::from_column(reason.as_deref())),
     }))
 }

@@ -10,6 +10,7 @@ use sqlx::{FromRow, Row};
 use super::TenantTx;
 use super::turn_claims::Runner;
 use crate::domain::completion::TokenUsage;
+use crate::domain::delivery::{ReplyTo, ReplyVia};
 use crate::domain::paging::{Page, PageRequest};
 use crate::domain::turn::{Busy, Told, Turn, TurnInput, TurnState};
 use crate::error::{Error, Result};
@@ -156,14 +157,17 @@ pub struct NewTurn<'a> {
     pub platform: Option<String>,
     /// Who runs it at once, and for how long it is theirs; `None` queues it.
     pub runner: Option<Runner>,
+    /// Where its answer goes, for one that came from a platform.
+    pub reply: Option<(&'a ReplyTo, ReplyVia)>,
 }
 
 pub const INSERT: &str = "insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal,
-                        asked_hash, input, told, identity_id, platform, fence, node, lease_until, created_at)
+                        asked_hash, input, told, identity_id, platform, fence, node, lease_until, created_at,
+                        reply_to, reply_via)
      values ($1, $2, $3, $4, case when $12::uuid is null then 'queued' else 'running' end, $5, $6, $7,
              $8, $9, $10, $11, case when $12::uuid is null then 0 else 1 end, $12,
              case when $12::uuid is not null
-                  then clock_timestamp() + $13 * interval '1 millisecond' end, $14)";
+                  then clock_timestamp() + $13 * interval '1 millisecond' end, $14, $15, $16)";
 
 pub async fn insert(tx: &mut TenantTx, turn: &NewTurn<'_>, now: DateTime<Utc>) -> Result<()> {
     sqlx::query(INSERT)
@@ -181,6 +185,8 @@ pub async fn insert(tx: &mut TenantTx, turn: &NewTurn<'_>, now: DateTime<Utc>) -
         .bind(turn.runner.map(|runner| runner.node))
         .bind(turn.runner.map_or(0, |runner| runner.lease_ms))
         .bind(now)
+        .bind(turn.reply.map(|(to, _)| Json(to)))
+        .bind(turn.reply.map(|(_, via)| via.as_str()))
         .execute(tx.connection())
         .await?;
     Ok(())
@@ -218,6 +224,24 @@ pub async fn find_active(tx: &mut TenantTx, conversation_id: SessionId) -> Resul
     .bind(conversation_id)
     .fetch_optional(tx.connection())
     .await?)
+}
+
+/// The turns of a conversation that have not ended, oldest first.
+pub async fn list_open(tx: &mut TenantTx, conversation_id: SessionId) -> Result<Vec<Turn>> {
+    let rows: Vec<TurnRow> = sqlx::query_as(concat!(
+        "select ",
+        turn_columns!(),
+        " from turns t
+         where t.tenant_id = $1
+           and t.conversation_id = $2
+           and t.state in ('queued', 'running', 'waiting_client')
+         order by t.turn_no"
+    ))
+    .bind(tx.tenant_id())
+    .bind(conversation_id)
+    .fetch_all(tx.connection())
+    .await?;
+    Ok(rows.into_iter().map(|row| row.0).collect())
 }
 
 /// The turns of a conversation, newest first.

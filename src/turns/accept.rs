@@ -10,6 +10,7 @@ use super::place::{self, Found, Place};
 use super::runner;
 use crate::app::App;
 use crate::domain::agent::OnBusy;
+use crate::domain::delivery::{ReplyTo, ReplyVia};
 use crate::domain::event::{NewEvent, TURN_STARTED};
 use crate::domain::message::{NewMessage, Role};
 use crate::domain::prompt::{PastMessage, token_budget};
@@ -42,6 +43,8 @@ pub struct Asked<'a> {
     pub is_retry: bool,
     /// Otherwise as the agent has it.
     pub on_busy: Option<OnBusy>,
+    /// Where the answer goes, for what came from a platform.
+    pub reply: Option<(ReplyTo, ReplyVia)>,
 }
 
 /// The turn that it became. Nothing of it is true before the transaction is committed.
@@ -135,6 +138,7 @@ pub async fn accept(
         identity_id: speaker.map(|speaker| speaker.id),
         platform: speaker.map(|speaker| speaker.name.platform().to_string()),
         runner: starts_now.then(|| runner(app)),
+        reply: asked.reply.as_ref().map(|(to, via)| (to, *via)),
     };
     turns::insert(tx, &turn, now).await?;
     if !starts_now {

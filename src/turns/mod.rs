@@ -11,15 +11,17 @@ mod follow;
 mod outcome;
 mod place;
 mod recover;
+mod reply;
 mod run;
 mod writer;
 
-pub use accept::{Accepted, Asked, Became, accept};
+pub use accept::{Accepted, Asked, Became, Claimed, accept};
 pub use cancel::cancel;
 pub use follow::{Follower, MAX_BATCH};
 pub use outcome::{Outcome, Said};
 pub use place::Place;
 pub use recover::sweep;
+pub use reply::{Waiter, deliver_untold, failure_notice, text_of};
 pub use run::{Direct, Live, start};
 
 use crate::app::App;

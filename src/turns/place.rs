@@ -27,8 +27,11 @@ pub enum Place {
         key: Option<SessionKey>,
     },
     Key(SessionKey),
-    /// The direct chat of who speaks.
-    OwnChat(Identity),
+    /// A chat in which somebody speaks.
+    Chat {
+        identity: Identity,
+        chat: Chat,
+    },
 }
 
 /// The session that was found or made, and what the client is told of it.
@@ -54,7 +57,7 @@ pub async fn find(
             by_session(tx, viewer, session, key.as_ref(), agent, now).await?
         }
         Place::Key(key) => by_key(tx, viewer, key, agent, input, now).await?,
-        Place::OwnChat(identity) => own_chat(tx, viewer, identity, agent, now).await?,
+        Place::Chat { identity, chat } => in_chat(tx, viewer, (identity, chat), agent, now).await?,
     };
     if found.tip.agent != agent {
         let detail = format!("the session belongs to the agent {}", found.tip.agent);
@@ -174,17 +177,17 @@ async fn by_key(
     })
 }
 
-async fn own_chat(
+async fn in_chat(
     tx: &mut TenantTx,
     viewer: &Viewer,
-    identity: &Identity,
+    (identity, chat): (&Identity, &Chat),
     agent: &str,
     now: DateTime<Utc>,
 ) -> Result<Found> {
     let asked = people::Asked {
         identity: &identity.name,
         agent,
-        chat: &Chat::DM,
+        chat,
         namespace: viewer.namespace,
     };
     for _ in 0..ATTEMPTS {

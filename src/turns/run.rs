@@ -123,6 +123,7 @@ async fn run_one(
             version: taken.version,
         },
         unsaid: String::new(),
+        reply_to: taken.reply_to.clone(),
     };
     let prepared = prepare(app, tenant_id, &taken.agent, session_id, past).await?;
     let Some((agent, past)) = prepared else {

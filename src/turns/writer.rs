@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use super::accept::Claimed;
 use super::outcome::begin_next;
+use super::reply::{self, AnsweredTurn};
 use super::{is_away, runner};
 use crate::app::App;
 use crate::auth::JobCaller;
+use crate::domain::delivery::{ReplyTo, ReplyVia};
 use crate::domain::event::NewEvent;
 use crate::domain::message::NewMessage;
+use crate::domain::turn::TurnState;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, TenantId};
 use crate::store::turn_writes::{self, Change, Fence, Heard, Write};
@@ -39,6 +42,8 @@ pub struct Writer {
     pub fence: Fence,
     /// Pieces of an answer that were said and are not among the events yet.
     pub unsaid: String,
+    /// Where the answer goes when it becomes a delivery.
+    pub reply_to: Option<ReplyTo>,
 }
 
 impl Writer {
@@ -136,14 +141,42 @@ impl Writer {
         let Some(heard) = turn_writes::write(&mut tx, self.fence, &write, now).await? else {
             return self.judge_nothing(tx, again).await;
         };
-        let next = match frees {
-            true => begin_next(&app, &mut tx, self.conversation_id, now).await?,
-            false => None,
-        };
+        let mut next = None;
+        if frees {
+            self.deliver(&mut tx, &heard, messages, change).await?;
+            next = begin_next(&app, &mut tx, self.conversation_id, now).await?;
+        }
         tx.commit().await?;
         self.fence.version += 1;
         app.live.poke(self.conversation_id);
+        if frees && self.reply_to.is_some() {
+            app.live.poke_deliveries(self.tenant_id);
+        }
         Ok((Wrote::Fine(heard), next))
+    }
+
+    /// The answer as a delivery, if nobody waits for it: in the transaction that ends the turn.
+    async fn deliver(
+        &self,
+        tx: &mut TenantTx,
+        heard: &Heard,
+        messages: &[NewMessage],
+        change: &Change<'_>,
+    ) -> Result<()> {
+        let (Some(ReplyVia::Delivery), Some(to)) = (heard.reply_via, &self.reply_to) else {
+            return Ok(());
+        };
+        let turn = AnsweredTurn {
+            id: self.fence.turn_id,
+            conversation_id: self.conversation_id,
+            session_id: self.session_id,
+        };
+        let answer = match change.state {
+            Some(TurnState::Completed) => messages.last().and_then(NewMessage::text),
+            Some(_) | None => None,
+        };
+        let answer = answer.ok_or(change.reason.unwrap_or_default());
+        reply::deliver(tx, turn, to, answer, self.app.clock.now()).await
     }
 
     /// Nothing was written: because an earlier attempt was made after all, or because the turn is lost.

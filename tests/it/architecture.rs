@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 25] = [
+const ALLOWED: [(&str, &[&str]); 26] = [
     ("domain", &["ground"]),
     (
         "main",
@@ -28,6 +28,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
             "api_keys",
             "chat",
             "idempotency",
+            "inbound",
             "issuers",
             "people",
             "sessions",
@@ -35,6 +36,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
             "turns",
             "app",
             "limits",
+            "live",
             "auth",
             "store",
             "domain",
@@ -45,6 +47,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
         "jobs",
         &[
             "idempotency",
+            "inbound",
             "people",
             "sessions",
             "tenants",
@@ -59,6 +62,12 @@ const ALLOWED: [(&str, &[&str]); 25] = [
         "turns",
         &[
             "people", "sessions", "app", "live", "model", "auth", "store", "domain", "ground",
+        ],
+    ),
+    (
+        "inbound",
+        &[
+            "people", "sessions", "turns", "app", "model", "store", "domain", "ground",
         ],
     ),
     ("chat", &["app", "model", "domain", "ground"]),
@@ -136,11 +145,12 @@ const KEPT_IN: [(&str, &[&str]); 9] = [
 ];
 
 /// Statements without a tenant: on global tables, on Postgres' own catalog, on definer functions.
-const TENANTLESS: [&str; 11] = [
+const TENANTLESS: [&str; 12] = [
     "from tenants",
     "update tenants",
     "into tenants",
     "from jobs",
+    "from due_replies",
     "from due_turns",
     "into nodes",
     "delete from nodes",

@@ -138,6 +138,46 @@ async fn turn_sample(
     }
 }
 
+/// A delivery of Telegram that is leased, or dead, and one of another tenant.
+async fn delivery_sample(world: &World, own: &Tenant, other: &Tenant, operation: &str) -> Sample {
+    let lease = "0".repeat(32);
+    let make = async |tenant: &Tenant| {
+        let id = throughline::ids::DeliveryId::generate();
+        let (state, lease) = match operation {
+            "replay_delivery" => ("dead", None),
+            _ => ("leased", Some(lease.parse::<sqlx::types::Uuid>().unwrap())),
+        };
+        let chat = format!("dm:{id}");
+        for sql in [
+            "insert into chats (tenant_id, platform, scope, chat_ref) values ($1, 'telegram', '', $3)
+               on conflict do nothing",
+            "insert into deliveries (tenant_id, id, platform, scope, chat_ref, seq, kind, payload, state, lease,
+                                     visible_at, created_at)
+             values ($1, $2, 'telegram', '', $3, 1, 'notice', '{}', $4, $5, now() + interval '1 hour', now())",
+        ] {
+            sqlx::query(sql)
+                .bind(crate::tenancy::uuid_of(tenant))
+                .bind(id)
+                .bind(&chat)
+                .bind(state)
+                .bind(lease)
+                .execute(&mut world.superuser().await)
+                .await
+                .unwrap();
+        }
+        id.to_string()
+    };
+    let body = match operation {
+        "ack_delivery" => Some(json!({ "lease": lease })),
+        "nack_delivery" => Some(json!({"lease": lease, "error": "walked", "retry": true})),
+        _ => None,
+    };
+    Sample {
+        ids: Some((make(own).await, make(other).await)),
+        body,
+    }
+}
+
 /// The account a credential speaks for.
 fn acting_identity(credential: &Credential) -> &'static str {
     match credential.name.as_str() {
@@ -249,7 +289,14 @@ async fn sample(
         | "list_turns"
         | "stream_session_events"
         | "stream_session_key_events" => session_sample(world, own, other, credential, None).await,
-        "list_models" => plain,
+        "list_models" | "fetch_deliveries" | "list_dead_deliveries" | "stream_deliveries" => plain,
+        "create_inbound" => {
+            let identity = acting_identity(credential);
+            with_body(json!({"identity": identity, "text": "walked"}))
+        }
+        "ack_delivery" | "nack_delivery" | "replay_delivery" => {
+            delivery_sample(world, own, other, operation).await
+        }
         "get_model" => with_ids("main".to_owned(), String::new()),
         "create_chat_completion" => with_body(chat_body()),
         "get_turn" | "cancel_turn" | "stream_turn_events" => {
@@ -466,7 +513,7 @@ async fn call(
     if let Some(body) = body {
         request = request.json(body);
     }
-    match path.ends_with("/events") {
+    match path.ends_with("/events") || path.ends_with("/stream") {
         true => Reply::head_of(request).await,
         false => Reply::of(request).await,
     }

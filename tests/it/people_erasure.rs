@@ -24,7 +24,7 @@ use crate::support::{Reply, Tenant, World, eventually};
 use crate::tenancy::uuid_of;
 
 /// Tables with a person's data: what erasing makes of it, and where it is in an export.
-const PERSON_TABLES: [(&str, &str, &str); 23] = [
+const PERSON_TABLES: [(&str, &str, &str); 25] = [
     ("users", "deleted at once", "user"),
     ("identities", "deleted at once", "identities"),
     ("user_redirects", "deleted with the user", "merged_user_ids"),
@@ -71,6 +71,16 @@ const PERSON_TABLES: [(&str, &str, &str); 23] = [
         "events",
         "removed with the conversation; elsewhere with the turn by erase_people",
         "not: kept a day, and said in conversations",
+    ),
+    (
+        "inbound_receipts",
+        "deleted with the identity",
+        "not: what was said is in conversations",
+    ),
+    (
+        "pending_links",
+        "deleted with the identity",
+        "not: a sealed code, for two minutes",
     ),
     ("codes", "deleted at once", "codes, without digests"),
     ("code_attempts", "deleted at once", "not: a counter"),

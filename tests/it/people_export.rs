@@ -74,7 +74,7 @@ async fn an_export_has_everything_of_a_person_and_no_secret() {
         assert!(!list(&document, "deliveries").is_empty());
         let usage = list(&document, "usage");
         let turns: i64 = usage.iter().map(|one| one["turns"].as_i64().unwrap()).sum();
-        assert_eq!(turns, 7);
+        assert_eq!(turns, 8);
         let conversations = list(&document, "conversations");
         assert_eq!(conversations.len(), whole.sessions.len());
         let elsewhere = list(&document, "messages_elsewhere");

@@ -438,6 +438,10 @@ async fn fill_people(world: &World, tenant: &Tenant) {
     world.mint(key, "telegram:1").await;
     let guess = world.redeem(key, "ABCDEFGH", "telegram:2").await;
     guess.expect_problem(404, "code_not_found");
+    let shown = world.mint(key, "discord:9").await;
+    let bring =
+        json!({"identity": "telegram:1", "text": format!("/link {shown}"), "message_id": "1"});
+    world.post(key, "/v1/inbound", bring).await.expect(200);
     let user = linked["user_id"].as_str().unwrap();
     let path = format!("/v1/users/{user}/home-channels/telegram");
     let home = json!({"identity": "telegram:1", "chat": {"type": "dm"}});

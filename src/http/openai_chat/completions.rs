@@ -11,6 +11,7 @@ use super::session_chat::{self, Asking};
 use crate::app::App;
 use crate::chat::{Answering, Call};
 use crate::crypto;
+use crate::domain::chat::Chat;
 use crate::domain::completion::CompletionRequest;
 use crate::domain::message::Content;
 use crate::domain::session_name::{SessionKey, SessionRef};
@@ -117,7 +118,10 @@ pub async fn create_chat_completion(
     let place = match (session, key, own_chat) {
         (Some(session), key, _) => Place::Session { session, key },
         (None, Some(key), _) => Place::Key(key),
-        (None, None, Some(identity)) => Place::OwnChat(identity),
+        (None, None, Some(identity)) => Place::Chat {
+            identity,
+            chat: Chat::DM,
+        },
         (None, None, None) => {
             let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, asked).await?;
             return answer_stateless(call).await;

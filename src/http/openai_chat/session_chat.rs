@@ -139,6 +139,7 @@ async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Res
         hash: crypto::sha256(&said),
         is_retry: asking.is_retry && request.is_none(),
         on_busy: None,
+        reply: None,
     };
     let accepted = turns::accept(app, &mut tx, asked, app.clock.now()).await?;
     if let Became::Attached = accepted.became {

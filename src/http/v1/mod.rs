@@ -3,9 +3,11 @@
 pub mod agents;
 pub mod api_keys;
 pub mod audit;
+pub mod deliveries;
 pub mod home_channels;
 pub mod identities;
 pub mod identity_links;
+pub mod inbound;
 pub mod issuers;
 pub mod limits;
 pub mod link_codes;

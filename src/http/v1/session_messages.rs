@@ -73,6 +73,8 @@ pub struct MessageResponse {
     /// Where the original is, of a copy.
     pub copied_from: Option<CopiedFrom>,
     pub created_at: DateTime<Utc>,
+    /// When it was taken back by `/undo`: it keeps its place, and no model is shown it.
+    pub undone_at: Option<DateTime<Utc>>,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -101,6 +103,7 @@ impl MessageResponse {
                 seq,
             }),
             created_at: message.created_at,
+            undone_at: message.undone_at,
         }
     }
 }
@@ -203,6 +206,7 @@ pub fn appended_messages(
                 turn_id: None,
                 copied_from: None,
                 created_at: now,
+                undone_at: None,
             })
         })
         .collect()

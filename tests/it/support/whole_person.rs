@@ -204,6 +204,19 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
         Reply::of(request).await.expect(200);
     }
 
+    // A message of a platform, a link that waits for its confirmation, an answer that is a delivery.
+    let shown = world.mint(key, "discord:of-nobody").await;
+    for (id, text, wait) in [
+        ("m1", SECRET, false),
+        ("m2", &*format!("/link {shown}"), true),
+    ] {
+        let body = json!({"identity": TELEGRAM, "text": text, "message_id": id, "wait": wait});
+        world
+            .post(&bridge, "/v1/inbound", body)
+            .await
+            .expect_success();
+    }
+
     // What they used is counted now, and not while somebody looks.
     throughline::jobs::flush_usage::tick(world.app()).await;
 

@@ -1,0 +1,282 @@
+//! Slash commands: what each of them does. Linking and parting are apart, in `linking`.
+
+use super::here::Here;
+use super::linking;
+use super::{After, CommandAnswer, Done, Message, Speaker};
+use crate::app::App;
+use crate::domain::command::{Command, HELP};
+use crate::domain::display_name::DisplayName;
+use crate::domain::turn::TurnState;
+use crate::error::Result;
+use crate::ids::IdentityId;
+use crate::sessions::{self, Branch};
+use crate::store::conversations::{self, Change};
+use crate::store::{TenantTx, replies, turns as rows};
+use crate::turns;
+
+pub async fn run(
+    app: &App,
+    tx: &mut TenantTx,
+    speaker: &Speaker,
+    message: &Message<'_>,
+    command: &Command,
+) -> Result<Done> {
+    let answer = match command {
+        Command::Help => CommandAnswer::saying(HELP),
+        Command::NotYet(name) => CommandAnswer::saying(format!("/{name} is not available yet.")),
+        Command::Link(_) | Command::Unlink | Command::SetHome => {
+            let (answer, delivers) = linking::run(app, tx, speaker, message, command).await?;
+            let after = After {
+                delivers,
+                ..After::default()
+            };
+            return Ok(Done::Answered(Box::new(answer), after));
+        }
+        Command::New { .. }
+        | Command::Reset
+        | Command::Resume { .. }
+        | Command::Sessions
+        | Command::Branch { .. }
+        | Command::Title { .. }
+        | Command::Undo { .. }
+        | Command::Retry
+        | Command::Status
+        | Command::Stop => return run_here(app, tx, speaker, message, command).await,
+    };
+    Ok(Done::Answered(Box::new(answer), After::default()))
+}
+
+/// Those that are about the session of this chat.
+async fn run_here(
+    app: &App,
+    tx: &mut TenantTx,
+    speaker: &Speaker,
+    message: &Message<'_>,
+    command: &Command,
+) -> Result<Done> {
+    let now = app.clock.now();
+    let here = Here::find(tx, speaker, message, now).await?;
+    let mut after = After::default();
+    let text = match command {
+        Command::New { title } => begin_anew(app, tx, &here, title.as_deref()).await?,
+        Command::Reset => begin_anew(app, tx, &here, None).await?,
+        Command::Sessions | Command::Resume { which: None } => here.show_list(tx).await?,
+        Command::Resume { which: Some(which) } => resume(app, tx, &here, which).await?,
+        Command::Branch { name } => branch(app, tx, &here, name.as_deref()).await?,
+        Command::Title { name } => title(tx, &here, name.as_deref()).await?,
+        Command::Undo { turns } => undo(app, tx, &here, own(speaker, message), *turns).await?,
+        Command::Retry => match take_again(app, tx, &here, own(speaker, message)).await? {
+            Ok(input) => return Ok(Done::Again(input)),
+            Err(text) => text,
+        },
+        Command::Stop => stop(app, tx, &here, own(speaker, message), &mut after).await?,
+        Command::Status => status(tx, &here).await?,
+        Command::Help
+        | Command::NotYet(_)
+        | Command::Link(_)
+        | Command::Unlink
+        | Command::SetHome => String::new(),
+    };
+    let answer = here.answer(tx, text, now).await?;
+    Ok(Done::Answered(Box::new(answer), after))
+}
+
+/// Whose turns a command acts on: in a chat of several, the speaker's alone.
+fn own(speaker: &Speaker, message: &Message<'_>) -> Option<IdentityId> {
+    (!message.is_private()).then_some(speaker.identity.id)
+}
+
+async fn begin_anew(
+    app: &App,
+    tx: &mut TenantTx,
+    here: &Here,
+    title: Option<&str>,
+) -> Result<String> {
+    let now = app.clock.now();
+    let slot = sessions::reset(tx, &here.viewer, &here.key, None, now).await?;
+    let Some(title) = title else {
+        return Ok("A new session has begun.".to_owned());
+    };
+    let (Ok(title), Some(current)) = (title.parse::<DisplayName>(), slot.current) else {
+        return Ok("A new session has begun. The title is one line of up to 100 characters: give it with /title.".to_owned());
+    };
+    set_title(tx, current.name.conversation_id, &title).await?;
+    Ok(format!("A new session has begun: {}.", title.as_str()))
+}
+
+async fn set_title(
+    tx: &mut TenantTx,
+    conversation_id: crate::ids::SessionId,
+    title: &DisplayName,
+) -> Result<()> {
+    let change = Change {
+        title: Some(Some(title.as_str().to_owned())),
+        archived: None,
+        pinned: None,
+    };
+    conversations::update(tx, conversation_id, &change).await?;
+    Ok(())
+}
+
+async fn resume(app: &App, tx: &mut TenantTx, here: &Here, which: &str) -> Result<String> {
+    let now = app.clock.now();
+    let Some(session) = here.choose(tx, which, now).await? else {
+        return Ok("There is no such session here. /sessions lists them.".to_owned());
+    };
+    let moved = sessions::switch(tx, &here.viewer, &here.key, &session, None, now).await;
+    match moved {
+        Ok(slot) => {
+            let current = slot.current.as_ref();
+            let id = current.map(|current| current.session_id);
+            let session = match id {
+                Some(id) => Some(crate::store::sessions::get(tx, &here.viewer, id).await?),
+                None => None,
+            };
+            let title = session.as_ref().and_then(|session| session.title.clone());
+            let messages = session.map_or(0, |session| session.message_count);
+            let title = title.unwrap_or_else(|| "untitled".to_owned());
+            Ok(format!("Going on with {title}: {messages} messages."))
+        }
+        Err(error) if error.code.status() == 409 => {
+            Ok("That session cannot be gone on with here.".to_owned())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn branch(app: &App, tx: &mut TenantTx, here: &Here, name: Option<&str>) -> Result<String> {
+    let now = app.clock.now();
+    let title = match name.map(str::parse::<DisplayName>) {
+        None => None,
+        Some(Ok(title)) => Some(title.as_str().to_owned()),
+        Some(Err(_)) => {
+            return Ok("A name is one line of up to 100 characters.".to_owned());
+        }
+    };
+    let from = crate::domain::session_name::SessionRef::Id(here.tip.session_id);
+    let request = Branch {
+        from_seq: None,
+        title,
+    };
+    let branch = sessions::branch(tx, &here.viewer, &from, request, now).await?;
+    let branch = crate::domain::session_name::SessionRef::Id(branch);
+    sessions::switch(tx, &here.viewer, &here.key, &branch, None, now).await?;
+    Ok("Going on in a copy. /sessions lists both.".to_owned())
+}
+
+async fn title(tx: &mut TenantTx, here: &Here, name: Option<&str>) -> Result<String> {
+    let Some(name) = name else {
+        let session = crate::store::sessions::get(tx, &here.viewer, here.tip.session_id).await?;
+        return Ok(match session.title {
+            Some(title) => format!("This session is called {title}."),
+            None => "This session has no title.".to_owned(),
+        });
+    };
+    let Ok(title) = name.parse::<DisplayName>() else {
+        return Ok("A title is one line of up to 100 characters.".to_owned());
+    };
+    set_title(tx, here.tip.name.conversation_id, &title).await?;
+    Ok(format!("This session is called {} now.", title.as_str()))
+}
+
+const BUSY: &str = "An answer is being written. Wait for it, or /stop it first.";
+
+async fn undo(
+    app: &App,
+    tx: &mut TenantTx,
+    here: &Here,
+    own: Option<IdentityId>,
+    count: u32,
+) -> Result<String> {
+    let Some(turns) = undoable(tx, here, own, count).await? else {
+        return Ok(BUSY.to_owned());
+    };
+    if turns.is_empty() {
+        return Ok("There is nothing to take back.".to_owned());
+    }
+    let ids: Vec<_> = turns.iter().map(|(id, _)| *id).collect();
+    replies::undo(tx, here.tip.session_id, &ids, app.clock.now()).await?;
+    Ok(match ids.len() {
+        1 => "Your last message and its answer are taken back.".to_owned(),
+        count => format!("Your last {count} messages and their answers are taken back."),
+    })
+}
+
+type Undoable = Vec<(crate::ids::TurnId, crate::domain::turn::TurnInput)>;
+
+/// What can be taken back, in a conversation that is held; `None` while a turn is active.
+async fn undoable(
+    tx: &mut TenantTx,
+    here: &Here,
+    own: Option<IdentityId>,
+    count: u32,
+) -> Result<Option<Undoable>> {
+    let conversation_id = here.tip.name.conversation_id;
+    conversations::lock(tx, conversation_id).await?;
+    if rows::find_active(tx, conversation_id).await?.is_some() {
+        return Ok(None);
+    }
+    let own = own.as_ref().map(std::slice::from_ref);
+    let session_id = here.tip.session_id;
+    Ok(Some(
+        replies::list_undoable(tx, session_id, own, i64::from(count)).await?,
+    ))
+}
+
+/// Takes the last message back and answers what it said, to be asked anew; or why not.
+async fn take_again(
+    app: &App,
+    tx: &mut TenantTx,
+    here: &Here,
+    own: Option<IdentityId>,
+) -> Result<Result<crate::domain::turn::TurnInput, String>> {
+    let Some(mut turns) = undoable(tx, here, own, 1).await? else {
+        return Ok(Err(BUSY.to_owned()));
+    };
+    let Some((id, input)) = turns.pop() else {
+        return Ok(Err("There is nothing to answer again.".to_owned()));
+    };
+    replies::undo(tx, here.tip.session_id, &[id], app.clock.now()).await?;
+    Ok(Ok(input))
+}
+
+/// Stops what is being written, and what waits.
+async fn stop(
+    app: &App,
+    tx: &mut TenantTx,
+    here: &Here,
+    own: Option<IdentityId>,
+    after: &mut After,
+) -> Result<String> {
+    let conversation_id = here.tip.name.conversation_id;
+    conversations::lock(tx, conversation_id).await?;
+    let open = rows::list_open(tx, conversation_id).await?;
+    let mut stopped = 0;
+    // Those that wait first: stopping the one that runs would begin the next.
+    for turn in open.iter().rev() {
+        if own.is_some() && turn.identity_id != own {
+            continue;
+        }
+        let cancelled = turns::cancel(app, tx, turn, app.clock.now()).await?;
+        if turn.state == TurnState::Running {
+            after.stopped.push((turn.id, cancelled.node));
+        }
+        after.next = after.next.take().or(cancelled.next.map(Box::new));
+        stopped += 1;
+    }
+    Ok(match stopped {
+        0 => "There is nothing to stop.".to_owned(),
+        _ => "Stopped.".to_owned(),
+    })
+}
+
+async fn status(tx: &mut TenantTx, here: &Here) -> Result<String> {
+    let session = crate::store::sessions::get(tx, &here.viewer, here.tip.session_id).await?;
+    let conversation_id = here.tip.name.conversation_id;
+    let open = rows::list_open(tx, conversation_id).await?.len();
+    let title = session.title.as_deref().unwrap_or("untitled");
+    Ok(format!(
+        "Session {}: {title}.\nMessages: {}. Tokens: about {}. Being answered or waiting: {open}.\nAgent: {}.",
+        here.tip.session_id, session.message_count, session.token_count, session.agent,
+    ))
+}

@@ -1,0 +1,166 @@
+//! How the answers of turns get to who asked on a platform: by HTTP to who waits, or as a delivery. One
+//! conditional update decides, however many try.
+
+use chrono::{DateTime, Utc};
+use sqlx::types::Json;
+
+use super::{Db, TenantTx};
+use crate::domain::delivery::{ReplyTo, ReplyVia};
+use crate::domain::turn::TurnInput;
+use crate::error::Result;
+use crate::ids::{IdentityId, SessionId, TenantId, TurnId};
+
+/// Who waited has the answer. False if it has become a delivery.
+pub async fn mark_told(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
+    let done = sqlx::query(
+        "update turns
+            set reply_via = 'told'
+          where tenant_id = $1
+            and id = $2
+            and reply_via in ('http', 'told')",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Nobody waits any longer: the end of the turn makes a delivery. False if it has ended, or did so before.
+pub async fn wait_no_longer(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
+    let done = sqlx::query(
+        "update turns
+            set reply_via = 'delivery'
+          where tenant_id = $1
+            and id = $2
+            and reply_via = 'http'
+            and ended_at is null",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Answers that nobody fetched: all tenants'.
+pub async fn list_untold(db: &Db, limit: i32) -> Result<Vec<(TenantId, TurnId)>> {
+    Ok(sqlx::query_as("select tenant_id, id from due_replies($1)")
+        .bind(limit)
+        .fetch_all(&mut *db.connection().await?)
+        .await?)
+}
+
+/// Makes the answer of a turn that has ended a delivery, and says where it goes; `None` if somebody has it.
+pub async fn take_untold(tx: &mut TenantTx, id: TurnId) -> Result<Option<ReplyTo>> {
+    let to: Option<Option<Json<ReplyTo>>> = sqlx::query_scalar(
+        "update turns
+            set reply_via = 'delivery'
+          where tenant_id = $1
+            and id = $2
+            and reply_via = 'http'
+            and ended_at is not null
+      returning reply_to",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(to.flatten().map(|Json(to)| to))
+}
+
+/// How an answer gets to who asked.
+pub async fn find_via(tx: &mut TenantTx, id: TurnId) -> Result<Option<ReplyVia>> {
+    let via: Option<Option<String>> = sqlx::query_scalar(
+        "select reply_via
+           from turns
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    via.flatten()
+        .as_deref()
+        .map(ReplyVia::from_column)
+        .transpose()
+}
+
+/// Replaces what a turn says that has not started. False if it has.
+pub async fn update_queued(tx: &mut TenantTx, id: TurnId, input: &TurnInput) -> Result<bool> {
+    let done = sqlx::query(
+        "update turns
+            set input = $3
+          where tenant_id = $1
+            and id = $2
+            and state = 'queued'",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(Json(input))
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// The last turns of a conversation that can be taken back: those of these accounts (all where `None`) that
+/// have ended and whose messages are in the session, newest first, with what they said.
+pub async fn list_undoable(
+    tx: &mut TenantTx,
+    session_id: SessionId,
+    accounts: Option<&[IdentityId]>,
+    limit: i64,
+) -> Result<Vec<(TurnId, TurnInput)>> {
+    let rows: Vec<(TurnId, Json<TurnInput>)> = sqlx::query_as(
+        "select t.id, t.input
+           from turns t
+          where t.tenant_id = $1
+            and t.id in (select m.turn_id
+                           from messages m
+                          where m.tenant_id = $1
+                            and m.session_id = $2
+                            and m.role = 'user'
+                            and m.kind = 'normal'
+                            and m.step is not null
+                            and m.undone_at is null)
+            and t.ended_at is not null
+            and ($3::uuid[] is null or t.identity_id = any ($3))
+          order by t.turn_no desc
+          limit $4",
+    )
+    .bind(tx.tenant_id())
+    .bind(session_id)
+    .bind(accounts)
+    .bind(limit)
+    .fetch_all(tx.connection())
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|(id, Json(input))| (id, input))
+        .collect())
+}
+
+/// Takes back everything that these turns said. It keeps its place and its numbers, and no model sees it.
+pub async fn undo(
+    tx: &mut TenantTx,
+    session_id: SessionId,
+    turn_ids: &[TurnId],
+    now: DateTime<Utc>,
+) -> Result<()> {
+    sqlx::query(
+        "update messages
+            set undone_at = $4
+          where tenant_id = $1
+            and session_id = $2
+            and turn_id = any ($3)
+            and undone_at is null",
+    )
+    .bind(tx.tenant_id())
+    .bind(session_id)
+    .bind(turn_ids)
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! The answer of a turn to who asked on a platform: a delivery where nobody waits for it, and the wait for
+//! it where somebody does.
+
+use chrono::{DateTime, Utc};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use super::follow::Follower;
+use super::outcome::{Outcome, Said};
+use super::run::Live;
+use crate::app::App;
+use crate::auth::JobCaller;
+use crate::domain::delivery::{DeliveryKind, NewDelivery, ReplyTo};
+use crate::domain::turn::StopReason;
+use crate::error::{Code, Result};
+use crate::ids::{SessionId, TenantId, TurnId};
+use crate::store::{TenantTx, outbox, replies, turns};
+
+/// As many as one look takes.
+const BATCH: i32 = 50;
+
+/// A turn that has its answer.
+#[derive(Debug, Clone, Copy)]
+pub struct AnsweredTurn {
+    pub id: TurnId,
+    pub conversation_id: SessionId,
+    pub session_id: SessionId,
+}
+
+/// Writes the answer to the outbox; or, of a turn without one, why there is none. What somebody stopped needs
+/// no word.
+pub async fn deliver(
+    tx: &mut TenantTx,
+    turn: AnsweredTurn,
+    to: &ReplyTo,
+    answer: Result<&str, &str>,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let (kind, text) = match answer {
+        Ok(text) => (DeliveryKind::Reply, text.to_owned()),
+        Err(reason) => match failure_notice(reason) {
+            Some(notice) => (DeliveryKind::Notice, notice),
+            None => return Ok(()),
+        },
+    };
+    let delivery = NewDelivery {
+        kind,
+        address: &to.address,
+        identity_id: Some(to.identity_id),
+        text: &text,
+        turn_id: Some(turn.id),
+        session_id: Some(turn.session_id),
+        conversation_id: Some(turn.conversation_id),
+        in_reply_to: to.message_id.as_deref(),
+    };
+    outbox::insert(tx, &delivery, now).await
+}
+
+/// What people are told of a turn that has no answer; nothing where they stopped it themselves.
+pub fn failure_notice(reason: &str) -> Option<String> {
+    let stopped = [
+        StopReason::Cancelled,
+        StopReason::Superseded,
+        StopReason::ToolResultsMissing,
+        StopReason::TenantSuspended,
+        StopReason::ConversationDeleted,
+        StopReason::PersonErased,
+    ];
+    if stopped.iter().any(|stop| stop.as_str() == reason) {
+        return None;
+    }
+    let why = Code::of(reason).map_or("something went wrong", Code::title);
+    Some(format!("There is no answer to your message: {why}."))
+}
+
+/// The text of an outcome, or the reason why it has none.
+pub fn text_of(outcome: &Outcome) -> Result<&str, &str> {
+    match &outcome.said {
+        Said::Answer { content, .. } => Ok(content.as_str().unwrap_or_default()),
+        Said::Nothing(turn) => Err(turn.reason.as_deref().unwrap_or_default()),
+    }
+}
+
+/// Makes deliveries of answers that nobody fetched: whoever waited is gone.
+pub async fn deliver_untold(app: &App) -> Result<usize> {
+    let untold = replies::list_untold(&app.db, BATCH).await?;
+    for (tenant_id, turn_id) in &untold {
+        let mut tx = JobCaller::of_served_tenant(*tenant_id)
+            .begin(&app.db)
+            .await?;
+        let Some(to) = replies::take_untold(&mut tx, *turn_id).await? else {
+            continue;
+        };
+        let turn = turns::get(&mut tx, *turn_id).await?;
+        let outcome = Outcome::of(&mut tx, turn).await?;
+        let turn = AnsweredTurn {
+            id: outcome.turn_id,
+            conversation_id: outcome.conversation_id,
+            session_id: outcome.session_id,
+        };
+        deliver(&mut tx, turn, &to, text_of(&outcome), app.clock.now()).await?;
+        tx.commit().await?;
+        app.live.poke_deliveries(*tenant_id);
+    }
+    Ok(untold.len())
+}
+
+/// Somebody who waits for a turn's end.
+pub struct Waiter {
+    live: Option<mpsc::Receiver<Live>>,
+    follower: Follower,
+}
+
+impl Waiter {
+    pub fn new(
+        app: &App,
+        tenant_id: TenantId,
+        conversation_id: SessionId,
+        turn_id: TurnId,
+        live: Option<mpsc::Receiver<Live>>,
+    ) -> Self {
+        let follower = Follower::of_turn(app, tenant_id, conversation_id, turn_id, 0);
+        Self {
+            live,
+            follower: follower.until_it_rests(),
+        }
+    }
+
+    /// How it ended; `None` if it has not by `until`.
+    pub async fn wait(&mut self, until: Instant) -> Result<Option<Outcome>> {
+        while let Some(live) = &mut self.live {
+            match timeout_at(until, live.recv()).await {
+                Err(_) => return Ok(None),
+                Ok(Some(Live::Chunk(_))) => {}
+                Ok(Some(Live::Ended(outcome))) => return Ok(Some(*outcome)),
+                // Another node goes on with it.
+                Ok(Some(Live::Lost) | None) => self.live = None,
+            }
+        }
+        loop {
+            let events = self.follower.next(until).await?;
+            if events.is_empty() {
+                match self.follower.outcome().await? {
+                    Some(outcome) => return Ok(Some(outcome)),
+                    None if Instant::now() >= until => return Ok(None),
+                    None => {}
+                }
+            }
+        }
+    }
+}

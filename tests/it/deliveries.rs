@@ -1,0 +1,233 @@
+//! The outbox as a bridge sees it: in order per chat, one in flight, leased, acknowledged, given back, dead
+//! and replayed; and only to whoever serves the platform.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::linking::bridge;
+use crate::support::{Reply, Tenant, World};
+
+pub async fn fetch(world: &World, node: usize, key: &str, query: &str) -> Vec<Value> {
+    let reply = world
+        .get_on(node, key, &format!("/v1/deliveries?{query}"))
+        .await;
+    reply.expect(200)["data"].as_array().unwrap().clone()
+}
+
+pub async fn ack(world: &World, key: &str, delivery: &Value) -> Reply {
+    let path = format!("/v1/deliveries/{}/ack", delivery["id"].as_str().unwrap());
+    world
+        .post(key, &path, json!({"lease": delivery["lease"]}))
+        .await
+}
+
+async fn nack(world: &World, key: &str, delivery: &Value, retry: bool) -> Reply {
+    let path = format!("/v1/deliveries/{}/nack", delivery["id"].as_str().unwrap());
+    let body = json!({"lease": delivery["lease"], "error": "the platform said no", "retry": retry});
+    world.post(key, &path, body).await
+}
+
+/// Lets somebody say something whose answer becomes a delivery.
+pub async fn say(world: &World, key: &str, identity: &str, text: &str) -> Value {
+    let body = json!({"identity": identity, "text": text, "wait": false});
+    world.post(key, "/v1/inbound", body).await.expect(202)
+}
+
+async fn world_with_bridge(platforms: &[&str]) -> (World, Tenant, String) {
+    let world = World::with_nodes(2).await;
+    let tenant = world.tenant("Acme").await;
+    let key = bridge(&world, &tenant, platforms).await;
+    (world, tenant, key)
+}
+
+fn texts(deliveries: &[Value]) -> Vec<String> {
+    let text = |one: &Value| one["text"].as_str().unwrap().to_owned();
+    deliveries.iter().map(text).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_has_one_in_flight_and_keeps_its_order() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    for text in ["one", "two"] {
+        say(&world, &key, "telegram:5", text).await;
+    }
+    let first = fetch(&world, 0, &key, "platform=telegram&wait=20").await;
+    assert_eq!(first.len(), 1);
+    let one = &first[0];
+    assert!(texts(&first)[0].contains("You said: one"), "{one}");
+    assert_eq!(
+        (&one["kind"], &one["seq"], &one["attempt"]),
+        (&json!("reply"), &json!(1), &json!(1))
+    );
+    assert_eq!(one["chat"], json!({"type": "dm"}));
+    assert_eq!(one["identity"], "telegram:5");
+    assert_eq!(fetch(&world, 1, &key, "wait=1").await, Vec::<Value>::new());
+    ack(&world, &key, one).await.expect(204);
+    ack(&world, &key, one)
+        .await
+        .expect_problem(409, "stale_lease");
+    let second = fetch(&world, 1, &key, "wait=20").await;
+    assert!(texts(&second)[0].contains("You said: two"), "{second:?}");
+    ack(&world, &key, &second[0]).await.expect(204);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_acknowledged_comes_again_and_is_dead_after_ten_times() {
+    let (world, tenant, key) = world_with_bridge(&["telegram"]).await;
+    say(&world, &key, "telegram:5", "hi").await;
+    let mut last = Value::Null;
+    for attempt in 1..=10 {
+        let given = fetch(&world, 0, &key, "wait=20").await;
+        assert_eq!(given[0]["attempt"], attempt);
+        if !last.is_null() {
+            ack(&world, &key, &last)
+                .await
+                .expect_problem(409, "stale_lease");
+        }
+        last = given[0].clone();
+        world.clock.advance(Duration::from_secs(61));
+    }
+    assert_eq!(fetch(&world, 0, &key, "wait=0").await, Vec::<Value>::new());
+    let dead = world.get(&key, "/v1/deliveries/dead").await.expect(200);
+    assert_eq!(dead["data"][0]["id"], last["id"]);
+    let (_, reader) = world.api_key(&tenant, "read").await;
+    let unread = world.get(&reader, "/v1/deliveries/dead").await.expect(200);
+    assert_eq!(unread["data"][0]["text"], Value::Null);
+    let path = format!("/v1/deliveries/{}/replay", last["id"].as_str().unwrap());
+    world.post(&key, &path, json!({})).await.expect(200);
+    world
+        .post(&key, &path, json!({}))
+        .await
+        .expect_problem(404, "not_found");
+    let again = fetch(&world, 0, &key, "wait=20").await;
+    assert_eq!(
+        (&again[0]["id"], &again[0]["attempt"]),
+        (&last["id"], &json!(1))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_back_waits_and_holds_its_chat_back_but_no_other() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    say(&world, &key, "telegram:5", "one").await;
+    let first = fetch(&world, 0, &key, "wait=20").await.remove(0);
+    say(&world, &key, "telegram:5", "two").await;
+    nack(&world, &key, &first, true).await.expect(204);
+    say(&world, &key, "telegram:6", "other").await;
+    let other = fetch(&world, 0, &key, "wait=20").await;
+    assert_eq!(other.len(), 1);
+    assert_eq!(other[0]["identity"], "telegram:6");
+    world.clock.advance(Duration::from_secs(3));
+    let again = fetch(&world, 0, &key, "wait=20").await.remove(0);
+    assert_eq!((&again["id"], &again["attempt"]), (&first["id"], &json!(2)));
+    assert_eq!(again["error"], "the platform said no");
+    nack(&world, &key, &again, false).await.expect(204);
+    let next = fetch(&world, 0, &key, "wait=20").await.remove(0);
+    assert!(next["text"].as_str().unwrap().contains("You said: two"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_consumers_on_two_nodes_share_without_doubling() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    let people: Vec<String> = (0..12).map(|n| format!("telegram:{n}")).collect();
+    join_all(people.iter().map(|who| say(&world, &key, who, "hi"))).await;
+    let taking = (0..6).map(|consumer| {
+        let (world, key) = (&world, &key);
+        async move {
+            let mut taken = Vec::new();
+            for _ in 0..20 {
+                let given = fetch(world, consumer % 2, key, "wait=1&limit=2").await;
+                for one in given {
+                    ack(world, key, &one).await.expect(204);
+                    taken.push(one["identity"].as_str().unwrap().to_owned());
+                }
+            }
+            taken
+        }
+    });
+    let mut taken: Vec<String> = join_all(taking).await.concat();
+    taken.sort_unstable();
+    let mut expected = people.clone();
+    expected.sort_unstable();
+    assert_eq!(taken, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_sees_and_ends_only_what_its_platforms_cover() {
+    let (world, tenant, telegram) = world_with_bridge(&["telegram"]).await;
+    let slack = bridge(&world, &tenant, &["slack@T1"]).await;
+    let admin = &tenant.key;
+    for who in ["telegram:5", "slack@T1:5", "slack@T2:5"] {
+        say(&world, admin, who, "hi").await;
+    }
+    let of_telegram = fetch(&world, 0, &telegram, "wait=20").await;
+    assert_eq!(of_telegram.len(), 1);
+    assert_eq!(of_telegram[0]["platform"], "telegram");
+    let mut of_slack = fetch(&world, 0, &slack, "platform=slack&wait=20").await;
+    of_slack.extend(fetch(&world, 0, &slack, "wait=1").await);
+    assert_eq!(of_slack.len(), 1);
+    assert_eq!(of_slack[0]["scope"], "T1");
+    for refused in ["platform=telegram", "platform=slack@T2"] {
+        let reply = world
+            .get(&slack, &format!("/v1/deliveries?{refused}"))
+            .await;
+        reply.expect_problem(403, "platform_not_allowed");
+    }
+    for (key, foreign) in [(&telegram, &of_slack[0]), (&slack, &of_telegram[0])] {
+        ack(&world, key, foreign)
+            .await
+            .expect_problem(404, "not_found");
+        nack(&world, key, foreign, false)
+            .await
+            .expect_problem(404, "not_found");
+    }
+    ack(&world, &telegram, &of_telegram[0]).await.expect(204);
+    ack(&world, &slack, &of_slack[0]).await.expect(204);
+    let rest = fetch(&world, 0, admin, "wait=20").await;
+    assert_eq!(rest[0]["scope"], "T2");
+    let (_, chat) = world.api_key(&tenant, "chat").await;
+    world
+        .get(&chat, "/v1/deliveries")
+        .await
+        .expect_problem(403, "missing_scope");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_gives_deliveries_as_they_come() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    let mut stream = world
+        .request(Method::GET, "/v1/deliveries/stream?platform=telegram", &key)
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(stream.status(), 200);
+    say(&world, &key, "telegram:5", "hi").await;
+    let mut text = String::new();
+    while !text.contains("\n\n") || !text.contains("event: delivery") {
+        let piece = tokio::time::timeout(Duration::from_secs(20), stream.chunk()).await;
+        text += std::str::from_utf8(&piece.unwrap().unwrap().unwrap()).unwrap();
+    }
+    let data = text
+        .lines()
+        .find_map(|line| line.strip_prefix("data: "))
+        .unwrap();
+    let delivery: Value = serde_json::from_str(data).unwrap();
+    assert!(delivery["text"].as_str().unwrap().contains("You said: hi"));
+    ack(&world, &key, &delivery).await.expect(204);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn security_notices_come_the_same_way() {
+    let (world, tenant, key) = world_with_bridge(&["telegram", "discord"]).await;
+    world.link(&key, "telegram:1", "discord:1").await;
+    world.link(&tenant.key, "telegram:1", "discord:2").await;
+    let given = fetch(&world, 0, &key, "wait=20").await;
+    assert!(!given.is_empty());
+    assert!(
+        given.iter().all(|one| one["kind"] == "security"),
+        "{given:?}"
+    );
+}
