@@ -35,7 +35,7 @@ async fn a_session_is_made_and_shown_as_the_contract_has_it() {
     let message = json!({
         "session_id": id, "seq": 1, "role": "user", "kind": "normal", "content": "hello",
         "tool_calls": null, "tool_call_id": null, "identity": null, "platform": null,
-        "token_count": messages[0]["token_count"], "turn_id": null, "copied_from": null,
+        "token_count": messages[0]["token_count"], "turn_id": null, "undone_at": null, "copied_from": null,
         "created_at": made["created_at"],
     });
     assert_eq!(messages[0], message);
