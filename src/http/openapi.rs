@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::problem::Problem;
+use super::problem::{Problem, Shape};
 use super::retry;
 use crate::domain::identity::IdentityName;
 use crate::error::FieldError;
@@ -57,9 +57,10 @@ pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
         },
     });
     refuse_nul(&mut document);
-    for (_, item) in members(&mut document["paths"]) {
+    for (path, item) in members(&mut document["paths"]) {
+        let shape = Shape::of_path(&path);
         for (method, operation) in members(item) {
-            share(&method, operation);
+            share(&method, shape, operation);
         }
     }
     Ok(document)
@@ -77,8 +78,30 @@ fn refuse_nul(schema: &mut Value) {
     }
 }
 
+/// How an error is written.
+fn error_content(shape: Shape) -> Value {
+    match shape {
+        Shape::Problem => {
+            json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}})
+        }
+        Shape::OpenAi => {
+            let text = json!({"type": "string"});
+            let error = json!({
+                "type": "object", "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": text, "type": text, "param": {"type": ["string", "null"]}, "code": text,
+                },
+            });
+            let schema = json!({
+                "type": "object", "required": ["error"], "properties": {"error": error},
+            });
+            json!({"application/json": {"schema": schema}})
+        }
+    }
+}
+
 /// Adds the headers and refusals that an operation has by being what it is.
-fn share(method: &str, operation: &mut Value) {
+fn share(method: &str, shape: Shape, operation: &mut Value) {
     let public = operation["security"] == json!([{}]);
     // The operator alone has no limits.
     let limited = operation["security"].as_array().is_some_and(|rules| {
@@ -131,7 +154,7 @@ fn share(method: &str, operation: &mut Value) {
         responses.entry(status.to_string()).or_insert_with(|| {
             json!({
                 "description": description,
-                "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                "content": error_content(shape),
             })
         });
     }
