@@ -24,7 +24,8 @@ use crate::error::{Error, FieldError, Result};
 use crate::idempotency;
 use crate::ids::TenantId;
 use crate::sessions;
-use crate::store::{TenantTx, jobs, tenants, turn_stops};
+use crate::store::turn_stops::{self, Whose};
+use crate::store::{TenantTx, jobs, tenants};
 
 /// The job that removes events that were kept long enough.
 pub const EXPIRE_EVENTS_JOB: &str = "expire_events";
@@ -103,7 +104,7 @@ pub async fn update_state(
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
     if state == TenantState::Suspended {
-        turn_stops::stop_all(tx, None, StopReason::TenantSuspended, now).await?;
+        turn_stops::stop_all(tx, Whose::Tenant, StopReason::TenantSuspended, now).await?;
     }
     audit::append(&app.keyring, tx, Entry::new(actor, action, &id), now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
@@ -125,7 +126,7 @@ pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, id: TenantId) -> 
     let (now, state) = (app.clock.now(), TenantState::Deleting);
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
-    turn_stops::stop_all(tx, None, StopReason::TenantSuspended, now).await?;
+    turn_stops::stop_all(tx, Whose::Tenant, StopReason::TenantSuspended, now).await?;
     jobs::insert(tx, ERASE_JOB, now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
     let entry = Entry::new(actor, Action::TenantDelete, &id);

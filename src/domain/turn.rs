@@ -1,7 +1,7 @@
 //! Turns: one accepted message and everything the agent does to answer it. How a turn stands, what it was
 //! accepted with, and whether a conversation takes another one.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -16,6 +16,8 @@ use crate::ids::{BootId, IdentityId, SessionId, TurnId};
 pub const MAX_QUEUED: i64 = 100;
 /// A turn that was lost this often, with its node each time, is not tried again.
 pub const MAX_ATTEMPTS: i32 = 5;
+/// How long a turn waits for its client's tools.
+pub const CLIENT_PATIENCE: TimeDelta = TimeDelta::minutes(10);
 
 words!(
     /// How a turn stands. The last four are its end.
@@ -54,6 +56,15 @@ pub enum StopReason {
 }
 
 impl StopReason {
+    pub const ALL: [Self; 6] = [
+        Self::Cancelled,
+        Self::Superseded,
+        Self::ToolResultsMissing,
+        Self::TenantSuspended,
+        Self::ConversationDeleted,
+        Self::PersonErased,
+    ];
+
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Cancelled => "cancelled",

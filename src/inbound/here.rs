@@ -49,14 +49,9 @@ impl Here {
         };
         let resolved = people::resolve(tx, asked, now).await?;
         let resolved = resolved.ok_or_else(|| Error::not_found("user"))?;
-        // A chat of several belongs to nobody: whoever speaks there may move it.
-        let shared = resolved.session.name.user_id.is_none();
-        let viewer = match shared {
-            true => Viewer {
-                namespace: speaker.namespace,
-                ..Viewer::of_service(speaker.user_id, speaker.identity.clone())
-            },
-            false => speaker.viewer(),
+        let viewer = match resolved.session.name.user_id {
+            None => speaker.viewer_of_shared(),
+            Some(_) => speaker.viewer(),
         };
         let session = SessionRef::Id(resolved.session.id);
         let tip = sessions::find(tx, &viewer, &session, Need::Own, now).await?;

@@ -14,12 +14,15 @@ use crate::domain::command::Command;
 use crate::domain::delivery::{Address, ReplyTo, ReplyVia};
 use crate::domain::inbound;
 use crate::domain::message::{MessageKind, NewMessage, Role};
-use crate::domain::turn::{ToldReset, TurnInput};
+use crate::domain::session::{ChainName, Need};
+use crate::domain::session_name::SessionRef;
+use crate::domain::turn::{ToldReset, Turn, TurnInput};
 use crate::domain::user::Identity;
 use crate::domain::viewer::{Namespace, Viewer};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{BootId, TurnId, UserId};
 use crate::model::Agent;
+use crate::sessions;
 use crate::store::receipts::{self, ReceiptName};
 use crate::store::{TenantTx, replies, turns as rows};
 use crate::turns::{self, Accepted, Asked, Claimed, Place};
@@ -27,6 +30,8 @@ use crate::turns::{self, Accepted, Asked, Claimed, Place};
 mod commands;
 mod here;
 mod linking;
+
+pub use linking::{Preview, preview};
 
 /// How long a message is remembered: until then it is taken once.
 pub const REMEMBERED: TimeDelta = TimeDelta::days(30);
@@ -49,6 +54,14 @@ impl Speaker {
         Viewer {
             namespace: self.namespace,
             ..Viewer::of_bridge_key(self.user_id, Some(self.identity.clone()), false)
+        }
+    }
+
+    /// As the service sees a chat of several, which belongs to nobody: whoever speaks there may move it.
+    fn viewer_of_shared(&self) -> Viewer {
+        Viewer {
+            namespace: self.namespace,
+            ..Viewer::of_service(self.user_id, self.identity.clone())
         }
     }
 }
@@ -314,18 +327,28 @@ pub async fn edit(
     Ok(turn_id)
 }
 
-/// What becomes of a confirmation or a preview outside the transaction of the message.
-pub use linking::{Preview, preview};
-
-/// When the turn of an earlier message was accepted, as it stands now.
-pub async fn find_turn(tx: &mut TenantTx, turn_id: TurnId) -> Result<crate::domain::turn::Turn> {
-    rows::get(tx, turn_id).await
+/// The turn of a message that was taken before, and the name of its conversation, if that is still there for
+/// who brought it: whose it is, may have changed.
+pub async fn find_before(
+    app: &App,
+    tx: &mut TenantTx,
+    speaker: &Speaker,
+    turn_id: TurnId,
+) -> Result<(Turn, ChainName)> {
+    let turn = rows::get(tx, turn_id).await?;
+    let session = SessionRef::Id(turn.conversation_id);
+    let (everyone, now) = (speaker.viewer_of_shared(), app.clock.now());
+    let tip = sessions::find(tx, &everyone, &session, Need::ReadOrSpeak, now).await?;
+    if tip.owner.user_id.is_some() {
+        tip.owner.check(&speaker.viewer(), Need::ReadOrSpeak)?;
+    }
+    Ok((turn, tip.name))
 }
 
 /// How long somebody may wait for an answer, from when the turn was accepted.
-pub const PATIENCE: TimeDelta = TimeDelta::seconds(55);
+const PATIENCE: TimeDelta = TimeDelta::seconds(55);
 
-/// When a wait that began at `began` ends.
-pub fn patience_left(began: DateTime<Utc>, now: DateTime<Utc>) -> std::time::Duration {
-    (began + PATIENCE - now).to_std().unwrap_or_default()
+/// How much longer somebody waits for a turn that was accepted at `accepted`.
+pub fn patience_left(accepted: DateTime<Utc>, now: DateTime<Utc>) -> std::time::Duration {
+    (accepted + PATIENCE - now).to_std().unwrap_or_default()
 }

@@ -13,7 +13,8 @@ use crate::domain::turn::StopReason;
 use crate::domain::viewer::{Namespace, Viewer};
 use crate::error::Result;
 use crate::ids::SessionId;
-use crate::store::{TenantTx, conversations, jobs, slots, turn_stops};
+use crate::store::turn_stops::{self, Whose};
+use crate::store::{TenantTx, conversations, jobs, slots};
 
 /// The job that removes the rows.
 pub const ERASE_JOB: &str = "erase_conversations";
@@ -62,7 +63,13 @@ pub async fn delete_held(
     if gone.is_empty() {
         return Ok(0);
     }
-    turn_stops::stop_all(tx, Some(&gone), StopReason::ConversationDeleted, now).await?;
+    turn_stops::stop_all(
+        tx,
+        Whose::Conversations(&gone),
+        StopReason::ConversationDeleted,
+        now,
+    )
+    .await?;
     let digest = |name: &ChainName| Some(spent_digest(name.namespace, name.client_id.as_ref()?));
     let given: Vec<[u8; 32]> = names
         .iter()

@@ -56,52 +56,35 @@ pub async fn cancel_queued(
     Ok(done.rows_affected() == 1)
 }
 
-/// Ends everything of these conversations, or of the whole tenant, that has not ended, at once and without a
-/// word in the transcript: whoever runs it finds the fence moved.
-pub async fn stop_all(
-    tx: &mut TenantTx,
-    conversation_ids: Option<&[SessionId]>,
-    reason: StopReason,
-    now: DateTime<Utc>,
-) -> Result<()> {
-    sqlx::query(
-        "with stopped as (
-           update turns
-              set state = $3, reason = $4, ended_at = $5, fence = fence + 1, lease_until = null, node = null
-            where tenant_id = $1
-              and ($2::uuid[] is null or conversation_id = any ($2))
-              and state in ('queued', 'running', 'waiting_client')
-        returning id
-         )
-         update sessions s
-            set turn_id = null
-           from stopped
-          where s.tenant_id = $1
-            and s.turn_id = stopped.id",
-    )
-    .bind(tx.tenant_id())
-    .bind(conversation_ids)
-    .bind(reason.state().as_str())
-    .bind(reason.as_str())
-    .bind(now)
-    .execute(tx.connection())
-    .await?;
-    Ok(())
+/// Whose turns are ended.
+#[derive(Debug, Clone, Copy)]
+pub enum Whose<'a> {
+    Tenant,
+    Conversations(&'a [SessionId]),
+    /// What these have begun, wherever that is.
+    Accounts(&'a [IdentityId]),
 }
 
-/// The same for what these accounts have begun, wherever that is.
-pub async fn stop_of_accounts(
+/// Ends everything that has not ended, at once and without a word in the transcript: whoever runs it finds the
+/// fence moved.
+pub async fn stop_all(
     tx: &mut TenantTx,
-    accounts: &[IdentityId],
+    whose: Whose<'_>,
     reason: StopReason,
     now: DateTime<Utc>,
 ) -> Result<()> {
+    let (conversations, accounts) = match whose {
+        Whose::Tenant => (None, None),
+        Whose::Conversations(ids) => (Some(ids), None),
+        Whose::Accounts(ids) => (None, Some(ids)),
+    };
     sqlx::query(
         "with stopped as (
            update turns
-              set state = $3, reason = $4, ended_at = $5, fence = fence + 1, lease_until = null, node = null
+              set state = $4, reason = $5, ended_at = $6, fence = fence + 1, lease_until = null, node = null
             where tenant_id = $1
-              and identity_id = any ($2)
+              and ($2::uuid[] is null or conversation_id = any ($2))
+              and ($3::uuid[] is null or identity_id = any ($3))
               and state in ('queued', 'running', 'waiting_client')
         returning id
          )
@@ -112,6 +95,7 @@ pub async fn stop_of_accounts(
             and s.turn_id = stopped.id",
     )
     .bind(tx.tenant_id())
+    .bind(conversations)
     .bind(accounts)
     .bind(reason.state().as_str())
     .bind(reason.as_str())

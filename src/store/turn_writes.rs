@@ -12,12 +12,9 @@ use crate::domain::completion::TokenUsage;
 use crate::domain::delivery::ReplyVia;
 use crate::domain::event::NewEvent;
 use crate::domain::message::{MessageKind, NewMessage, Role, ToolCall};
-use crate::domain::turn::{StopReason, TurnState};
+use crate::domain::turn::{CLIENT_PATIENCE, StopReason, TurnState};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, SessionId, TurnId};
-
-/// How long a turn waits for its client's tools.
-const CLIENT_PATIENCE_MS: i64 = 10 * 60 * 1000;
 
 /// The turn that is written, as the writer knows it.
 #[derive(Debug, Clone, Copy)]
@@ -202,7 +199,7 @@ pub async fn write(
         .bind(write.session_id)
         .bind(now)
         .bind(write.runner.lease_ms)
-        .bind(CLIENT_PATIENCE_MS)
+        .bind(CLIENT_PATIENCE.num_milliseconds())
         .bind(token_sum)
         .bind(spoken.contains(&true))
         .bind(write.starts)

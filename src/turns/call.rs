@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::run::{Direct, Live};
+use super::launch::{Ahead, Direct};
 use super::writer::{Writer, Wrote};
 use crate::domain::answer::Answer;
 use crate::domain::turn::StopReason;
@@ -183,7 +183,7 @@ impl Side<'_> {
             self.wrote_first = true;
         }
         if let Some(sender) = direct
-            && sender.send(Live::Chunk(chunk)).is_err()
+            && sender.send(Ahead::Chunk(chunk)).is_err()
         {
             *direct = None;
         }

@@ -6,8 +6,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::follow::Follower;
+use super::launch::Ahead;
 use super::outcome::{Outcome, Said};
-use super::run::Live;
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::domain::delivery::{DeliveryKind, NewDelivery, ReplyTo};
@@ -58,15 +58,7 @@ pub async fn deliver(
 
 /// What people are told of a turn that has no answer; nothing where they stopped it themselves.
 pub fn failure_notice(reason: &str) -> Option<String> {
-    let stopped = [
-        StopReason::Cancelled,
-        StopReason::Superseded,
-        StopReason::ToolResultsMissing,
-        StopReason::TenantSuspended,
-        StopReason::ConversationDeleted,
-        StopReason::PersonErased,
-    ];
-    if stopped.iter().any(|stop| stop.as_str() == reason) {
+    if StopReason::ALL.iter().any(|stop| stop.as_str() == reason) {
         return None;
     }
     let why = Code::of(reason).map_or("something went wrong", Code::title);
@@ -107,7 +99,7 @@ pub async fn deliver_untold(app: &App) -> Result<usize> {
 
 /// Somebody who waits for a turn's end.
 pub struct Waiter {
-    live: Option<mpsc::Receiver<Live>>,
+    ahead: Option<mpsc::Receiver<Ahead>>,
     follower: Follower,
 }
 
@@ -117,24 +109,24 @@ impl Waiter {
         tenant_id: TenantId,
         conversation_id: SessionId,
         turn_id: TurnId,
-        live: Option<mpsc::Receiver<Live>>,
+        ahead: Option<mpsc::Receiver<Ahead>>,
     ) -> Self {
         let follower = Follower::of_turn(app, tenant_id, conversation_id, turn_id, 0);
         Self {
-            live,
+            ahead,
             follower: follower.until_it_rests(),
         }
     }
 
     /// How it ended; `None` if it has not by `until`.
     pub async fn wait(&mut self, until: Instant) -> Result<Option<Outcome>> {
-        while let Some(live) = &mut self.live {
-            match timeout_at(until, live.recv()).await {
+        while let Some(ahead) = &mut self.ahead {
+            match timeout_at(until, ahead.recv()).await {
                 Err(_) => return Ok(None),
-                Ok(Some(Live::Chunk(_))) => {}
-                Ok(Some(Live::Ended(outcome))) => return Ok(Some(*outcome)),
+                Ok(Some(Ahead::Chunk(_))) => {}
+                Ok(Some(Ahead::Ended(outcome))) => return Ok(Some(*outcome)),
                 // Another node goes on with it.
-                Ok(Some(Live::Lost) | None) => self.live = None,
+                Ok(Some(Ahead::Lost) | None) => self.ahead = None,
             }
         }
         loop {

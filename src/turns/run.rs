@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use super::accept::Claimed;
 use super::call::{Called, call};
 use super::is_away;
+use super::launch::{Ahead, Direct};
 use super::outcome::{Outcome, Said};
 use super::writer::{Writer, Wrote};
 use crate::app::App;
@@ -31,39 +31,8 @@ use crate::store::turn_writes::{Change, Fence, Heard};
 use crate::store::turns;
 use crate::telemetry;
 
-/// Chunks that a client may be behind. One that is further behind is let go, and the turn goes on.
-const BEHIND: usize = 1024;
 /// Between two looks whether the database is back.
 const AWAY_PAUSE: Duration = Duration::from_millis(100);
-
-/// What the client that asked is told, ahead of what is committed.
-#[derive(Debug)]
-pub enum Live {
-    Chunk(Value),
-    /// The turn ended, or waits for its client: nothing comes after it.
-    Ended(Box<Outcome>),
-    /// The turn is no longer this node's. What becomes of it is in its events.
-    Lost,
-}
-
-/// The way to the client that asked.
-#[derive(Debug)]
-pub struct Direct(mpsc::Sender<Live>);
-
-/// The client is gone, or too far behind.
-#[derive(Debug)]
-pub struct Gone;
-
-impl Direct {
-    pub fn new() -> (Self, mpsc::Receiver<Live>) {
-        let (sender, receiver) = mpsc::channel(BEHIND);
-        (Self(sender), receiver)
-    }
-
-    pub fn send(&self, live: Live) -> Result<(), Gone> {
-        self.0.try_send(live).map_err(|_| Gone)
-    }
-}
 
 /// Runs a turn that this node has claimed, and then whatever waits in its conversation. Call it after the
 /// commit. Goes on when the client leaves.
@@ -227,12 +196,12 @@ impl Run {
             self.usage.add(used.unwrap_or(TokenUsage::NONE));
             match called {
                 Called::Lost => {
-                    self.tell(Live::Lost);
+                    self.tell(Ahead::Lost);
                     return Ok(None);
                 }
                 Called::Leaving => {
                     writer.release().await?;
-                    self.tell(Live::Lost);
+                    self.tell(Ahead::Lost);
                     return Ok(None);
                 }
                 Called::Failed(error) => {
@@ -287,7 +256,7 @@ impl Run {
         let told: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
         match writer.write(&messages, &told).await? {
             Wrote::Lost => {
-                self.tell(Live::Lost);
+                self.tell(Ahead::Lost);
                 Ok(None)
             }
             Wrote::Fine(heard) => {
@@ -408,7 +377,7 @@ impl Run {
         });
         let (wrote, next) = writer.end(&messages, &told, change).await?;
         let Wrote::Fine(_) = wrote else {
-            self.tell(Live::Lost);
+            self.tell(Ahead::Lost);
             return Ok(None);
         };
         self.count(&writer.app, writer.tenant_id, state);
@@ -436,9 +405,9 @@ impl Run {
             None => read_outcome(writer, taken).await,
         };
         match outcome {
-            Ok(outcome) => self.tell(Live::Ended(Box::new(outcome))),
+            Ok(outcome) => self.tell(Ahead::Ended(Box::new(outcome))),
             // The client finds it in the events.
-            Err(_) => self.tell(Live::Lost),
+            Err(_) => self.tell(Ahead::Lost),
         }
     }
 
@@ -466,10 +435,10 @@ impl Run {
     }
 
     /// The last word to the client that asked.
-    fn tell(&mut self, live: Live) {
+    fn tell(&mut self, last: Ahead) {
         if let Some(direct) = self.direct.take() {
             // Whoever is gone or behind finds it in the events.
-            drop(direct.send(live));
+            drop(direct.send(last));
         }
     }
 }

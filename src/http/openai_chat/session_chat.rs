@@ -28,7 +28,7 @@ use crate::idempotency;
 use crate::ids::{SessionId, TurnId};
 use crate::sessions;
 use crate::store::{TenantTx, events, turns as rows};
-use crate::turns::{self, Asked, Became, Direct, Follower, Live, Outcome, Place};
+use crate::turns::{self, Ahead, Asked, Became, Follower, Outcome, Place};
 
 /// A request that is about a session.
 pub struct Asking {
@@ -57,7 +57,7 @@ struct Turn {
 /// Where the answer comes from.
 enum Source {
     /// The turn runs here.
-    Direct(mpsc::Receiver<Live>),
+    Direct(mpsc::Receiver<Ahead>),
     /// Elsewhere, or later.
     Events(Box<Follower>),
 }
@@ -155,24 +155,10 @@ async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Res
     };
     tx.commit().await?;
     let conversation_id = accepted.name.conversation_id;
-    let source = match accepted.became {
-        Became::Started(claimed) => {
-            let (direct, live) = Direct::new();
-            app.live.poke(conversation_id);
-            turns::start(app, tenant_id, *claimed, Some(direct));
-            Source::Direct(live)
-        }
-        Became::Queued { stopped, next } => {
-            if let Some((turn_id, node)) = stopped {
-                app.live.poke_turn(node, turn_id);
-            }
-            if let Some(next) = next {
-                app.live.poke(conversation_id);
-                turns::start(app, tenant_id, *next, None);
-            }
-            follow(asking, conversation_id, accepted.turn_id, 0)
-        }
-        Became::Attached => follow(asking, conversation_id, accepted.turn_id, 0),
+    let ahead = turns::launch(app, tenant_id, conversation_id, accepted.became, true);
+    let source = match ahead {
+        Some(ahead) => Source::Direct(ahead),
+        None => follow(asking, conversation_id, accepted.turn_id, 0),
     };
     Ok(Turn {
         id: accepted.turn_id,
@@ -427,9 +413,9 @@ impl Turn {
         match &mut self.source {
             Source::Direct(live) => match timeout_at(until, live.recv()).await {
                 Err(_) => Ok(Next::Quiet),
-                Ok(Some(Live::Chunk(chunk))) => Ok(Next::Chunk(chunk)),
-                Ok(Some(Live::Ended(outcome))) => Ok(Next::Ended(outcome)),
-                Ok(Some(Live::Lost)) => Ok(Next::Elsewhere),
+                Ok(Some(Ahead::Chunk(chunk))) => Ok(Next::Chunk(chunk)),
+                Ok(Some(Ahead::Ended(outcome))) => Ok(Next::Ended(outcome)),
+                Ok(Some(Ahead::Lost)) => Ok(Next::Elsewhere),
                 Ok(None) => Ok(Next::Behind),
             },
             Source::Events(follower) => {

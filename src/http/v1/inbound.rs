@@ -16,8 +16,7 @@ use crate::domain::display_name::DisplayName;
 use crate::domain::identity::IdentityName;
 use crate::domain::inbound::{MAX_ATTACHMENTS, MAX_TEXT_CHARS};
 use crate::domain::resource_name::ResourceName;
-use crate::domain::session::{ChainName, Need};
-use crate::domain::session_name::SessionRef;
+use crate::domain::session::ChainName;
 use crate::domain::turn::{ToldReset, TurnInput};
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, FieldError, Result};
@@ -26,9 +25,8 @@ use crate::http::v1::link_codes::guarded;
 use crate::http::vouching::{Vouched, Voucher};
 use crate::ids::{SessionId, TurnId, UserId};
 use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Notice, Preview, Speaker};
-use crate::sessions;
 use crate::store::{TenantTx, replies};
-use crate::turns::{self, Accepted, Became, Direct, Outcome, Waiter};
+use crate::turns::{self, Accepted, Outcome, Waiter};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -249,31 +247,14 @@ impl Taking {
             name: accepted.name,
             duplicate: false,
         };
-        let live = match accepted.became {
-            Became::Started(claimed) => {
-                let (direct, live) = Direct::new();
-                app.live.poke(conversation_id);
-                let direct = waits.then_some(direct);
-                turns::start(app, tenant_id, *claimed, direct);
-                waits.then_some(live)
-            }
-            Became::Queued { stopped, next } => {
-                if let Some((turn_id, node)) = stopped {
-                    app.live.poke_turn(node, turn_id);
-                }
-                if let Some(next) = next {
-                    turns::start(app, tenant_id, *next, None);
-                }
-                None
-            }
-            Became::Attached => None,
-        };
+        let ahead = turns::launch(app, tenant_id, conversation_id, accepted.became, waits);
         if !waits {
             return self.taken(shown);
         }
         let turn_id = shown.turn_id;
-        let waiter = Waiter::new(app, tenant_id, conversation_id, turn_id, live);
-        let until = Instant::now() + inbound::patience_left(app.clock.now(), app.clock.now());
+        let waiter = Waiter::new(app, tenant_id, conversation_id, turn_id, ahead);
+        let now = app.clock.now();
+        let until = Instant::now() + inbound::patience_left(now, now);
         self.wait(waiter, shown, until).await
     }
 
@@ -362,11 +343,9 @@ impl Taking {
                 return Ok(HttpResponse::Accepted().json(self.of_nothing(true)));
             }
         };
-        let turn = inbound::find_turn(&mut tx, turn_id).await?;
-        let session = SessionRef::Id(turn.conversation_id);
-        let viewer = Viewer::of_service(self.speaker.user_id, self.speaker.identity.clone());
         let now = self.app.clock.now();
-        let tip = sessions::find(&mut tx, &viewer, &session, Need::ReadOrSpeak, now).await?;
+        let before = inbound::find_before(&self.app, &mut tx, &self.speaker, turn_id).await?;
+        let (turn, name) = before;
         let via = replies::find_via(&mut tx, turn_id).await?;
         tx.commit().await?;
         let shown = Shown {
@@ -374,7 +353,7 @@ impl Taking {
             session_id: turn.session_id(),
             session_key: turn.told.session_key.clone(),
             reset: turn.told.reset.clone(),
-            name: tip.name,
+            name,
             duplicate: true,
         };
         let by_http = matches!(via, Some(ReplyVia::Http | ReplyVia::Told));

@@ -1,0 +1,72 @@
+//! What an accepted turn needs after its commit, and the way from where it runs to the client that asked.
+
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::accept::Became;
+use super::outcome::Outcome;
+use super::run::start;
+use crate::app::App;
+use crate::ids::{SessionId, TenantId};
+
+/// Chunks that a client may be behind. One that is further behind is let go, and the turn goes on.
+const BEHIND: usize = 1024;
+
+/// What the client that asked is told, ahead of what is committed.
+#[derive(Debug)]
+pub enum Ahead {
+    Chunk(Value),
+    /// The turn ended, or waits for its client: nothing comes after it.
+    Ended(Box<Outcome>),
+    /// The turn is no longer this node's. What becomes of it is in its events.
+    Lost,
+}
+
+/// The way to the client that asked.
+#[derive(Debug)]
+pub struct Direct(mpsc::Sender<Ahead>);
+
+/// The client is gone, or too far behind.
+#[derive(Debug)]
+pub struct Gone;
+
+impl Direct {
+    pub fn new() -> (Self, mpsc::Receiver<Ahead>) {
+        let (sender, receiver) = mpsc::channel(BEHIND);
+        (Self(sender), receiver)
+    }
+
+    pub fn send(&self, ahead: Ahead) -> Result<(), Gone> {
+        self.0.try_send(ahead).map_err(|_| Gone)
+    }
+}
+
+/// Does what an accepted turn needs after its commit: starts it, or tells and starts others. What the client is
+/// told ahead of the events comes back where `listens` and the turn runs here.
+pub fn launch(
+    app: &App,
+    tenant_id: TenantId,
+    conversation_id: SessionId,
+    became: Became,
+    listens: bool,
+) -> Option<mpsc::Receiver<Ahead>> {
+    match became {
+        Became::Started(claimed) => {
+            let (direct, ahead) = Direct::new();
+            app.live.poke(conversation_id);
+            start(app, tenant_id, *claimed, listens.then_some(direct));
+            listens.then_some(ahead)
+        }
+        Became::Queued { stopped, next } => {
+            if let Some((turn_id, node)) = stopped {
+                app.live.poke_turn(node, turn_id);
+            }
+            if let Some(next) = next {
+                app.live.poke(conversation_id);
+                start(app, tenant_id, *next, None);
+            }
+            None
+        }
+        Became::Attached => None,
+    }
+}
