@@ -59,8 +59,7 @@ impl Pgbench {
             .env("PGUSER", self.url.username())
             .env("PGPASSWORD", self.url.password().unwrap_or_default())
             .env("PGDATABASE", self.url.path().trim_start_matches('/'))
-            // The statement of a tip is alone in its script.
-            .env("PGOPTIONS", format!("-c app.tenant_id={}", self.tenant));
+            .env("PGOPTIONS", self.options());
         for (place, script) in scripts.iter().enumerate() {
             let file = self.dir.join(format!("pgbench-{place}.sql"));
             fs::write(&file, script)?;
@@ -79,6 +78,13 @@ impl Pgbench {
             "this machine is too busy: pgbench takes too long to connect"
         );
         Part::new(&samples, scripts.len(), start..end)
+    }
+
+    /// The statement of a tip is alone in its script, without a transaction that names the tenant. Plans are made
+    /// once: the service's connections have done their first statements, for which Postgres makes them anew.
+    fn options(&self) -> String {
+        let tenant = self.tenant;
+        format!("-c app.tenant_id={tenant} -c plan_cache_mode=force_generic_plan")
     }
 
     /// In a transaction of the tenant, as anyone would write it: each line is a round trip.

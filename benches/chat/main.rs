@@ -16,6 +16,8 @@
 
 use std::process::ExitCode;
 
+#[path = "../awake.rs"]
+mod awake;
 mod client;
 #[path = "../database.rs"]
 mod database;
@@ -36,6 +38,7 @@ mod sessions;
 mod stateless;
 mod upstream;
 
+use awake::Awake;
 use dev::Dev;
 use node::Node;
 use plan::{Plan, SHORT};
@@ -46,9 +49,13 @@ const AGENT: &str = "bench";
 const CLIENTS: [u32; 3] = [1, 16, 64];
 
 fn main() -> anyhow::Result<ExitCode> {
-    if std::env::args().nth(1).as_deref() == Some(upstream::ARGUMENT) {
-        upstream::serve()?;
-        return Ok(ExitCode::SUCCESS);
+    match std::env::args().nth(1).as_deref() {
+        Some(upstream::ARGUMENT) => {
+            upstream::serve()?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(awake::ARGUMENT) => awake::keep_awake(),
+        Some(_) | None => {}
     }
     let plan = Plan::from_args();
     if cfg!(debug_assertions) && !std::env::args().any(|name| name == SHORT) {
@@ -60,11 +67,13 @@ fn main() -> anyhow::Result<ExitCode> {
         plan.rounds, plan.pool
     );
     let dev = Dev::start("chat")?;
+    let awake = Awake::start()?;
     // Of one thread: the machine is needed for what is measured.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let outcome = runtime.block_on(measure(&plan, &dev));
+    drop(awake);
     dev.stop()?;
     Ok(match outcome? {
         true => ExitCode::SUCCESS,

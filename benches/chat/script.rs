@@ -5,11 +5,9 @@ use serde_json::json;
 use throughline::domain::event::{NewEvent, TURN_STARTED, of_end};
 use throughline::domain::message::{Content, MessageKind, NewMessage, Role};
 use throughline::domain::turn::{Told, TurnInput, TurnState};
-use throughline::store::events::PAST;
 use throughline::store::tips::TIP_BY_ID;
-use throughline::store::turn_claims::CLAIM_NEXT;
+use throughline::store::turn_starts::START;
 use throughline::store::turn_writes::WRITE;
-use throughline::store::turns::{INSERT, LOOK, TAKE_NUMBER};
 use uuid::Uuid;
 
 use crate::AGENT;
@@ -21,6 +19,8 @@ use crate::upstream::{PIECES, WORD};
 pub const PRINCIPAL: &str = "pgbench";
 const LEASE_MS: &str = "15000::bigint";
 const TOKENS: &str = "9000000::bigint";
+/// More than run at one time.
+const RUNNING: &str = "1000000::bigint";
 
 /// One row and a commit.
 pub fn commit(pgbench: &Pgbench, sessions: Sessions, clients: u32) -> String {
@@ -69,92 +69,79 @@ impl Values {
         };
         let nil = format!("'{}'::uuid", Uuid::nil());
         let find = with_values(TIP_BY_ID, &[tenant, session, &nil, "null::uuid", "now()"]);
-        let take = with_values(TAKE_NUMBER, &[tenant, session]);
-        let look = with_values(LOOK, &[tenant, session]);
-        let insert = with_values(
-            INSERT,
-            &[
-                tenant,
-                &self.turn,
-                session,
-                ":turn_no::bigint",
-                &quoted(AGENT),
-                &quoted(PRINCIPAL),
-                &format!("decode('{}', 'hex')", "0f".repeat(32)),
-                &quoted(&serde_json::to_string(&input)?),
-                &quoted(&serde_json::to_string(&told)?),
-                "null::uuid",
-                "null::text",
-                &self.node,
-                LEASE_MS,
-                "now()",
-                "null::jsonb",
-                "null::text",
-            ],
-        );
-        let told = [NewEvent::new(TURN_STARTED), NewEvent::of_message(0)];
-        let write = self.write(&said, &told, false)?;
-        let past = with_values(PAST, &[tenant, session, TOKENS, "10000::bigint"]);
-        let take = take.trim_end_matches(";\n").to_owned() + " \\gset\n";
-        Ok([find, take, look, insert, write, past].concat())
+        let events = [NewEvent::new(TURN_STARTED), NewEvent::of_message(0)];
+        let more = [
+            quoted(AGENT),
+            quoted(PRINCIPAL),
+            format!("decode('{}', 'hex')", "0f".repeat(32)),
+            quoted(&serde_json::to_string(&input)?),
+            quoted(&serde_json::to_string(&told)?),
+            self.node.clone(),
+            "null::jsonb".to_owned(),
+            "null::text".to_owned(),
+            RUNNING.to_owned(),
+            TOKENS.to_owned(),
+            "10000::bigint".to_owned(),
+        ];
+        let start = self.written(START, &said, &events, &more)?;
+        Ok(find + &start)
     }
 
     fn end(&self) -> anyhow::Result<String> {
         let answer = format!("{WORD} ").repeat(PIECES);
-        let told = [
+        let events = [
             NewEvent::delta(answer.clone()),
             NewEvent::of_message(0),
             NewEvent::new(of_end(TurnState::Completed)).with(json!({ "reason": null })),
         ];
-        let write = self.write(&message(Role::Assistant, &answer), &told, true)?;
-        let next = with_values(
-            CLAIM_NEXT,
-            &[&self.tenant, &self.session, &self.node, LEASE_MS],
-        );
-        Ok(write + &next)
+        let more = [
+            "1::bigint".to_owned(),
+            "1::bigint".to_owned(),
+            format!("{}::text", quoted(TurnState::Completed.as_str())),
+            "null::text".to_owned(),
+            "null::text".to_owned(),
+            "'stop'::text".to_owned(),
+            "null::json".to_owned(),
+            "50::bigint".to_owned(),
+            "20::bigint".to_owned(),
+            "false".to_owned(),
+            self.session.clone(),
+            "600000::bigint".to_owned(),
+            "false".to_owned(),
+        ];
+        self.written(WRITE, &message(Role::Assistant, &answer), &events, &more)
     }
 
-    /// One message with its events; the turn's first write, or the one that ends it.
-    fn write(&self, said: &NewMessage, told: &[NewEvent], ends: bool) -> anyhow::Result<String> {
-        let state = match ends {
-            true => TurnState::Completed,
-            false => TurnState::Running,
-        };
-        let kinds: Vec<String> = told.iter().map(|event| quoted(event.kind)).collect();
-        let named = told.iter().map(|event| match event.message {
+    /// A statement that writes one message with its events; `more` are the values that are its own.
+    fn written(
+        &self,
+        statement: &str,
+        said: &NewMessage,
+        events: &[NewEvent],
+        more: &[String],
+    ) -> anyhow::Result<String> {
+        let kinds: Vec<String> = events.iter().map(|event| quoted(event.kind)).collect();
+        let named = events.iter().map(|event| match event.message {
             Some(place) => place.to_string(),
             None => "null".to_owned(),
         });
-        let data = told.iter().map(|event| match &event.data {
+        let data = events.iter().map(|event| match &event.data {
             Some(data) => quoted(&data.to_string()),
             None => "null".to_owned(),
         });
         let content = serde_json::to_string(&said.content)?;
         let is_user = said.role == Role::User;
-        let values = [
+        let common = [
             self.tenant.clone(),
             self.turn.clone(),
-            "1::bigint".to_owned(),
-            format!("{}::bigint", i32::from(ends)),
-            self.session.clone(),
-            format!("{}::bigint", told.len()),
-            format!("{}::text", quoted(state.as_str())),
-            "null::text".to_owned(),
-            "null::text".to_owned(),
-            (if ends { "'stop'::text" } else { "null::text" }).to_owned(),
-            "null::json".to_owned(),
-            "1::integer".to_owned(),
-            "1::integer".to_owned(),
-            (if ends { "50::bigint" } else { "0::bigint" }).to_owned(),
-            (if ends { "20::bigint" } else { "0::bigint" }).to_owned(),
-            "false".to_owned(),
             self.session.clone(),
             "now()".to_owned(),
             LEASE_MS.to_owned(),
-            "600000::bigint".to_owned(),
+            "1::integer".to_owned(),
+            format!("{}::bigint", events.len()),
+            "1::integer".to_owned(),
             format!("{}::bigint", said.tokens()),
             is_user.to_string(),
-            (!ends).to_string(),
             "null::uuid".to_owned(),
             "null::text".to_owned(),
             format!("array[{}]", quoted(said.role.as_str())),
@@ -168,8 +155,8 @@ impl Values {
             format!("array[{}]", named.collect::<Vec<_>>().join(",")),
             format!("array[{}]", data.collect::<Vec<_>>().join(",")),
         ];
-        let values: Vec<&str> = values.iter().map(String::as_str).collect();
-        Ok(with_values(WRITE, &values))
+        let values: Vec<&str> = common.iter().chain(more).map(String::as_str).collect();
+        Ok(with_values(statement, &values))
     }
 }
 

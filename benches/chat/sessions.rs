@@ -23,6 +23,7 @@ const RATE_GOAL: f64 = 1.67;
 /// Milliseconds to the first token over the direct call and a commit, of one client.
 const FIRST_GOAL: f64 = 2.0;
 const GOAL_CLIENTS: u32 = 1;
+const WARM_UPS: usize = 2;
 const COLUMNS: [&str; 12] = [
     "ours/s",
     "p50",
@@ -119,6 +120,10 @@ impl Measuring<'_> {
         let ours = self.load(clients, self.node.address, self.node.pid(), requests);
         let turn = [script::turn(&self.pgbench, sessions, clients)?];
         let commit = [script::commit(&self.pgbench, sessions, clients)];
+        // Until its connections to Postgres have done what they do later.
+        for _ in 0..WARM_UPS {
+            ours.run().await?;
+        }
         let mut figures = Figures::default();
         let mut sides = [Side::Direct, Side::Ours, Side::Pgbench, Side::Commit];
         for _ in 0..self.plan.rounds {

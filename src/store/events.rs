@@ -1,4 +1,4 @@
-//! What happened in conversations, as it was committed; and the transcript as a prompt needs it.
+//! What happened in conversations, as it was committed.
 
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
@@ -8,14 +8,10 @@ use sqlx::types::Json;
 
 use super::TenantTx;
 use crate::domain::event::{Event, EventMessage, MESSAGE_DISCARDED, of_end};
-use crate::domain::message::{MessageKind, Role};
-use crate::domain::prompt::PastMessage;
+use crate::domain::message::Role;
 use crate::domain::turn::{StopReason, Turn};
 use crate::error::Result;
 use crate::ids::{SessionId, TurnId};
-
-/// More than a context window holds, whatever its size.
-const MOST_PAST_MESSAGES: i64 = 10_000;
 
 macro_rules! event_from {
     () => {
@@ -205,47 +201,4 @@ pub async fn delete(tx: &mut TenantTx, before: DateTime<Utc>, limit: i64) -> Res
     .execute(tx.connection())
     .await?;
     Ok(done.rows_affected())
-}
-
-/// The end of a session's transcript, as much as fits into `tokens`, oldest first. Public for the bench
-/// that runs it beside the service.
-pub const PAST: &str = "select role, kind, content, tool_calls, tool_call_id
-       from (select m.seq, m.role, m.kind, m.content, m.tool_calls, m.tool_call_id,
-                    sum(m.token_count) over (order by m.seq desc) as tokens
-               from messages m
-              where m.tenant_id = $1
-                and m.session_id = $2
-                and m.undone_at is null
-              order by m.seq desc
-              limit $4) p
-      where p.tokens <= $3
-      order by p.seq";
-
-pub async fn past(
-    tx: &mut TenantTx,
-    session_id: SessionId,
-    tokens: i64,
-) -> Result<Vec<PastMessage>> {
-    let rows = sqlx::query(PAST)
-        .bind(tx.tenant_id())
-        .bind(session_id)
-        .bind(tokens)
-        .bind(MOST_PAST_MESSAGES)
-        .fetch_all(tx.connection())
-        .await?;
-    let raw = |row: &PgRow, place: usize| -> Result<Option<Box<RawValue>>> {
-        let value: Option<Json<Box<RawValue>>> = row.try_get(place)?;
-        Ok(value.map(|Json(raw)| raw))
-    };
-    rows.iter()
-        .map(|row| {
-            Ok(PastMessage {
-                role: Role::from_column(row.try_get(0)?)?,
-                kind: MessageKind::from_column(row.try_get(1)?)?,
-                content: raw(row, 2)?,
-                tool_calls: raw(row, 3)?,
-                tool_call_id: row.try_get(4)?,
-            })
-        })
-        .collect()
 }

@@ -123,12 +123,16 @@ impl Shared {
         Ok(open)
     }
 
+    /// One that this runtime opened. Another's only when no more may be opened: every answer on it would wake
+    /// two threads.
     fn take_idle(&self) -> Option<Open> {
         let here = Handle::current().id();
         let mut idle = self.idle();
         let own = idle.iter().rposition(|idle| idle.open.runtime == here);
+        let in_use = self.size as usize - self.permits.available_permits();
         match own {
             Some(place) => Some(idle.remove(place).open),
+            None if in_use + idle.len() <= self.size as usize => None,
             None => idle.pop().map(|idle| idle.open),
         }
     }

@@ -47,26 +47,34 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// A turn that is started in the transaction that accepts it.
-    pub fn fresh(turn: &NewTurn<'_>, user_id: Option<UserId>, now: DateTime<Utc>) -> Self {
+    /// A turn that was started by the statement that accepted it.
+    pub fn started(
+        turn: &NewTurn<'_>,
+        session_id: SessionId,
+        user_id: Option<UserId>,
+        now: DateTime<Utc>,
+    ) -> Self {
         Self {
             id: turn.id,
             conversation_id: turn.conversation_id,
             agent: turn.agent.to_owned(),
-            input: turn.input.clone(),
+            input: TurnInput {
+                messages: Vec::new(),
+                ..turn.input.clone()
+            },
             told: turn.told.clone(),
-            speaker: turn.identity_id.zip(turn.platform.clone()),
+            speaker: turn.speaker.clone(),
             user_id,
-            session_id: None,
-            steps: 0,
+            session_id: Some(session_id),
+            steps: i32::try_from(turn.input.messages.len()).unwrap_or(i32::MAX),
             calls: None,
             fence: 1,
-            version: 0,
+            version: 1,
             attempt: 1,
             state: TurnState::Running,
             cancelled: None,
             created_at: now,
-            started_at: None,
+            started_at: Some(now),
             reply_to: turn.reply.map(|(to, _)| to.clone()),
         }
     }
@@ -116,7 +124,7 @@ fn read_taken(row: &PgRow) -> Result<Taken> {
     })
 }
 
-pub const CLAIM_NEXT: &str = concat!(
+const CLAIM_NEXT: &str = concat!(
     "update turns t
         set state = 'running', fence = fence + 1, node = $3,
             lease_until = clock_timestamp() + $4 * interval '1 millisecond'

@@ -4,7 +4,10 @@
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
 use sqlx::types::Json;
+use sqlx::{Postgres, Row};
 
 use super::TenantTx;
 use super::turn_claims::Runner;
@@ -14,7 +17,7 @@ use crate::domain::event::NewEvent;
 use crate::domain::message::{MessageKind, NewMessage, Role, ToolCall};
 use crate::domain::turn::{CLIENT_PATIENCE, StopReason, TurnState};
 use crate::error::{Error, Result};
-use crate::ids::{IdentityId, SessionId, TurnId};
+use crate::ids::{IdentityId, SessionId, TenantId, TurnId};
 
 /// The turn that is written, as the writer knows it.
 #[derive(Debug, Clone, Copy)]
@@ -61,114 +64,76 @@ pub struct Heard {
     pub stop: Option<StopReason>,
     /// How the answer gets to who asked on a platform.
     pub reply_via: Option<ReplyVia>,
+    /// Whether others came after it in its conversation, and may wait.
+    pub followed: bool,
 }
 
-/// Numbers come from the conversation's row, which is locked first, then the turn and the session: the
-/// order that everyone keeps. A turn at this fence and version stands as the writer left it: running. It is not
-/// asked for by that state, because Postgres would look for it in the small index of those that run, which is
-/// full of those that did.
-pub const WRITE: &str = "with numbers as (
-       update conversations c
-          set next_event_seq = c.next_event_seq + $6
-         from turns f
-        where c.tenant_id = $1
-          and c.id = $5
-          and c.deleted_at is null
-          and f.tenant_id = $1
-          and f.id = $2
-          and f.fence = $3
-          and f.version = $4
-          and f.ended_at is null
-    returning c.next_event_seq - $6 as first_event
-     ), gate as (
-       update turns t
-          set version = t.version + 1,
-              state = $7,
-              reason = $8,
-              detail = $9,
-              finish_reason = coalesce($10, t.finish_reason),
-              calls = $11,
-              steps = t.steps + $12,
-              attempt = $13,
-              input_tokens = t.input_tokens + $14,
-              output_tokens = t.output_tokens + $15,
-              usage_estimated = t.usage_estimated or $16,
-              start_session_id = coalesce(t.start_session_id, $17),
-              end_session_id = $17,
-              started_at = coalesce(t.started_at, $18),
-              node = case when $7 = 'running' then t.node end,
-              lease_until = case $7
-                              when 'running' then clock_timestamp() + $19 * interval '1 millisecond'
-                              when 'waiting_client' then clock_timestamp() + $20 * interval '1 millisecond'
-                            end,
-              ended_at = case when $7 not in ('running', 'waiting_client') then $18 end
-         from numbers n
-        where t.tenant_id = $1
-          and t.id = $2
-          and t.fence = $3
-          and t.version = $4
-          and t.ended_at is null
-    returning t.steps - $12 as first_step, t.cancel_requested_at is not null as cancelled, t.cancel_reason,
-              t.reply_via, n.first_event
-     ), place as (
-       update sessions s
-          set next_seq = s.next_seq + $12,
-              message_count = s.message_count + $12,
-              token_count = s.token_count + $21,
-              last_active_at = case when $12 > 0 then $18 else s.last_active_at end,
-              last_person_at = case when $22 then $18 else s.last_person_at end,
-              state = case when $23 then 'open' else s.state end,
-              end_reason = case when not $23 then s.end_reason end,
-              ended_at = case when not $23 then s.ended_at end,
-              turn_id = case when $7 in ('running', 'waiting_client') then $2 end
-         from gate
-        where s.tenant_id = $1
-          and s.id = $17
-          and s.undone_at is null
-          and s.end_reason is distinct from 'compression'
-          and (s.turn_id is null or s.turn_id = $2)
-          and ($12 > 0 or $7 <> 'running')
-    returning s.next_seq - $12 as first_seq
-     ), put as (
-       insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
-                             identity_id, platform, token_count, turn_id, step, created_at)
-       select $1, $17, place.first_seq + m.place - 1, m.role, m.kind, m.content::json, m.tool_calls::json,
-              m.tool_call_id, case when m.spoken then $24::uuid end, case when m.spoken then $25 end, m.tokens,
-              $2, gate.first_step + m.place - 1, $18
-         from place, gate,
-              unnest($26::text[], $27::text[], $28::text[], $29::text[], $30::text[], $31::integer[],
-                     $32::boolean[])
-                with ordinality
-                as m (role, kind, content, tool_calls, tool_call_id, tokens, spoken, place)
-     ), told as (
-       insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, message_seq,
-                           data, created_at)
-       select $1, $5, gate.first_event + e.place - 1, $2, $13, e.kind, $17,
-              (select place.first_seq from place) + e.message, e.data::json, $18
-         from gate,
-              unnest($33::text[], $34::bigint[], $35::text[])
-                with ordinality
-                as e (kind, message, data, place)
-     )
-     select gate.cancelled, gate.cancel_reason, (select place.first_seq from place) as first_seq, gate.reply_via
-       from gate";
+/// Puts the messages and events of a write into their tables. Needs the rows `gate` (the session, the turn's
+/// first step and the first event's number) and `place` (the first message's number), and the values that
+/// `bind_written` binds.
+macro_rules! said_and_told {
+    () => {
+        "said as (
+           insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
+                                 identity_id, platform, token_count, turn_id, step, created_at)
+           select $1, gate.session_id, place.first_seq + m.place - 1, m.role, m.kind, m.content::json,
+                  m.tool_calls::json, m.tool_call_id, case when m.spoken then $11::uuid end,
+                  case when m.spoken then $12 end, m.tokens, $2, gate.first_step + m.place - 1, $4
+             from place, gate,
+                  unnest($13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::integer[],
+                         $19::boolean[])
+                    with ordinality
+                    as m (role, kind, content, tool_calls, tool_call_id, tokens, spoken, place)
+         ), told as (
+           insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, message_seq,
+                               data, created_at)
+           select $1, $3, gate.first_event + e.place - 1, $2, $8, e.kind, gate.session_id,
+                  (select place.first_seq from place) + e.message, e.data::json, $4
+             from gate,
+                  unnest($20::text[], $21::bigint[], $22::text[])
+                    with ordinality
+                    as e (kind, message, data, place)"
+    };
+}
+pub(super) use said_and_told;
 
-/// Writes, or answers `None` if the turn is no longer at this fence and version.
-pub async fn write(
-    tx: &mut TenantTx,
-    fence: Fence,
-    write: &Write<'_>,
+/// What every write brings.
+pub(super) struct Written<'a> {
+    pub turn_id: TurnId,
+    pub conversation_id: SessionId,
+    pub messages: &'a [NewMessage],
+    pub speaker: Option<&'a (IdentityId, String)>,
+    pub events: &'a [NewEvent],
+    pub attempt: i32,
+    pub lease_ms: i64,
+}
+
+impl Written<'_> {
+    pub fn tokens(&self) -> i64 {
+        let tokens = self.messages.iter().map(NewMessage::tokens);
+        tokens.map(i64::from).sum()
+    }
+}
+
+type PgQuery<'q> = Query<'q, Postgres, PgArguments>;
+
+/// The first 22 values of a write: tenant, turn, conversation, time, lease, how many messages and events, the
+/// attempt, the messages' tokens, whether a person speaks, who, and then both as columns.
+pub(super) fn bind_written<'q>(
+    query: PgQuery<'q>,
+    tenant_id: TenantId,
+    written: &Written<'_>,
     now: DateTime<Utc>,
-) -> Result<Option<Heard>> {
-    let (messages, events, change) = (write.messages, write.events, write.change);
-    let state = change.state.unwrap_or(TurnState::Running);
+) -> Result<PgQuery<'q>> {
+    let Written {
+        messages, events, ..
+    } = *written;
     let is_spoken =
         |message: &NewMessage| message.role == Role::User && message.kind == MessageKind::Normal;
     let spoken: Vec<bool> = messages.iter().map(is_spoken).collect();
     let roles: Vec<&str> = messages.iter().map(|one| one.role.as_str()).collect();
     let kinds: Vec<&str> = messages.iter().map(|one| one.kind.as_str()).collect();
     let tokens: Vec<i32> = messages.iter().map(NewMessage::tokens).collect();
-    let token_sum: i64 = tokens.iter().copied().map(i64::from).sum();
     let texts = |text: fn(&NewMessage) -> Result<Option<String>>| -> Result<Vec<Option<String>>> {
         messages.iter().map(text).collect()
     };
@@ -177,34 +142,19 @@ pub async fn write(
     let named: Vec<Option<i64>> = events.iter().map(named).collect();
     let data = |event: &NewEvent| event.data.as_ref().map(ToString::to_string);
     let data: Vec<Option<String>> = events.iter().map(data).collect();
-    let usage = change.usage.unwrap_or(TokenUsage::NONE);
-    type Row = (bool, Option<String>, Option<i64>, Option<String>);
-    let row: Option<Row> = sqlx::query_as(WRITE)
-        .bind(tx.tenant_id())
-        .bind(fence.turn_id)
-        .bind(fence.fence)
-        .bind(fence.version)
-        .bind(write.conversation_id)
-        .bind(events.len() as i64)
-        .bind(state.as_str())
-        .bind(change.reason)
-        .bind(change.detail)
-        .bind(change.finish_reason)
-        .bind(change.calls.map(Json))
-        .bind(messages.len() as i32)
-        .bind(write.attempt)
-        .bind(usage.input)
-        .bind(usage.output)
-        .bind(usage.estimated)
-        .bind(write.session_id)
+    Ok(query
+        .bind(tenant_id)
+        .bind(written.turn_id)
+        .bind(written.conversation_id)
         .bind(now)
-        .bind(write.runner.lease_ms)
-        .bind(CLIENT_PATIENCE.num_milliseconds())
-        .bind(token_sum)
+        .bind(written.lease_ms)
+        .bind(messages.len() as i32)
+        .bind(events.len() as i64)
+        .bind(written.attempt)
+        .bind(written.tokens())
         .bind(spoken.contains(&true))
-        .bind(write.starts)
-        .bind(write.speaker.map(|(identity, _)| *identity))
-        .bind(write.speaker.map(|(_, platform)| platform.as_str()))
+        .bind(written.speaker.map(|(identity_id, _)| *identity_id))
+        .bind(written.speaker.map(|(_, platform)| platform.clone()))
         .bind(roles)
         .bind(kinds)
         .bind(texts(|message| to_json(message.content.as_ref()))?)
@@ -214,16 +164,131 @@ pub async fn write(
         .bind(spoken)
         .bind(told)
         .bind(named)
-        .bind(data)
+        .bind(data))
+}
+
+/// Numbers come from the conversation's row, which is locked first, then the turn and the session: the
+/// order that everyone keeps. A turn at this fence and version stands as the writer left it: running. It is not
+/// asked for by that state, because Postgres would look for it in the small index of those that run, which is
+/// full of those that did.
+pub const WRITE: &str = concat!(
+    "with numbers as (
+       update conversations c
+          set next_event_seq = c.next_event_seq + $7
+         from turns f
+        where c.tenant_id = $1
+          and c.id = $3
+          and c.deleted_at is null
+          and f.tenant_id = $1
+          and f.id = $2
+          and f.fence = $23
+          and f.version = $24
+          and f.ended_at is null
+    returning c.next_event_seq - $7 as first_event, c.next_turn_no
+     ), gate as (
+       update turns t
+          set version = t.version + 1,
+              state = $25,
+              reason = $26,
+              detail = $27,
+              finish_reason = coalesce($28, t.finish_reason),
+              calls = $29,
+              steps = t.steps + $6,
+              attempt = $8,
+              input_tokens = t.input_tokens + $30,
+              output_tokens = t.output_tokens + $31,
+              usage_estimated = t.usage_estimated or $32,
+              start_session_id = coalesce(t.start_session_id, $33),
+              end_session_id = $33,
+              started_at = coalesce(t.started_at, $4),
+              node = case when $25 = 'running' then t.node end,
+              lease_until = case $25
+                              when 'running' then clock_timestamp() + $5 * interval '1 millisecond'
+                              when 'waiting_client' then clock_timestamp() + $34 * interval '1 millisecond'
+                            end,
+              ended_at = case when $25 not in ('running', 'waiting_client') then $4 end
+         from numbers n
+        where t.tenant_id = $1
+          and t.id = $2
+          and t.fence = $23
+          and t.version = $24
+          and t.ended_at is null
+    returning t.steps - $6 as first_step, t.end_session_id as session_id,
+              t.cancel_requested_at is not null as cancelled, t.cancel_reason, t.reply_via, n.first_event,
+              n.next_turn_no > t.turn_no + 1 as followed
+     ), place as (
+       update sessions s
+          set next_seq = s.next_seq + $6,
+              message_count = s.message_count + $6,
+              token_count = s.token_count + $9,
+              last_active_at = case when $6 > 0 then $4 else s.last_active_at end,
+              last_person_at = case when $10 then $4 else s.last_person_at end,
+              state = case when $35 then 'open' else s.state end,
+              end_reason = case when not $35 then s.end_reason end,
+              ended_at = case when not $35 then s.ended_at end,
+              turn_id = case when $25 in ('running', 'waiting_client') then $2 end
+         from gate
+        where s.tenant_id = $1
+          and s.id = $33
+          and s.undone_at is null
+          and s.end_reason is distinct from 'compression'
+          and (s.turn_id is null or s.turn_id = $2)
+          and ($6 > 0 or $25 <> 'running')
+    returning s.next_seq - $6 as first_seq
+     ), ",
+    said_and_told!(),
+    ")
+     select gate.cancelled, gate.cancel_reason, (select place.first_seq from place) as first_seq,
+            gate.reply_via, gate.followed
+       from gate"
+);
+
+/// Writes, or answers `None` if the turn is no longer at this fence and version.
+pub async fn write(
+    tx: &mut TenantTx,
+    fence: Fence,
+    write: &Write<'_>,
+    now: DateTime<Utc>,
+) -> Result<Option<Heard>> {
+    let change = write.change;
+    let state = change.state.unwrap_or(TurnState::Running);
+    let usage = change.usage.unwrap_or(TokenUsage::NONE);
+    let written = Written {
+        turn_id: fence.turn_id,
+        conversation_id: write.conversation_id,
+        messages: write.messages,
+        speaker: write.speaker,
+        events: write.events,
+        attempt: write.attempt,
+        lease_ms: write.runner.lease_ms,
+    };
+    let row = bind_written(sqlx::query(WRITE), tx.tenant_id(), &written, now)?
+        .bind(fence.fence)
+        .bind(fence.version)
+        .bind(state.as_str())
+        .bind(change.reason)
+        .bind(change.detail)
+        .bind(change.finish_reason)
+        .bind(change.calls.map(Json))
+        .bind(usage.input)
+        .bind(usage.output)
+        .bind(usage.estimated)
+        .bind(write.session_id)
+        .bind(CLIENT_PATIENCE.num_milliseconds())
+        .bind(write.starts)
         .fetch_optional(tx.connection())
         .await?;
-    let Some((cancelled, reason, first_seq, reply_via)) = row else {
+    let Some(row) = row else {
         return Ok(None);
     };
-    if first_seq.is_none() && !messages.is_empty() {
+    let first_seq: Option<i64> = row.try_get("first_seq")?;
+    if first_seq.is_none() && !write.messages.is_empty() {
         let detail = "the end of a conversation with an active turn was moved";
         return Err(Error::internal(anyhow::anyhow!(detail)));
     }
+    let cancelled: bool = row.try_get("cancelled")?;
+    let reason: Option<String> = row.try_get("cancel_reason")?;
+    let reply_via: Option<String> = row.try_get("reply_via")?;
     Ok(Some(Heard {
         first_seq,
         stop: cancelled.then(|| StopReason::from_column(reason.as_deref())),
@@ -231,6 +296,7 @@ pub async fn write(
             .as_deref()
             .map(ReplyVia::from_column)
             .transpose()?,
+        followed: row.try_get("followed")?,
     }))
 }
 
@@ -259,9 +325,8 @@ pub async fn renew(tx: &mut TenantTx, fence: Fence, runner: Runner) -> Result<Op
     .fetch_optional(tx.connection())
     .await?;
     Ok(row.map(|(cancelled, reason)| Heard {
-        first_seq: None,
-        reply_via: None,
         stop: cancelled.then(|| StopReason::from_column(reason.as_deref())),
+        ..Heard::default()
     }))
 }
 

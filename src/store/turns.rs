@@ -1,5 +1,5 @@
-//! Turns as they are accepted and as they stand. Who has one is in `turn_claims`, what a running turn writes
-//! in `turn_writes`. Whoever accepts or ends one holds its conversation.
+//! Turns as they wait and as they stand. How one starts is in `turn_starts`, who has one in `turn_claims`,
+//! what a running turn writes in `turn_writes`. Whoever accepts or ends one holds its conversation.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -8,7 +8,6 @@ use sqlx::types::Json;
 use sqlx::{FromRow, Row};
 
 use super::TenantTx;
-use super::turn_claims::Runner;
 use crate::domain::completion::TokenUsage;
 use crate::domain::delivery::{ReplyTo, ReplyVia};
 use crate::domain::paging::{Page, PageRequest};
@@ -62,27 +61,6 @@ fn read_turn(row: &PgRow) -> Result<Turn> {
     })
 }
 
-/// Public, as `LOOK`, `INSERT` and `CLAIM_NEXT` are, for the bench that runs them beside the service.
-pub const TAKE_NUMBER: &str = "update conversations
-        set next_turn_no = next_turn_no + 1
-      where tenant_id = $1
-        and id = $2
-        and deleted_at is null
-  returning next_turn_no - 1 as turn_no, tip_session_id";
-
-/// Takes the next number of a conversation, and holds it until `tx` ends. Answers the number and the tip;
-/// `None` if the conversation was deleted.
-pub async fn take_number(
-    tx: &mut TenantTx,
-    conversation_id: SessionId,
-) -> Result<Option<(i64, SessionId)>> {
-    Ok(sqlx::query_as(TAKE_NUMBER)
-        .bind(tx.tenant_id())
-        .bind(conversation_id)
-        .fetch_optional(tx.connection())
-        .await?)
-}
-
 /// The newest turn of a conversation, by whom and what for: a client's own retry is told by it.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct Newest {
@@ -91,7 +69,7 @@ pub struct Newest {
     pub asked_hash: Vec<u8>,
 }
 
-pub const LOOK: &str = "select a.id as active_id, a.state as active_state,
+const LOOK: &str = "select a.id as active_id, a.state as active_state,
             (select count(*)
                from turns q
               where q.tenant_id = $1
@@ -147,48 +125,47 @@ pub async fn look(tx: &mut TenantTx, conversation_id: SessionId) -> Result<(Busy
 pub struct NewTurn<'a> {
     pub id: TurnId,
     pub conversation_id: SessionId,
-    pub turn_no: i64,
     pub agent: &'a str,
     pub principal: &'a str,
     pub asked_hash: [u8; 32],
     pub input: &'a TurnInput,
     pub told: &'a Told,
-    pub identity_id: Option<IdentityId>,
-    pub platform: Option<String>,
-    /// Who runs it at once, and for how long it is theirs; `None` queues it.
-    pub runner: Option<Runner>,
+    /// Who speaks, and on which platform.
+    pub speaker: Option<(IdentityId, String)>,
     /// Where its answer goes, for one that came from a platform.
     pub reply: Option<(&'a ReplyTo, ReplyVia)>,
 }
 
-pub const INSERT: &str = "insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal,
-                        asked_hash, input, told, identity_id, platform, fence, node, lease_until, created_at,
-                        reply_to, reply_via)
-     values ($1, $2, $3, $4, case when $12::uuid is null then 'queued' else 'running' end, $5, $6, $7,
-             $8, $9, $10, $11, case when $12::uuid is null then 0 else 1 end, $12,
-             case when $12::uuid is not null
-                  then clock_timestamp() + $13 * interval '1 millisecond' end, $14, $15, $16)";
-
-pub async fn insert(tx: &mut TenantTx, turn: &NewTurn<'_>, now: DateTime<Utc>) -> Result<()> {
-    sqlx::query(INSERT)
-        .bind(tx.tenant_id())
-        .bind(turn.id)
-        .bind(turn.conversation_id)
-        .bind(turn.turn_no)
-        .bind(turn.agent)
-        .bind(turn.principal)
-        .bind(turn.asked_hash.as_slice())
-        .bind(Json(turn.input))
-        .bind(Json(turn.told))
-        .bind(turn.identity_id)
-        .bind(&turn.platform)
-        .bind(turn.runner.map(|runner| runner.node))
-        .bind(turn.runner.map_or(0, |runner| runner.lease_ms))
-        .bind(now)
-        .bind(turn.reply.map(|(to, _)| Json(to)))
-        .bind(turn.reply.map(|(_, via)| via.as_str()))
-        .execute(tx.connection())
-        .await?;
+/// Puts a turn at the end of its conversation's queue.
+pub async fn queue(tx: &mut TenantTx, turn: &NewTurn<'_>, now: DateTime<Utc>) -> Result<()> {
+    sqlx::query(
+        "with number as (
+           update conversations
+              set next_turn_no = next_turn_no + 1
+            where tenant_id = $1
+              and id = $3
+        returning next_turn_no - 1 as turn_no
+         )
+         insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input,
+                            told, identity_id, platform, created_at, reply_to, reply_via)
+         select $1, $2, $3, turn_no, 'queued', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
+           from number",
+    )
+    .bind(tx.tenant_id())
+    .bind(turn.id)
+    .bind(turn.conversation_id)
+    .bind(turn.agent)
+    .bind(turn.principal)
+    .bind(turn.asked_hash.as_slice())
+    .bind(Json(turn.input))
+    .bind(Json(turn.told))
+    .bind(turn.speaker.as_ref().map(|(identity_id, _)| *identity_id))
+    .bind(turn.speaker.as_ref().map(|(_, platform)| platform))
+    .bind(now)
+    .bind(turn.reply.map(|(to, _)| Json(to)))
+    .bind(turn.reply.map(|(_, via)| via.as_str()))
+    .execute(tx.connection())
+    .await?;
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! Taking a message in: the session it goes to, its turn and what it says, in one transaction of the
-//! caller's. In a conversation where nothing happens it starts in the same transaction.
+//! caller's. In a conversation that rests it starts in the same transaction.
 
 use std::sync::Arc;
 
@@ -25,10 +25,11 @@ use crate::error::{Error, Result};
 use crate::ids::{BootId, SessionId, TurnId};
 use crate::model::Agent;
 use crate::store::turn_claims::{self, Taken};
+use crate::store::turn_starts::{self, Allowance, Started};
 use crate::store::turn_stops;
 use crate::store::turn_writes::{self, Change, Fence, Write};
 use crate::store::turns::{self, NewTurn};
-use crate::store::{TenantTx, events, presence};
+use crate::store::{TenantTx, conversations, past, presence};
 
 /// What somebody asks of an agent, in a session.
 pub struct Asked<'a> {
@@ -82,87 +83,157 @@ pub struct Claimed {
     pub past: Option<Vec<PastMessage>>,
 }
 
-/// Accepts, in a conversation that is held until `tx` ends.
+impl Asked<'_> {
+    /// Whether it is new for certain: a turn of its own, if anything.
+    fn is_new(&self) -> bool {
+        !self.is_retry && !self.input.answers_tools()
+    }
+}
+
+/// Accepts. Where the conversation rests it starts by one statement; otherwise the conversation is held until
+/// `tx` ends, and what happens there decides.
 pub async fn accept(
     app: &App,
     tx: &mut TenantTx,
     asked: Asked<'_>,
     now: DateTime<Utc>,
 ) -> Result<Accepted> {
-    let (viewer, agent) = (asked.viewer, asked.agent.name.as_str());
-    let found = place::find(tx, viewer, &asked.place, agent, &asked.input, now).await?;
+    let agent = asked.agent.name.as_str();
+    let found = place::find(tx, asked.viewer, &asked.place, agent, &asked.input, now).await?;
+    if asked.is_new() {
+        let running = i64::from(asked.agent.limits.concurrent_turns);
+        let turn = new_turn(&asked, &found);
+        if let Some(claimed) = start(app, tx, &asked, &turn, &found, running, now).await? {
+            note_presence(tx, &asked, &found, now).await?;
+            return Ok(found.started(claimed));
+        }
+    }
+    accept_held(app, tx, asked, found, now).await
+}
+
+async fn accept_held(
+    app: &App,
+    tx: &mut TenantTx,
+    asked: Asked<'_>,
+    found: Found,
+    now: DateTime<Utc>,
+) -> Result<Accepted> {
     let conversation_id = found.tip.name.conversation_id;
-    let numbered = turns::take_number(tx, conversation_id).await?;
-    let (turn_no, tip) = numbered.ok_or_else(session_not_found)?;
+    let tip = conversations::lock(tx, conversation_id).await?;
+    let tip = tip.ok_or_else(session_not_found)?;
     let (busy, newest) = turns::look(tx, conversation_id).await?;
-    let accepted = |turn_id, told, became| Accepted {
-        turn_id,
-        name: found.tip.name.clone(),
-        session_id: tip,
-        told,
-        became,
-    };
     if asked.is_retry
         && let Some(newest) = newest
         && newest.principal == asked.principal
         && newest.asked_hash == asked.hash
     {
-        return Ok(accepted(newest.id, found.told, Became::Attached));
+        return Ok(found.accepted(newest.id, tip, Became::Attached));
     }
-    note_presence(tx, viewer, &asked.input, &found, now).await?;
+    note_presence(tx, &asked, &found, now).await?;
     let waits = |(_, state): &(TurnId, TurnState)| *state == TurnState::WaitingClient;
     let waiting = busy.active.filter(waits).map(|(turn_id, _)| turn_id);
     if asked.input.answers_tools() {
         let turn_id = waiting.ok_or_else(|| unknown_call(0))?;
         let claimed = go_on(app, tx, asked, turn_id, tip, now).await?;
-        return Ok(accepted(
-            turn_id,
-            found.told,
-            Became::Started(Box::new(claimed)),
-        ));
+        return Ok(found.started(claimed));
     }
     let on_busy = asked.on_busy.unwrap_or(asked.agent.spec.on_busy);
     let admission = busy.admit(on_busy, asked.agent.limits.concurrent_turns)?;
     let stopped = make_room(app, tx, admission, waiting, now).await?;
-    let starts_now = matches!(admission, Admission::Start | Admission::Supersede(_));
-    let speaker = viewer.speaker.as_ref();
-    let turn = NewTurn {
+    let turn = new_turn(&asked, &found);
+    match admission {
+        Admission::Start | Admission::Supersede(_) => {
+            let claimed = start(app, tx, &asked, &turn, &found, i64::MAX, now).await?;
+            let moved = || Error::internal(anyhow::anyhow!("a held conversation does not rest"));
+            Ok(found.started(claimed.ok_or_else(moved)?))
+        }
+        Admission::Queue | Admission::Interrupt(_) => {
+            turns::queue(tx, &turn, now).await?;
+            let next = match waiting {
+                Some(_) => begin_next(app, tx, conversation_id, now).await?,
+                None => None,
+            };
+            let next = next.map(Box::new);
+            Ok(found.accepted(turn.id, tip, Became::Queued { stopped, next }))
+        }
+    }
+}
+
+impl Found {
+    fn accepted(&self, turn_id: TurnId, session_id: SessionId, became: Became) -> Accepted {
+        Accepted {
+            turn_id,
+            name: self.tip.name.clone(),
+            session_id,
+            told: self.told.clone(),
+            became,
+        }
+    }
+
+    fn started(&self, claimed: Claimed) -> Accepted {
+        let (turn_id, session_id) = (claimed.taken.id, claimed.session_id);
+        self.accepted(turn_id, session_id, Became::Started(Box::new(claimed)))
+    }
+}
+
+fn new_turn<'a>(asked: &'a Asked<'_>, found: &'a Found) -> NewTurn<'a> {
+    let speaker = asked.viewer.speaker.as_ref();
+    NewTurn {
         id: TurnId::generate(),
-        conversation_id,
-        turn_no,
-        agent,
+        conversation_id: found.tip.name.conversation_id,
+        agent: &asked.agent.name,
         principal: asked.principal,
         asked_hash: asked.hash,
         input: &asked.input,
         told: &found.told,
-        identity_id: speaker.map(|speaker| speaker.id),
-        platform: speaker.map(|speaker| speaker.name.platform().to_string()),
-        runner: starts_now.then(|| runner(app)),
+        speaker: speaker.map(|speaker| (speaker.id, speaker.name.platform().to_string())),
         reply: asked.reply.as_ref().map(|(to, via)| (to, *via)),
-    };
-    turns::insert(tx, &turn, now).await?;
-    if !starts_now {
-        let next = match waiting {
-            Some(_) => begin_next(app, tx, conversation_id, now).await?,
-            None => None,
-        };
-        let next = next.map(Box::new);
-        return Ok(accepted(
-            turn.id,
-            found.told,
-            Became::Queued { stopped, next },
-        ));
     }
-    let taken = Taken::fresh(&turn, found.tip.owner.user_id, now);
-    let mut claimed = begin(app, tx, taken, tip, now).await?;
-    let budget = token_budget(&asked.agent.spec);
-    claimed.past = Some(events::past(tx, tip, budget).await?);
-    let turn_id = turn.id;
-    Ok(accepted(
-        turn_id,
-        found.told.clone(),
-        Became::Started(Box::new(claimed)),
-    ))
+}
+
+/// Starts a turn where its conversation rests and no more than `running` of the tenant's run.
+async fn start(
+    app: &App,
+    tx: &mut TenantTx,
+    asked: &Asked<'_>,
+    turn: &NewTurn<'_>,
+    found: &Found,
+    running: i64,
+    now: DateTime<Utc>,
+) -> Result<Option<Claimed>> {
+    let said = &turn.input.messages;
+    let allowance = Allowance {
+        runner: runner(app),
+        running,
+        tokens: token_budget(&asked.agent.spec),
+    };
+    let told = beginning(said);
+    let started = turn_starts::start(tx, turn, &told, allowance, now).await?;
+    let Some(Started { session_id, past }) = started else {
+        return Ok(None);
+    };
+    let past = match past {
+        Some(mut past) => {
+            for message in said {
+                past.push(PastMessage::of(message)?);
+            }
+            Some(past)
+        }
+        None => None,
+    };
+    Ok(Some(Claimed {
+        taken: Taken::started(turn, session_id, found.tip.owner.user_id, now),
+        session_id,
+        past,
+    }))
+}
+
+/// What is told of a turn that starts with these messages.
+fn beginning(said: &[NewMessage]) -> Vec<NewEvent> {
+    let named = (0..said.len()).map(NewEvent::of_message);
+    std::iter::once(NewEvent::new(TURN_STARTED))
+        .chain(named)
+        .collect()
 }
 
 /// Asks the running turn to stop, where a message does that, or ends the one that waits for its client, which
@@ -189,7 +260,7 @@ async fn make_room(
     }
 }
 
-/// Puts what a turn was accepted with into the transcript: from here on it runs.
+/// Puts what a queued turn was accepted with into the transcript: from here on it runs.
 pub(super) async fn begin(
     app: &App,
     tx: &mut TenantTx,
@@ -198,10 +269,7 @@ pub(super) async fn begin(
     now: DateTime<Utc>,
 ) -> Result<Claimed> {
     let said = std::mem::take(&mut taken.input.messages);
-    let named = (0..said.len()).map(NewEvent::of_message);
-    let told: Vec<NewEvent> = std::iter::once(NewEvent::new(TURN_STARTED))
-        .chain(named)
-        .collect();
+    let told = beginning(&said);
     put(app, tx, &mut taken, tip, (&said, &told), now).await?;
     Ok(Claimed {
         taken,
@@ -236,7 +304,7 @@ async fn go_on(
     let told: Vec<NewEvent> = (0..said.len()).map(NewEvent::of_message).collect();
     put(app, tx, &mut taken, tip, (&said, &told), now).await?;
     let budget = token_budget(&asked.agent.spec);
-    let past = events::past(tx, tip, budget).await?;
+    let past = past::list(tx, tip, budget).await?;
     Ok(Claimed {
         taken,
         session_id: tip,
@@ -281,13 +349,13 @@ async fn put(
 /// Whoever speaks was heard, in the slot of the conversation.
 async fn note_presence(
     tx: &mut TenantTx,
-    viewer: &Viewer,
-    input: &TurnInput,
+    asked: &Asked<'_>,
     found: &Found,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    let spoke = input.messages.iter().any(|said| said.role == Role::User);
-    match &viewer.speaker {
+    let said = &asked.input.messages;
+    let spoke = said.iter().any(|said| said.role == Role::User);
+    match &asked.viewer.speaker {
         Some(speaker) if spoke => presence::note(tx, speaker.id, found.slot_id, now).await,
         Some(_) | None => Ok(()),
     }

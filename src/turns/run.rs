@@ -25,7 +25,7 @@ use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId};
 use crate::live::Running;
 use crate::model::Agent;
-use crate::store::events;
+use crate::store::past;
 use crate::store::turn_claims::Taken;
 use crate::store::turn_writes::{Change, Fence, Heard};
 use crate::store::turns;
@@ -117,11 +117,11 @@ async fn prepare(
     tenant_id: TenantId,
     agent: &str,
     session_id: SessionId,
-    mut past: Option<Vec<PastMessage>>,
+    mut read: Option<Vec<PastMessage>>,
 ) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
     let until = Instant::now() + app.config.turn_lease;
     loop {
-        match try_prepare(app, tenant_id, agent, session_id, &mut past).await {
+        match try_prepare(app, tenant_id, agent, session_id, &mut read).await {
             Err(error) if is_away(&error) && Instant::now() < until => sleep(AWAY_PAUSE).await,
             prepared => return prepared,
         }
@@ -133,18 +133,18 @@ async fn try_prepare(
     tenant_id: TenantId,
     agent: &str,
     session_id: SessionId,
-    past: &mut Option<Vec<PastMessage>>,
+    read: &mut Option<Vec<PastMessage>>,
 ) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
     let Some(agent) = app.models.find(tenant_id, agent).await? else {
         return Ok(None);
     };
-    let past = match past.take() {
+    let past = match read.take() {
         Some(past) => past,
         None => {
             let budget = token_budget(&agent.spec);
             let caller = JobCaller::of_served_tenant(tenant_id);
             let mut tx = caller.begin(&app.db).await?;
-            events::past(&mut tx, session_id, budget).await?
+            past::list(&mut tx, session_id, budget).await?
         }
     };
     Ok(Some((agent, past)))

@@ -144,7 +144,9 @@ impl Writer {
         let mut next = None;
         if frees {
             self.deliver(&mut tx, &heard, messages, change).await?;
-            next = begin_next(&app, &mut tx, self.conversation_id, now).await?;
+            if heard.followed {
+                next = begin_next(&app, &mut tx, self.conversation_id, now).await?;
+            }
         }
         tx.commit().await?;
         self.fence.version += 1;
