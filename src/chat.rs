@@ -50,8 +50,8 @@ impl Call {
     pub async fn complete(self) -> Result<Value> {
         let body = self.request.for_model(&self.agent.spec)?;
         let mut answer = self.app.models.complete(&self.agent, body).await?;
-        let said = answer["choices"].to_string().len();
-        self.count(TokenUsage::told(&answer), said);
+        let usage = TokenUsage::told(&answer);
+        self.count(usage, || answer["choices"].to_string().len());
         answer["model"] = self.agent.name.as_str().into();
         Ok(answer)
     }
@@ -68,8 +68,9 @@ impl Call {
         })
     }
 
-    fn count(&self, told: Option<TokenUsage>, said: usize) {
-        let estimate = || TokenUsage::estimate(self.request.messages(), said);
+    /// What it used, as it was told; otherwise by how many bytes were said.
+    fn count(&self, told: Option<TokenUsage>, said: impl FnOnce() -> usize) {
+        let estimate = || TokenUsage::estimate(self.request.messages(), said());
         let usage = told.unwrap_or_else(estimate);
         let now = self.app.clock.now();
         let name = UsageName::model_call(
@@ -117,7 +118,11 @@ impl Answering {
                 continue;
             }
             if choices > 0 {
-                self.said += chunk["choices"][0]["delta"].to_string().len();
+                let delta = &chunk["choices"][0]["delta"];
+                self.said += match delta["content"].as_str() {
+                    Some(text) => text.len(),
+                    None => delta.to_string().len(),
+                };
             }
             chunk["model"] = self.call.agent.name.as_str().into();
             return Ok(Some(chunk));
@@ -128,6 +133,6 @@ impl Answering {
 /// Counted however it ends: a client that leaves has used what was said.
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.call.count(self.told, self.said);
+        self.call.count(self.told, || self.said);
     }
 }

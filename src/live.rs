@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ids::{BootId, SessionId, TenantId, TurnId};
 use crate::redis::Redis;
-use crate::redis::pokes::{Poke, Subscriptions, Topic};
+use crate::redis::pokes::{Poke, Publisher, Subscriptions, Topic};
 
 /// Pokes that wait for Redis; what does not fit is lost, which only delays.
 const WAITING_POKES: usize = 10_000;
@@ -218,6 +218,7 @@ pub async fn tell_others(live: Live, redis: Redis, stop: CancellationToken) {
     let Some(mut outgoing) = taken else {
         return;
     };
+    let mut publisher = Publisher::new(redis);
     let mut batch = Vec::with_capacity(BATCH);
     loop {
         tokio::select! {
@@ -226,7 +227,7 @@ pub async fn tell_others(live: Live, redis: Redis, stop: CancellationToken) {
             () = stop.cancelled() => return,
         }
         batch.dedup();
-        if let Err(error) = redis.publish(&batch).await {
+        if let Err(error) = publisher.publish(&batch).await {
             tracing::debug!(error = %error, "other nodes were not told of news");
         }
         batch.clear();

@@ -1,6 +1,7 @@
 //! Pokes between nodes: that something happened in a conversation, or that a node should look at a turn.
 //! A poke says only where to look; a lost one delays, and a forged one makes somebody look in vain.
 
+use deadpool_redis::Connection;
 use deadpool_redis::redis::aio::{PubSubSink, PubSubStream};
 use deadpool_redis::redis::{Client, Msg, pipe};
 use futures_util::StreamExt;
@@ -45,29 +46,52 @@ pub enum Poke {
     Turn(BootId, TurnId),
 }
 
-impl Redis {
-    pub async fn publish(&self, pokes: &[Poke]) -> Result<()> {
+/// Tells pokes. Keeps its connection: one from the pool is asked first, each time, whether it still lives.
+pub struct Publisher {
+    redis: Redis,
+    connection: Option<Connection>,
+}
+
+impl Publisher {
+    pub fn new(redis: Redis) -> Self {
+        Self {
+            redis,
+            connection: None,
+        }
+    }
+
+    pub async fn publish(&mut self, pokes: &[Poke]) -> Result<()> {
+        let mut all = pipe();
+        for poke in pokes {
+            let (channel, payload) = match poke {
+                Poke::News(topic) => (topic.channel(), String::new()),
+                Poke::Turn(node, turn) => (format!("{NODE}{node}"), turn.to_string()),
+            };
+            all.publish(channel, payload).ignore();
+        }
+        let kept = self.connection.take();
+        let pool = &self.redis.pool;
         let asking = async {
-            let mut connection = self.pool.get().await.map_err(anyhow::Error::from)?;
-            let mut all = pipe();
-            for poke in pokes {
-                let (channel, payload) = match poke {
-                    Poke::News(topic) => (topic.channel(), String::new()),
-                    Poke::Turn(node, turn) => (format!("{NODE}{node}"), turn.to_string()),
-                };
-                all.publish(channel, payload).ignore();
-            }
-            all.query_async::<()>(&mut connection)
-                .await
-                .map_err(anyhow::Error::from)
+            let mut connection = match kept {
+                Some(connection) => connection,
+                None => pool.get().await.map_err(anyhow::Error::from)?,
+            };
+            let told = all.query_async::<()>(&mut connection).await;
+            told.map_err(anyhow::Error::from)?;
+            Ok::<Connection, anyhow::Error>(connection)
         };
         match tokio::time::timeout(WAIT, asking).await {
-            Ok(Ok(())) => Ok(()),
+            Ok(Ok(connection)) => {
+                self.connection = Some(connection);
+                Ok(())
+            }
             Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
             Err(late) => Err(Error::unavailable("Redis", late)),
         }
     }
+}
 
+impl Redis {
     /// A connection of its own, on which pokes arrive: those to `node`, and what is asked for.
     pub async fn listen(&self, node: BootId) -> Result<(Subscriptions, Pokes)> {
         let opening = async {

@@ -1,6 +1,7 @@
 //! What clients of OpenAI read: completions, their chunks, and the member `hermes` about the session.
 
 use actix_web::web::Bytes;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::domain::completion::TokenUsage;
@@ -15,28 +16,69 @@ use crate::turns::{Outcome, Said};
 /// What all chunks of an answer have in common.
 #[derive(Debug, Clone)]
 pub struct Frame {
-    pub turn_id: TurnId,
-    pub model: String,
+    id: String,
+    model: String,
     /// Seconds since 1970.
-    pub created: i64,
+    created: i64,
+}
+
+/// A chunk with one choice. As it is written: an answer has many of them.
+#[derive(Serialize)]
+struct Chunk<'a, D> {
+    id: &'a str,
+    object: &'static str,
+    created: i64,
+    model: &'a str,
+    choices: [Choice<'a, D>; 1],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hermes: Option<Value>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a, D> {
+    index: u32,
+    delta: D,
+    finish_reason: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Text<'a> {
+    content: &'a str,
 }
 
 impl Frame {
+    pub fn new(turn_id: TurnId, model: &str, created: i64) -> Self {
+        Self {
+            id: format!("chatcmpl-{turn_id}"),
+            model: model.to_owned(),
+            created,
+        }
+    }
+
     fn envelope(&self, object: &str) -> Value {
         json!({
-            "id": format!("chatcmpl-{}", self.turn_id), "object": object, "created": self.created,
-            "model": self.model,
+            "id": self.id, "object": object, "created": self.created, "model": self.model,
         })
     }
 
-    fn chunk(&self, delta: Value, finish_reason: Option<&str>, hermes: Option<Value>) -> Bytes {
-        let mut chunk = self.envelope("chat.completion.chunk");
-        let choice = json!({"index": 0, "delta": delta, "finish_reason": finish_reason});
-        chunk["choices"] = json!([choice]);
-        if let Some(hermes) = hermes {
-            chunk["hermes"] = hermes;
-        }
-        data(&chunk)
+    fn chunk(
+        &self,
+        delta: impl Serialize,
+        finish_reason: Option<&str>,
+        hermes: Option<Value>,
+    ) -> Bytes {
+        data(&Chunk {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: &self.model,
+            choices: [Choice {
+                index: 0,
+                delta,
+                finish_reason,
+            }],
+            hermes,
+        })
     }
 
     /// The first: who speaks.
@@ -45,7 +87,7 @@ impl Frame {
     }
 
     pub fn text(&self, text: &str) -> Bytes {
-        self.chunk(json!({ "content": text }), None, None)
+        self.chunk(Text { content: text }, None, None)
     }
 
     /// A chunk of the model's server in our frame; `None` if it says nothing to the client. The tools that
@@ -61,7 +103,7 @@ impl Frame {
         delta
             .values()
             .any(says)
-            .then(|| self.chunk(Value::Object(delta), None, None))
+            .then(|| self.chunk(delta, None, None))
     }
 
     /// The tools that the client is to call, then the end.
@@ -125,8 +167,14 @@ fn usage_body(usage: &TokenUsage) -> Value {
     })
 }
 
-fn data(value: &Value) -> Bytes {
-    Bytes::from(format!("data: {value}\n\n"))
+fn data(value: &impl Serialize) -> Bytes {
+    let mut line = b"data: ".to_vec();
+    // Fails for keys that are no text; there are none.
+    if serde_json::to_writer(&mut line, value).is_err() {
+        line.extend_from_slice(b"null");
+    }
+    line.extend_from_slice(b"\n\n");
+    Bytes::from(line)
 }
 
 /// An error in the middle of a stream, as the official clients raise it.
@@ -168,11 +216,7 @@ mod tests {
 
     #[test]
     fn a_servers_chunk_is_passed_on_without_what_is_ours_to_tell() {
-        let frame = Frame {
-            turn_id: TurnId::generate(),
-            model: "main".to_owned(),
-            created: 7,
-        };
+        let frame = Frame::new(TurnId::generate(), "main", 7);
         let chunk = |delta: Value| json!({"id": "x", "choices": [{"delta": delta, "finish_reason": "stop"}]});
         for silent in [
             json!({"role": "assistant", "content": ""}),

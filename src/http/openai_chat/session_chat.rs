@@ -68,11 +68,8 @@ pub async fn answer(
     place: Place,
 ) -> Result<HttpResponse> {
     let turn = accept(&asking, &asked, place).await?;
-    let frame = Frame {
-        turn_id: turn.id,
-        model: asked.model.clone(),
-        created: asking.app.clock.now().timestamp(),
-    };
+    let created = asking.app.clock.now().timestamp();
+    let frame = Frame::new(turn.id, &asked.model, created);
     let mut head = match asked.stream {
         true => event_stream::head(),
         false => HttpResponse::Ok(),
@@ -256,6 +253,16 @@ enum Next {
     Quiet,
 }
 
+impl From<Ahead> for Next {
+    fn from(ahead: Ahead) -> Self {
+        match ahead {
+            Ahead::Chunk(chunk) => Self::Chunk(chunk),
+            Ahead::Ended(outcome) => Self::Ended(outcome),
+            Ahead::Lost => Self::Elsewhere,
+        }
+    }
+}
+
 impl Telling {
     async fn whole(mut self, mut head: HttpResponseBuilder) -> Result<HttpResponse> {
         loop {
@@ -290,9 +297,9 @@ impl Telling {
 
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if let Some(next) = self.waiting.pop_front() {
+            if !self.waiting.is_empty() {
                 self.quiet_since = Instant::now();
-                return Some(next);
+                return Some(self.take_waiting());
             }
             if self.ended {
                 return None;
@@ -304,10 +311,31 @@ impl Telling {
         }
     }
 
+    /// All that there is to send, in one piece.
+    fn take_waiting(&mut self) -> Bytes {
+        match self.waiting.len() {
+            1 => self.waiting.pop_front().unwrap_or_default(),
+            _ => Bytes::from(self.waiting.drain(..).collect::<Vec<_>>().concat()),
+        }
+    }
+
+    /// Waits for what comes next, and takes in what else has come by then.
     async fn look(&mut self) -> Result<()> {
         self.allowed.check().await?;
         let beat = self.quiet_since + HEARTBEAT;
-        match self.turn.next(self.allowed.due().min(beat)).await? {
+        let mut next = Some(self.turn.next(self.allowed.due().min(beat)).await?);
+        while let Some(come) = next {
+            self.take_in(come, beat).await?;
+            next = match self.ended {
+                true => None,
+                false => self.turn.at_hand(),
+            };
+        }
+        Ok(())
+    }
+
+    async fn take_in(&mut self, next: Next, beat: Instant) -> Result<()> {
+        match next {
             Next::Chunk(chunk) => {
                 let text = chunk["choices"][0]["delta"]["content"].as_str();
                 let heard = text.map_or(0, str::len);
@@ -409,13 +437,19 @@ impl Telling {
 }
 
 impl Turn {
+    /// What has already come of a turn that runs here.
+    fn at_hand(&mut self) -> Option<Next> {
+        let Source::Direct(ahead) = &mut self.source else {
+            return None;
+        };
+        ahead.try_recv().ok().map(Next::from)
+    }
+
     async fn next(&mut self, until: Instant) -> Result<Next> {
         match &mut self.source {
             Source::Direct(live) => match timeout_at(until, live.recv()).await {
                 Err(_) => Ok(Next::Quiet),
-                Ok(Some(Ahead::Chunk(chunk))) => Ok(Next::Chunk(chunk)),
-                Ok(Some(Ahead::Ended(outcome))) => Ok(Next::Ended(outcome)),
-                Ok(Some(Ahead::Lost)) => Ok(Next::Elsewhere),
+                Ok(Some(ahead)) => Ok(ahead.into()),
                 Ok(None) => Ok(Next::Behind),
             },
             Source::Events(follower) => {
