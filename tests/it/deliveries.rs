@@ -24,7 +24,7 @@ pub async fn ack(world: &World, key: &str, delivery: &Value) -> Reply {
         .await
 }
 
-async fn nack(world: &World, key: &str, delivery: &Value, retry: bool) -> Reply {
+pub async fn nack(world: &World, key: &str, delivery: &Value, retry: bool) -> Reply {
     let path = format!("/v1/deliveries/{}/nack", delivery["id"].as_str().unwrap());
     let body = json!({"lease": delivery["lease"], "error": "the platform said no", "retry": retry});
     world.post(key, &path, body).await
