@@ -25,6 +25,7 @@ mod dev_command;
 mod idempotency;
 mod identity_links;
 mod inbound;
+mod inbound_faults;
 mod jobs;
 mod key_sets;
 mod limits;
