@@ -192,3 +192,22 @@ async fn a_node_that_is_killed_when_a_wait_ends_leaves_one_delivery_to_each() {
     let deliveries = "select count(*) from deliveries";
     assert_eq!(pair.count(deliveries).await, PEOPLE as i64);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_lost_with_its_nodes_too_often_is_told_by_one_notice() {
+    let pair = Pair::new([Step::Hold]).await;
+    let mut body = person(1);
+    body["wait"] = json!(false);
+    let waiting = pair.wait_for_answer(0, &body).await;
+    waiting.await.unwrap().unwrap().expect(202);
+    let often = "with lost as (update turns set attempt = 5 returning 1) select count(*) from lost";
+    assert_eq!(pair.count(often).await, 1);
+    pair.nodes.kill(0);
+    let given = pair.given(1, "wait=20").await;
+    assert_eq!(given.len(), 1);
+    assert_eq!(
+        (&given[0]["kind"], &given[0]["in_reply_to"]),
+        (&json!("notice"), &json!("m-1"))
+    );
+    pair.gives_no_more(1).await;
+}
