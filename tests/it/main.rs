@@ -26,6 +26,7 @@ mod idempotency;
 mod identity_links;
 mod inbound;
 mod inbound_faults;
+mod inbound_parting;
 mod jobs;
 mod key_sets;
 mod limits;
