@@ -156,6 +156,19 @@ async fn several_consumers_on_two_nodes_share_without_doubling() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_hangs_up_while_they_wait_takes_nothing_along() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    for _ in 0..3 {
+        let waiting = world.request(Method::GET, "/v1/deliveries?wait=50", &key);
+        let waiting = waiting.timeout(Duration::from_millis(300));
+        assert!(waiting.send().await.is_err());
+    }
+    say(&world, &key, "telegram:5", "hi").await;
+    let given = fetch(&world, 0, &key, "wait=20").await;
+    assert_eq!(given[0]["attempt"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_sees_and_ends_only_what_its_platforms_cover() {
     let (world, tenant, telegram) = world_with_bridge(&["telegram"]).await;
     let slack = bridge(&world, &tenant, &["slack@T1"]).await;
