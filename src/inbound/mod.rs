@@ -302,6 +302,7 @@ pub async fn command(
 /// A changed message: one that still waits is replaced, any other that was brought is only kept. Answers its
 /// turn.
 pub async fn edit(
+    app: &App,
     tx: &mut TenantTx,
     speaker: &Speaker,
     message: &Message<'_>,
@@ -317,6 +318,7 @@ pub async fn edit(
     };
     let turn_id = known.turn_id;
     if let Some(turn_id) = turn_id {
+        find_before(app, tx, speaker, turn_id).await?;
         let replaced = replies::update_queued(tx, turn_id, input).await?;
         if replaced {
             return Ok(Some(turn_id));

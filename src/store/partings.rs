@@ -222,7 +222,7 @@ pub async fn move_conversations(
 }
 
 /// What came through the account ends: its home channels, the codes it minted, the rights it was given
-/// in others' conversations, what is still to be said to it, and where it was last heard.
+/// in others' conversations, what is still to be said to it, what commands told it, and where it was last heard.
 pub async fn end_belongings(
     tx: &mut TenantTx,
     identity: &Identity,
@@ -262,6 +262,24 @@ pub async fn end_belongings(
             set slot_id = null
           where tenant_id = $1
             and identity_id = $2",
+        // That a command was done is still known.
+        "update inbound_receipts
+            set answer_enc = null
+          where tenant_id = $1
+            and identity_id = $2
+            and answer_enc is not null",
+        // Turns that it began where it may not read any more have nobody to answer.
+        "update turns t
+            set reply_via = null
+           from conversations c, identities i
+          where t.tenant_id = $1
+            and t.identity_id = $2
+            and (t.reply_via = 'http' or t.reply_via = 'delivery' and t.ended_at is null)
+            and c.tenant_id = $1
+            and c.id = t.conversation_id
+            and i.tenant_id = $1
+            and i.id = $2
+            and c.user_id <> i.user_id",
     ] {
         sqlx::query(statement)
             .bind(tx.tenant_id())

@@ -4,9 +4,11 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 
 use super::accept::{Claimed, begin};
+use super::reply::{self, AnsweredTurn};
 use super::runner;
 use crate::app::App;
 use crate::domain::completion::TokenUsage;
+use crate::domain::delivery::ReplyVia;
 use crate::domain::event::{NewEvent, TURN_WAITING, of_end};
 use crate::domain::message::NewMessage;
 use crate::domain::turn::{StopReason, Told, Turn, TurnState, interrupted_result};
@@ -116,7 +118,8 @@ pub(super) async fn interrupted(
     .await
 }
 
-/// The last write of a turn that this transaction has taken.
+/// The last write of a turn that this transaction has taken, and the word to who waits for a delivery that there is
+/// no answer.
 pub(super) async fn end(
     app: &App,
     tx: &mut TenantTx,
@@ -129,9 +132,10 @@ pub(super) async fn end(
     let last = NewEvent::new(of_end(state)).with(serde_json::json!({ "reason": reason }));
     let told: Vec<NewEvent> = named.chain([last]).collect();
     let tip = conversations::lock(tx, taken.conversation_id).await?;
+    let session_id = tip.or(taken.session_id).unwrap_or(taken.conversation_id);
     let write = Write {
         conversation_id: taken.conversation_id,
-        session_id: tip.or(taken.session_id).unwrap_or(taken.conversation_id),
+        session_id,
         messages,
         speaker: None,
         events: &told,
@@ -151,7 +155,16 @@ pub(super) async fn end(
     };
     let written = turn_writes::write(tx, fence, &write, now).await?;
     let lost = || Error::internal(anyhow::anyhow!("a turn was lost while it was ended"));
-    written.map(drop).ok_or_else(lost)
+    let heard = written.ok_or_else(lost)?;
+    if let (Some(ReplyVia::Delivery), Some(to)) = (heard.reply_via, &taken.reply_to) {
+        let turn = AnsweredTurn {
+            id: taken.id,
+            conversation_id: taken.conversation_id,
+            session_id,
+        };
+        reply::deliver(tx, turn, to, Err(reason), now).await?;
+    }
+    Ok(())
 }
 
 /// Takes the next turn of a conversation that is held, if one waits and none is active.

@@ -24,7 +24,7 @@ pub async fn ack(world: &World, key: &str, delivery: &Value) -> Reply {
         .await
 }
 
-async fn nack(world: &World, key: &str, delivery: &Value, retry: bool) -> Reply {
+pub async fn nack(world: &World, key: &str, delivery: &Value, retry: bool) -> Reply {
     let path = format!("/v1/deliveries/{}/nack", delivery["id"].as_str().unwrap());
     let body = json!({"lease": delivery["lease"], "error": "the platform said no", "retry": retry});
     world.post(key, &path, body).await
@@ -153,6 +153,19 @@ async fn several_consumers_on_two_nodes_share_without_doubling() {
     let mut expected = people.clone();
     expected.sort_unstable();
     assert_eq!(taken, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_hangs_up_while_they_wait_takes_nothing_along() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    for _ in 0..3 {
+        let waiting = world.request(Method::GET, "/v1/deliveries?wait=50", &key);
+        let waiting = waiting.timeout(Duration::from_millis(300));
+        assert!(waiting.send().await.is_err());
+    }
+    say(&world, &key, "telegram:5", "hi").await;
+    let given = fetch(&world, 0, &key, "wait=20").await;
+    assert_eq!(given[0]["attempt"], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

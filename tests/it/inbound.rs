@@ -12,15 +12,15 @@ use crate::support::model::{Model, Step};
 use crate::support::world::WorldOptions;
 use crate::support::{Reply, Tenant, World};
 
-struct Bridged {
-    world: World,
-    tenant: Tenant,
-    key: String,
-    model: Model,
+pub struct Bridged {
+    pub world: World,
+    pub tenant: Tenant,
+    pub key: String,
+    pub model: Model,
 }
 
 /// Two nodes, a bridge for everything, and an agent with a scripted model.
-async fn bridged(steps: impl IntoIterator<Item = Step>) -> Bridged {
+pub async fn bridged(steps: impl IntoIterator<Item = Step>) -> Bridged {
     let world = World::with(WorldOptions {
         nodes: 2,
         private_upstreams: true,
@@ -45,7 +45,7 @@ async fn bridged(steps: impl IntoIterator<Item = Step>) -> Bridged {
 }
 
 impl Bridged {
-    async fn bring(&self, body: Value) -> Reply {
+    pub async fn bring(&self, body: Value) -> Reply {
         self.bring_on(0, body).await
     }
 
@@ -59,7 +59,7 @@ impl Bridged {
         }
     }
 
-    async fn bring_on(&self, node: usize, body: Value) -> Reply {
+    pub async fn bring_on(&self, node: usize, body: Value) -> Reply {
         let url = self.world.url_on(node, "/v1/inbound");
         Reply::of(
             self.world
@@ -72,7 +72,7 @@ impl Bridged {
     }
 
     /// What the service answers to a text in their own chat.
-    async fn told(&self, identity: &str, text: &str) -> String {
+    pub async fn told(&self, identity: &str, text: &str) -> String {
         let answer = self
             .bring(json!({"identity": identity, "text": text}))
             .await;
@@ -93,7 +93,7 @@ impl Bridged {
     }
 }
 
-fn echo() -> Step {
+pub fn echo() -> Step {
     Step::Echo(Duration::ZERO)
 }
 

@@ -20,14 +20,14 @@ const GRACE: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Two processes, and a model that is held in the middle of its first answer.
-struct Pair {
-    nodes: Arc<Nodes>,
-    model: Model,
-    key: String,
+pub struct Pair {
+    pub nodes: Arc<Nodes>,
+    pub model: Model,
+    pub key: String,
 }
 
 impl Pair {
-    async fn new(steps: impl IntoIterator<Item = Step>) -> Self {
+    pub async fn new(steps: impl IntoIterator<Item = Step>) -> Self {
         let nodes = Nodes::with(NodesOptions {
             count: 2,
             private_upstreams: true,

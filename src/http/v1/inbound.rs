@@ -456,7 +456,7 @@ impl Taking {
         };
         let input = inbound::input(message, text, &self.speaker)?;
         let mut tx = self.begin().await?;
-        let turn_id = inbound::edit(&mut tx, &self.speaker, message, &input).await?;
+        let turn_id = inbound::edit(&self.app, &mut tx, &self.speaker, message, &input).await?;
         tx.commit().await?;
         Ok(HttpResponse::Accepted().json(InboundResponse {
             turn_id,

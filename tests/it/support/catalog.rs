@@ -222,6 +222,11 @@ pub async fn people_tables(superuser: &mut PgConnection) -> Vec<String> {
 
 /// Every row of one tenant's people, once more in another: equal ids, names and keys.
 pub async fn copy_rows(superuser: &mut PgConnection, from: Uuid, to: Uuid) {
+    mirror_rows(superuser, from, to, "").await;
+}
+
+/// The same instead of the rows that are there. Nobody sees them before `changes` were made to them.
+pub async fn mirror_rows(superuser: &mut PgConnection, from: Uuid, to: Uuid, changes: &str) {
     // As a replica would: rows that name each other may come in any order.
     let mut sql = "begin; set local session_replication_role = replica;".to_owned();
     for table in people_tables(superuser).await {
@@ -239,11 +244,12 @@ pub async fn copy_rows(superuser: &mut PgConnection, from: Uuid, to: Uuid) {
         .await
         .unwrap();
         sql += &format!(
-            "insert into {table} (tenant_id, {columns})
+            "delete from {table} where tenant_id = '{to}';
+             insert into {table} (tenant_id, {columns})
              select '{to}', {columns} from {table} where tenant_id = '{from}';"
         );
     }
-    sql += "commit";
+    sql += &format!("{changes}; commit");
     sqlx::raw_sql(AssertSqlSafe(sql))
         .execute(superuser)
         .await

@@ -12,6 +12,7 @@ pub mod people;
 pub mod process;
 pub mod sse;
 pub mod tokens;
+pub mod twins;
 pub mod whole_person;
 pub mod world;
 
