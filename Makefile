@@ -1,7 +1,7 @@
 # Thin on purpose: every recipe is what you would type yourself.
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test chaos fuzz fuzz-short openapi bench-chat bench-idle bench-limits bench-resolve bench-sessions
+.PHONY: help dev test chaos fuzz fuzz-short openapi bench-chat bench-idle bench-inbound bench-limits bench-resolve bench-sessions
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,10 @@ bench-chat: ## Measure chat, with and without sessions, on a release build, besi
 bench-idle: ## Measure the memory and the start of an idle release node
 	@scripts/install-missing
 	cargo bench --bench idle
+
+bench-inbound: ## Measure messages of platforms and their deliveries on a release build, beside pgbench
+	@scripts/install-missing
+	cargo bench --bench inbound
 
 bench-limits: ## Measure what a noisy tenant costs a quiet one on a release node
 	@scripts/install-missing

@@ -160,3 +160,10 @@ pub fn with_values(sql: &str, values: &[&str]) -> String {
     // From the last: $1 is the beginning of $10.
     values.iter().enumerate().rev().fold(sql.to_owned(), put) + ";\n"
 }
+
+/// A text in SQL. pgbench takes what follows a colon for a variable, also within quotes.
+#[allow(dead_code, reason = "not every bench has texts in its scripts")]
+pub fn quoted(text: &str) -> String {
+    let text = text.replace('\\', "\\\\").replace('\'', "''");
+    format!("E'{}'", text.replace(':', "\\x3a"))
+}

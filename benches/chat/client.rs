@@ -1,30 +1,21 @@
-//! Clients that cost little themselves: requests are bytes, and of an answer is read only where its first
-//! word stands and where it ends.
+//! Clients that cost little themselves: of an answer is read only where its first word stands and where it
+//! ends.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix_web::web::Bytes;
-use anyhow::{Context, bail, ensure};
-use futures_util::future::try_join_all;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use anyhow::{Context, ensure};
 
-use crate::figures::{Part, Sample, Times};
-use crate::machine::cpu_of;
+use crate::connection::{self, Connection, content_length, find};
+use crate::figures::{Part, Times};
+use crate::load;
+use crate::random::next;
 use crate::upstream::WORD;
 
-const HEAD_END: &[u8] = b"\r\n\r\n";
 const LAST_CHUNK: &[u8] = b"\r\n0\r\n\r\n";
 const DONE: &[u8] = b"[DONE]";
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A connection that is used again and again.
-pub struct Connection {
-    stream: TcpStream,
-    read: Vec<u8>,
-}
 
 /// How long it took.
 struct Answered {
@@ -33,38 +24,6 @@ struct Answered {
 }
 
 impl Connection {
-    pub async fn open(address: SocketAddr) -> anyhow::Result<Self> {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        Ok(Self {
-            stream,
-            read: Vec::with_capacity(64 * 1024),
-        })
-    }
-
-    async fn more(&mut self) -> anyhow::Result<()> {
-        let reading = self.stream.read_buf(&mut self.read);
-        let count = tokio::time::timeout(PATIENCE, reading).await;
-        let count = count.context("nothing comes any more")??;
-        ensure!(count > 0, "a connection was closed");
-        Ok(())
-    }
-
-    /// Sends a request and reads the head of its answer; what comes after it stays to be read.
-    pub async fn ask_head(&mut self, request: &[u8]) -> anyhow::Result<usize> {
-        self.read.clear();
-        self.stream.write_all(request).await?;
-        loop {
-            self.more().await?;
-            if let Some(place) = find(&self.read, HEAD_END) {
-                if !self.read.starts_with(b"HTTP/1.1 200") {
-                    bail!("answered {}", String::from_utf8_lossy(&self.read));
-                }
-                return Ok(place + HEAD_END.len());
-            }
-        }
-    }
-
     async fn ask(&mut self, request: &[u8]) -> anyhow::Result<Answered> {
         let began = Instant::now();
         let body = self.ask_head(request).await?;
@@ -95,32 +54,14 @@ impl Connection {
     }
 }
 
-fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
-    text.windows(wanted.len())
-        .position(|window| window == wanted)
-}
-
-/// `None` where it comes in chunks.
-fn content_length(head: &[u8]) -> anyhow::Result<Option<usize>> {
-    let head = std::str::from_utf8(head)?.to_ascii_lowercase();
-    let line = head
-        .lines()
-        .find_map(|line| line.strip_prefix("content-length:"));
-    Ok(line.map(|number| number.trim().parse()).transpose()?)
-}
-
 /// The request that a client (from 0 on) sends next; the second number is a random one.
 pub type Requests = Arc<dyn Fn(u64, u64) -> Bytes + Send + Sync>;
 
-/// A POST of a JSON body, ready to be sent.
+/// A request for a chat completion, ready to be sent.
 pub fn post(key: &str, session: Option<&str>, body: &str) -> Bytes {
     let session = session.map(|id| format!("x-hermes-session-id: {id}\r\n"));
-    Bytes::from(format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\
-         content-type: application/json\r\n{}content-length: {}\r\n\r\n{body}",
-        session.unwrap_or_default(),
-        body.len()
-    ))
+    let headers = session.unwrap_or_default();
+    connection::post("/v1/chat/completions", key, &headers, body)
 }
 
 pub struct Load {
@@ -144,62 +85,27 @@ pub struct Taken {
 
 impl Load {
     pub async fn run(&self) -> anyhow::Result<Taken> {
-        let began = Instant::now();
-        let Times { warm_up, measured } = self.times;
-        let end = warm_up + measured;
-        let working = (0..u64::from(self.clients)).map(|client| {
-            let (address, requests) = (self.address, self.requests.clone());
-            tokio::spawn(async move {
+        let (address, requests) = (self.address, &self.requests);
+        let loaded = load::run(self.clients, self.pid, self.times, |client, mut done| {
+            let requests = requests.clone();
+            async move {
                 let mut connection = Connection::open(address).await?;
                 let mut random = client + 1;
-                let mut samples = Vec::new();
                 loop {
                     random = next(random);
                     let request = requests(client, random);
-                    let answered = connection.ask(&request).await?;
-                    let ended = began.elapsed();
-                    samples.push((answered, ended));
-                    if ended > end {
-                        return anyhow::Ok(samples);
+                    if !done.put(connection.ask(&request).await?) {
+                        return Ok(done);
                     }
                 }
-            })
+            }
         });
-        let working = async { anyhow::Ok(try_join_all(working).await?) };
-        let pid = self.pid;
-        let watching = async {
-            tokio::time::sleep_until((began + warm_up).into()).await;
-            let (from, cpu) = (began.elapsed(), cpu_of(pid)?);
-            tokio::time::sleep_until((began + end).into()).await;
-            let (to, used) = (began.elapsed(), cpu_of(pid)?.saturating_sub(cpu));
-            anyhow::Ok((from..to, used))
-        };
-        let (worked, (window, used)) = tokio::try_join!(working, watching)?;
-        let answered = worked.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-        let answered: Vec<(Answered, Duration)> = answered.into_iter().flatten().collect();
-        let part = |took: fn(&Answered) -> Duration| {
-            let sample = |(answered, ended): &(Answered, Duration)| Sample {
-                task: 0,
-                took: took(answered),
-                ended: *ended,
-            };
-            let samples: Vec<Sample> = answered.iter().map(sample).collect();
-            Part::new(&samples, 1, window.clone())
-        };
-        let whole = part(|answered| answered.whole)?;
-        let count = whole.rate() * (window.end - window.start).as_secs_f64();
+        let loaded = loaded.await?;
         Ok(Taken {
-            first: part(|answered| answered.first)?,
-            cpu: used.as_secs_f64() * 1e6 / count,
-            done: answered.len(),
-            whole,
+            whole: loaded.part(|answered: &Answered| answered.whole)?,
+            first: loaded.part(|answered| answered.first)?,
+            cpu: loaded.cpu(),
+            done: loaded.count(),
         })
     }
-}
-
-/// Xorshift: what is chosen matters little, only that all are.
-fn next(mut random: u64) -> u64 {
-    random ^= random << 13;
-    random ^= random >> 7;
-    random ^ (random << 17)
 }

@@ -19,6 +19,9 @@ use std::process::ExitCode;
 #[path = "../awake.rs"]
 mod awake;
 mod client;
+#[path = "../connection.rs"]
+#[allow(dead_code, reason = "other benches ask for more")]
+mod connection;
 #[path = "../database.rs"]
 mod database;
 #[path = "../dev.rs"]
@@ -26,16 +29,26 @@ mod dev;
 #[path = "../figures.rs"]
 #[allow(dead_code, reason = "other benches tell more")]
 mod figures;
+#[path = "../load.rs"]
+mod load;
+#[path = "../machine.rs"]
 mod machine;
 mod memory;
+#[path = "../node.rs"]
 mod node;
 #[path = "../pgbench.rs"]
 mod pgbench;
+#[path = "../plan.rs"]
 mod plan;
+#[path = "../random.rs"]
+mod random;
 mod script;
 mod seed;
 mod sessions;
 mod stateless;
+#[path = "../table.rs"]
+mod table;
+#[path = "../upstream.rs"]
 mod upstream;
 
 use awake::Awake;

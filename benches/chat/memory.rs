@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::client::Connection;
+use crate::connection::{Connection, get};
 use crate::dev::Dev;
 use crate::machine::{Memory, cpu_of};
 use crate::node::Node;
@@ -14,7 +14,7 @@ const IDLE: Duration = Duration::from_secs(2);
 const WATCHED: Duration = Duration::from_secs(7);
 
 pub async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<()> {
-    let count = plan.streams;
+    let count = if plan.short { 100 } else { 1000 };
     let sessions = Sessions { messages: 2, count };
     let mut seed = Seed::new(dev).await?;
     seed.plant(&[sessions]).await?;
@@ -26,12 +26,9 @@ pub async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<()> {
     let mut open = Vec::new();
     for place in 0..count {
         let session = sessions.choose(place, count, 0);
-        let request = format!(
-            "GET /v1/sessions/{session}/events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\r\n",
-            node.key
-        );
+        let request = get(&format!("/v1/sessions/{session}/events"), &node.key);
         let mut connection = Connection::open(node.address).await?;
-        connection.ask_head(request.as_bytes()).await?;
+        connection.ask_head(&request).await?;
         open.push(connection);
     }
     let (began, before) = (Instant::now(), cpu_of(node.pid())?);

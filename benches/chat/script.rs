@@ -11,7 +11,7 @@ use throughline::store::turn_writes::WRITE;
 use uuid::Uuid;
 
 use crate::AGENT;
-use crate::pgbench::{Pgbench, with_values};
+use crate::pgbench::{Pgbench, quoted, with_values};
 use crate::seed::{Sessions, TEXT, session_sql};
 use crate::upstream::{PIECES, WORD};
 
@@ -34,12 +34,8 @@ pub fn commit(pgbench: &Pgbench, sessions: Sessions, clients: u32) -> String {
 
 /// A whole turn, in a session of the client's own.
 pub fn turn(pgbench: &Pgbench, sessions: Sessions, clients: u32) -> anyhow::Result<String> {
-    let values = Values {
-        tenant: format!("'{}'::uuid", pgbench.tenant),
-        session: session_sql(":number"),
-        turn: session_sql(":turn"),
-        node: format!("'{}'::uuid", Uuid::from_u128(7)),
-    };
+    let (session, turn) = (session_sql(":number"), session_sql(":turn"));
+    let values = Values::new(pgbench, session, turn, Origin::default());
     let choose = sessions.choose_sql(clients) + "\\set turn random(1, 281474976710655)\n";
     let accept = pgbench.transaction(&values.accept()?);
     let end = pgbench.transaction(&values.end()?);
@@ -47,15 +43,48 @@ pub fn turn(pgbench: &Pgbench, sessions: Sessions, clients: u32) -> anyhow::Resu
 }
 
 /// SQL for what both transactions name.
-struct Values {
+pub struct Values {
     tenant: String,
     session: String,
     turn: String,
     node: String,
+    origin: Origin,
+}
+
+/// SQL for who speaks on which platform, and for where the answer goes.
+pub struct Origin {
+    pub identity: String,
+    pub platform: String,
+    pub reply_to: String,
+    pub reply_via: String,
+}
+
+/// Nobody in particular, on no platform.
+impl Default for Origin {
+    fn default() -> Self {
+        Self {
+            identity: "null::uuid".to_owned(),
+            platform: "null::text".to_owned(),
+            reply_to: "null::jsonb".to_owned(),
+            reply_via: "null::text".to_owned(),
+        }
+    }
 }
 
 impl Values {
-    fn accept(&self) -> anyhow::Result<String> {
+    /// Of the turn and the session with these ids, in SQL.
+    pub fn new(pgbench: &Pgbench, session: String, turn: String, origin: Origin) -> Self {
+        Self {
+            tenant: format!("'{}'::uuid", pgbench.tenant),
+            session,
+            turn,
+            node: format!("'{}'::uuid", Uuid::from_u128(7)),
+            origin,
+        }
+    }
+
+    /// The statements of the transaction that accepts it.
+    pub fn accept(&self) -> anyhow::Result<String> {
         let (tenant, session) = (&self.tenant, &self.session);
         let said = message(Role::User, TEXT);
         let input = TurnInput {
@@ -77,8 +106,8 @@ impl Values {
             quoted(&serde_json::to_string(&input)?),
             quoted(&serde_json::to_string(&told)?),
             self.node.clone(),
-            "null::jsonb".to_owned(),
-            "null::text".to_owned(),
+            self.origin.reply_to.clone(),
+            self.origin.reply_via.clone(),
             RUNNING.to_owned(),
             TOKENS.to_owned(),
             "10000::bigint".to_owned(),
@@ -87,7 +116,8 @@ impl Values {
         Ok(find + &start)
     }
 
-    fn end(&self) -> anyhow::Result<String> {
+    /// The statements of the transaction that ends it.
+    pub fn end(&self) -> anyhow::Result<String> {
         let answer = format!("{WORD} ").repeat(PIECES);
         let events = [
             NewEvent::delta(answer.clone()),
@@ -142,8 +172,8 @@ impl Values {
             "1::integer".to_owned(),
             format!("{}::bigint", said.tokens()),
             is_user.to_string(),
-            "null::uuid".to_owned(),
-            "null::text".to_owned(),
+            self.origin.identity.clone(),
+            self.origin.platform.clone(),
             format!("array[{}]", quoted(said.role.as_str())),
             format!("array[{}]", quoted(said.kind.as_str())),
             format!("array[{}]", quoted(&content)),
@@ -169,10 +199,4 @@ fn message(role: Role, text: &str) -> NewMessage {
         tool_call_id: None,
         token_count: None,
     }
-}
-
-/// A text in SQL. pgbench takes what follows a colon for a variable, also within quotes.
-fn quoted(text: &str) -> String {
-    let text = text.replace('\\', "\\\\").replace('\'', "''");
-    format!("E'{}'", text.replace(':', "\\x3a"))
 }

@@ -12,9 +12,10 @@ use crate::figures::{Part, Ratio};
 use crate::machine::Machine;
 use crate::node::Node;
 use crate::pgbench::Pgbench;
-use crate::plan::{Plan, Table, judge, middle};
+use crate::plan::Plan;
 use crate::script;
 use crate::seed::{Seed, Sessions, TEXT};
+use crate::table::{Table, judge, middle};
 use crate::upstream::Upstream;
 use crate::{AGENT, CLIENTS};
 
@@ -47,7 +48,7 @@ pub async fn measure(
     upstream: &Upstream,
 ) -> anyhow::Result<bool> {
     let mut seed = Seed::new(dev).await?;
-    let all = plan.sessions();
+    let all = planned(plan);
     seed.plant(&all).await?;
     let pgbench = Pgbench::new(dev)?;
     let measuring = Measuring {
@@ -76,6 +77,15 @@ pub async fn measure(
     );
     seed.close().await?;
     Ok(met)
+}
+
+fn planned(plan: &Plan) -> [Sessions; 3] {
+    let counts = match plan.short {
+        true => [640, 128, 64],
+        false => [64_000, 9_600, 640],
+    };
+    let [few, some, many] = counts;
+    [(10, few), (100, some), (1_000, many)].map(|(messages, count)| Sessions { messages, count })
 }
 
 /// Round by round.

@@ -8,8 +8,9 @@ use crate::client::{Load, Requests, Taken, post};
 use crate::figures::Part;
 use crate::machine::Machine;
 use crate::node::Node;
-use crate::plan::{Plan, Table, judge, middle};
+use crate::plan::Plan;
 use crate::seed::TEXT;
+use crate::table::{Table, judge, middle};
 use crate::upstream::Upstream;
 use crate::{AGENT, CLIENTS};
 

@@ -21,17 +21,22 @@ mod dev;
 #[path = "../figures.rs"]
 #[allow(dead_code, reason = "other benches tell more")]
 mod figures;
+#[path = "../people.rs"]
+mod people;
 #[path = "../pgbench.rs"]
 mod pgbench;
-mod seed;
+#[path = "../random.rs"]
+mod random;
 mod service;
 
 use dev::Dev;
 use figures::{Figures, Part, Ratio, Side, Times};
+use people::People;
 use pgbench::Pgbench;
-use seed::Seed;
 use service::Service;
 
+/// The agent that is spoken to.
+const AGENT: &str = "main";
 const ROUNDS: usize = 5;
 const SIZES: [u32; 2] = [10_000, 100_000];
 const CLIENTS: [u32; 3] = [1, 16, 64];
@@ -69,11 +74,11 @@ fn main() -> anyhow::Result<ExitCode> {
 
 /// Answers whether every goal was met.
 async fn measure(dev: &Dev) -> anyhow::Result<bool> {
-    let mut seed = Seed::new(dev).await?;
+    let mut planted = People::new(dev).await?;
     let mut met = true;
     let mut behind = Vec::new();
     for people in SIZES {
-        seed.grow_to(people).await?;
+        planted.grow_to(people).await?;
         println!(
             "\n{people} people   HTTP a second     p50     p99   pgbench a second     p50     p99"
         );
@@ -107,7 +112,8 @@ async fn measure(dev: &Dev) -> anyhow::Result<bool> {
 /// Both sides resolve people chosen at random in every round.
 async fn run(dev: &Dev, people: u32, clients: u32) -> anyhow::Result<Figures> {
     let pgbench = Pgbench::new(dev)?;
-    let scripts = [seed::script(&pgbench, people)?];
+    let choose = format!("\\set number random(1, {people})\n");
+    let scripts = [choose + &pgbench.transaction(&people::resolve_sql(&pgbench)?)];
     let service = Service::start(dev, people, clients).await?;
     let mut figures = Figures::default();
     let mut sides = [Side::Pgbench, Side::Http];

@@ -13,7 +13,8 @@ use throughline::server::Node;
 
 use crate::dev::Dev;
 use crate::figures::{Part, Sample, Times};
-use crate::seed;
+use crate::people::identity;
+use crate::random::next;
 
 pub struct Service {
     node: Node,
@@ -85,7 +86,7 @@ impl Service {
 
 impl Caller {
     async fn resolve(&self, number: u64) -> anyhow::Result<()> {
-        let body = json!({ "identity": seed::identity(number) });
+        let body = json!({ "identity": identity(number) });
         let request = self.http.post(&self.url).bearer_auth(&self.key).json(&body);
         let answer: Value = request.send().await?.error_for_status()?.json().await?;
         let key = format!("agent:main:telegram:dm:{number}");
@@ -95,11 +96,4 @@ impl Caller {
         );
         Ok(())
     }
-}
-
-/// Xorshift: who is chosen matters little, only that all are.
-fn next(mut random: u64) -> u64 {
-    random ^= random << 13;
-    random ^= random >> 7;
-    random ^ (random << 17)
 }

@@ -104,25 +104,60 @@ macro_rules! is_covered {
     };
 }
 
+/// Public, as `LEASE` and `END` are, for the bench that runs them beside the service.
+pub const TAKE_BACK: &str = "update deliveries
+        set state = case when attempt >= $3 then 'dead' else 'pending' end,
+            ended_at = case when attempt >= $3 then $2 end,
+            lease = null
+      where tenant_id = $1
+        and state = 'leased'
+        and visible_at <= $2";
+
 /// Takes back what was handed out and not ended in time: to be given out again, or given up after the last
 /// attempt.
 pub async fn take_back(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<u64> {
-    let done = sqlx::query(
-        "update deliveries
-            set state = case when attempt >= $3 then 'dead' else 'pending' end,
-                ended_at = case when attempt >= $3 then $2 end,
-                lease = null
-          where tenant_id = $1
-            and state = 'leased'
-            and visible_at <= $2",
-    )
-    .bind(tx.tenant_id())
-    .bind(now)
-    .bind(MAX_ATTEMPTS)
-    .execute(tx.connection())
-    .await?;
+    let done = sqlx::query(TAKE_BACK)
+        .bind(tx.tenant_id())
+        .bind(now)
+        .bind(MAX_ATTEMPTS)
+        .execute(tx.connection())
+        .await?;
     Ok(done.rows_affected())
 }
+
+pub const LEASE: &str = concat!(
+    "with first as (
+       select distinct on (d.platform, d.scope, d.chat_ref) d.id, d.visible_at, d.platform, d.scope,
+              d.chat_ref
+         from deliveries d
+        where d.tenant_id = $1
+          and d.state = 'pending'
+          and ",
+    is_covered!(),
+    "   order by d.platform, d.scope, d.chat_ref, d.seq
+     ), due as (
+       select f.id
+         from first f
+        where f.visible_at <= $6
+          and not exists (select 1
+                            from deliveries o
+                           where o.tenant_id = $1
+                             and o.platform = f.platform
+                             and o.scope = f.scope
+                             and o.chat_ref = f.chat_ref
+                             and o.state = 'leased')
+        order by f.visible_at
+        limit $5
+     )
+     update deliveries d
+        set state = 'leased', lease = gen_random_uuid(), attempt = d.attempt + 1, visible_at = $7
+       from due
+      where d.tenant_id = $1
+        and d.id = due.id
+        and d.state = 'pending'
+  returning ",
+    delivery_columns!()
+);
 
 /// Hands out the first delivery of each chat that is due and has none in flight, up to `limit`. Two who ask
 /// at once never get the same: the update looks again at what it changes.
@@ -132,48 +167,16 @@ pub async fn lease(
     limit: i64,
     now: DateTime<Utc>,
 ) -> Result<Vec<Delivery>> {
-    let rows: Vec<DeliveryRow> = sqlx::query_as(concat!(
-        "with first as (
-           select distinct on (d.platform, d.scope, d.chat_ref) d.id, d.visible_at, d.platform, d.scope,
-                  d.chat_ref
-             from deliveries d
-            where d.tenant_id = $1
-              and d.state = 'pending'
-              and ",
-        is_covered!(),
-        "   order by d.platform, d.scope, d.chat_ref, d.seq
-         ), due as (
-           select f.id
-             from first f
-            where f.visible_at <= $6
-              and not exists (select 1
-                                from deliveries o
-                               where o.tenant_id = $1
-                                 and o.platform = f.platform
-                                 and o.scope = f.scope
-                                 and o.chat_ref = f.chat_ref
-                                 and o.state = 'leased')
-            order by f.visible_at
-            limit $5
-         )
-         update deliveries d
-            set state = 'leased', lease = gen_random_uuid(), attempt = d.attempt + 1, visible_at = $7
-           from due
-          where d.tenant_id = $1
-            and d.id = due.id
-            and d.state = 'pending'
-      returning ",
-        delivery_columns!()
-    ))
-    .bind(tx.tenant_id())
-    .bind(covered.all)
-    .bind(&covered.platforms)
-    .bind(&covered.scopes)
-    .bind(limit)
-    .bind(now)
-    .bind(now + VISIBILITY)
-    .fetch_all(tx.connection())
-    .await?;
+    let rows: Vec<DeliveryRow> = sqlx::query_as(LEASE)
+        .bind(tx.tenant_id())
+        .bind(covered.all)
+        .bind(&covered.platforms)
+        .bind(&covered.scopes)
+        .bind(limit)
+        .bind(now)
+        .bind(now + VISIBILITY)
+        .fetch_all(tx.connection())
+        .await?;
     let mut leased: Vec<Delivery> = rows.into_iter().map(|row| row.0).collect();
     leased.sort_by_key(|delivery| (delivery.created_at, delivery.seq));
     Ok(leased)
@@ -218,6 +221,30 @@ pub enum End<'a> {
     },
 }
 
+pub const END: &str = concat!(
+    "with seen as (
+       select d.id
+         from deliveries d
+        where d.tenant_id = $1
+          and d.id = $5
+          and ",
+    is_covered!(),
+    "), ended as (
+       update deliveries d
+          set state = $7, lease = null, visible_at = $8, error = coalesce($9, d.error),
+              external_message_id = coalesce($10, d.external_message_id),
+              ended_at = case when $7 <> 'pending' then $11 end
+         from seen
+        where d.tenant_id = $1
+          and d.id = seen.id
+          and d.state = 'leased'
+          and d.lease = $6
+    returning d.id
+     )
+     select exists (select 1 from ended)
+       from seen"
+);
+
 /// Ends a hand-out, if `lease` is still its name. `None`: there is no such delivery for who asks.
 pub async fn end(
     tx: &mut TenantTx,
@@ -234,42 +261,20 @@ pub async fn end(
         End::Later { at, error } => ("pending", at, Some(error), None),
         End::Dead { error } => ("dead", now, Some(error), None),
     };
-    let ended: Option<bool> = sqlx::query_scalar(concat!(
-        "with seen as (
-           select d.id
-             from deliveries d
-            where d.tenant_id = $1
-              and d.id = $5
-              and ",
-        is_covered!(),
-        "), ended as (
-           update deliveries d
-              set state = $7, lease = null, visible_at = $8, error = coalesce($9, d.error),
-                  external_message_id = coalesce($10, d.external_message_id),
-                  ended_at = case when $7 <> 'pending' then $11 end
-             from seen
-            where d.tenant_id = $1
-              and d.id = seen.id
-              and d.state = 'leased'
-              and d.lease = $6
-        returning d.id
-         )
-         select exists (select 1 from ended)
-           from seen"
-    ))
-    .bind(tx.tenant_id())
-    .bind(covered.all)
-    .bind(&covered.platforms)
-    .bind(&covered.scopes)
-    .bind(id)
-    .bind(lease)
-    .bind(state)
-    .bind(visible_at)
-    .bind(error)
-    .bind(external)
-    .bind(now)
-    .fetch_optional(tx.connection())
-    .await?;
+    let ended: Option<bool> = sqlx::query_scalar(END)
+        .bind(tx.tenant_id())
+        .bind(covered.all)
+        .bind(&covered.platforms)
+        .bind(&covered.scopes)
+        .bind(id)
+        .bind(lease)
+        .bind(state)
+        .bind(visible_at)
+        .bind(error)
+        .bind(external)
+        .bind(now)
+        .fetch_optional(tx.connection())
+        .await?;
     Ok(ended)
 }
 

@@ -10,21 +10,22 @@ use crate::domain::user::{Account, IdentityRecord, KnownIdentity};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, UserId};
 
+/// Public for the bench of `/v1/inbound`, which runs it beside the service.
+pub const FIND: &str = "select id, user_id
+       from identities
+      where tenant_id = $1
+        and platform = $2
+        and scope = $3
+        and external_id = $4";
+
 pub async fn find(tx: &mut TenantTx, name: &IdentityName) -> Result<Option<KnownIdentity>> {
-    let row: Option<(IdentityId, UserId)> = sqlx::query_as(
-        "select id, user_id
-           from identities
-          where tenant_id = $1
-            and platform = $2
-            and scope = $3
-            and external_id = $4",
-    )
-    .bind(tx.tenant_id())
-    .bind(name.platform().platform())
-    .bind(name.platform().scope().unwrap_or_default())
-    .bind(name.external_id())
-    .fetch_optional(tx.connection())
-    .await?;
+    let row: Option<(IdentityId, UserId)> = sqlx::query_as(FIND)
+        .bind(tx.tenant_id())
+        .bind(name.platform().platform())
+        .bind(name.platform().scope().unwrap_or_default())
+        .bind(name.external_id())
+        .fetch_optional(tx.connection())
+        .await?;
     Ok(row.map(|(id, user_id)| KnownIdentity { id, user_id }))
 }
 

@@ -17,6 +17,14 @@ use crate::domain::viewer::Viewer;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 
+/// Public for the bench that runs it beside the service.
+pub const NOTE: &str = "insert into identity_presence as p (tenant_id, identity_id, last_seen_at, slot_id)
+     values ($1, $2, $3, $4)
+         on conflict on constraint identity_presence_pkey do update
+        set last_seen_at = greatest(p.last_seen_at, excluded.last_seen_at), slot_id = excluded.slot_id
+      where p.last_seen_at <= $5
+         or p.slot_id is distinct from excluded.slot_id";
+
 /// Says that an account was heard now; nothing is written if that was said within the last minute.
 pub async fn note(
     tx: &mut TenantTx,
@@ -24,21 +32,14 @@ pub async fn note(
     slot_id: Option<SlotId>,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    sqlx::query(
-        "insert into identity_presence as p (tenant_id, identity_id, last_seen_at, slot_id)
-         values ($1, $2, $3, $4)
-             on conflict on constraint identity_presence_pkey do update
-            set last_seen_at = greatest(p.last_seen_at, excluded.last_seen_at), slot_id = excluded.slot_id
-          where p.last_seen_at <= $5
-             or p.slot_id is distinct from excluded.slot_id",
-    )
-    .bind(tx.tenant_id())
-    .bind(identity_id)
-    .bind(now)
-    .bind(slot_id)
-    .bind(now - GRAIN)
-    .execute(tx.connection())
-    .await?;
+    sqlx::query(NOTE)
+        .bind(tx.tenant_id())
+        .bind(identity_id)
+        .bind(now)
+        .bind(slot_id)
+        .bind(now - GRAIN)
+        .execute(tx.connection())
+        .await?;
     Ok(())
 }
 

@@ -147,19 +147,20 @@ pub async fn lock(tx: &mut TenantTx, id: SlotId) -> Result<()> {
     Ok(())
 }
 
+/// Public for the bench that runs it beside the service.
+pub const LOCK_LEADING: &str = "select conversation_id
+       from slots
+      where tenant_id = $1
+        and id = $2
+        for no key update";
+
 /// The same, and answers where it leads.
 pub async fn lock_leading(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
-    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(
-        "select conversation_id
-           from slots
-          where tenant_id = $1
-            and id = $2
-            for no key update",
-    )
-    .bind(tx.tenant_id())
-    .bind(id)
-    .fetch_optional(tx.connection())
-    .await?;
+    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(LOCK_LEADING)
+        .bind(tx.tenant_id())
+        .bind(id)
+        .fetch_optional(tx.connection())
+        .await?;
     Ok(leads_to.flatten())
 }
 

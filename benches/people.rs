@@ -1,5 +1,5 @@
-//! People to resolve, in the demo tenant of `dev`: each with an account on Telegram, its key, and a
-//! session in which something was said. Ids are made from numbers.
+//! People who speak, in the demo tenant of `dev`: each with an account on Telegram, its key, and a session in
+//! which something was said. Every account was heard within the last minute. Ids are made from numbers.
 
 use sqlx::{AssertSqlSafe, PgConnection};
 use throughline::domain::chat::Chat;
@@ -7,25 +7,40 @@ use throughline::domain::session_key::{possible_keys, user_key_prefix};
 use throughline::store::resolve::RESOLVE;
 use uuid::Uuid;
 
+use crate::AGENT;
 use crate::database;
 use crate::dev::Dev;
-use crate::pgbench::{Pgbench, with_values};
+use crate::pgbench::{Pgbench, quoted, with_values};
 
 /// The account with this number.
 pub fn identity(number: u64) -> String {
     format!("telegram:{number}")
 }
 
-/// The transaction of one resolve, of an account chosen at random.
-pub fn script(pgbench: &Pgbench, people: u32) -> anyhow::Result<String> {
-    // The keys that the service asks for, with pgbench's variable for the number.
+/// What an id of these rows is of.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    User = 1,
+    Account = 2,
+    Slot = 3,
+    Session = 4,
+}
+
+/// SQL for the id that the person with this number has, or a row of theirs.
+pub fn id_sql(kind: Kind, number: &str) -> String {
+    let kind = kind as u8;
+    format!("('00000000-0000-700{kind}-8000-' || lpad(to_hex({number}::bigint), 12, '0'))::uuid")
+}
+
+/// The statement of one resolve in a script of pgbench, of the account that its variable `number` tells.
+pub fn resolve_sql(pgbench: &Pgbench) -> anyhow::Result<String> {
     let sample = identity(0).parse()?;
-    let keys = possible_keys("main", &sample, &Chat::DM);
+    let keys = possible_keys(AGENT, &sample, &Chat::DM);
     let keys: Vec<String> = keys
         .iter()
         .map(|key| match key.strip_suffix('0') {
-            Some(start) => format!("{} || (:number)::text", literal(start)),
-            None => literal(key),
+            Some(start) => format!("{} || (:number)::text", quoted(start)),
+            None => quoted(key),
         })
         .collect();
     let values = [
@@ -33,28 +48,22 @@ pub fn script(pgbench: &Pgbench, people: u32) -> anyhow::Result<String> {
         "'telegram'",
         "''",
         "(:number)::text",
-        "'main'",
+        &quoted(AGENT),
         &format!("array[{}]", keys.join(", ")),
-        &literal(&user_key_prefix("main")),
+        &quoted(&user_key_prefix(AGENT)),
         &format!("'{}'::uuid", Uuid::nil()),
     ];
-    let statement = with_values(RESOLVE, &values);
-    let choose = format!("\\set number random(1, {people})\n");
-    Ok(choose + &pgbench.transaction(&statement))
+    Ok(with_values(RESOLVE, &values))
 }
 
-/// pgbench takes a colon for the beginning of a variable, also within quotes.
-fn literal(key: &str) -> String {
-    format!("E'{}'", key.replace(':', "\\x3a"))
-}
-
-pub struct Seed {
+/// The superuser's connection: row-level security does not bind it.
+pub struct People {
     connection: PgConnection,
     tenant: Uuid,
     planted: u32,
 }
 
-impl Seed {
+impl People {
     pub async fn new(dev: &Dev) -> anyhow::Result<Self> {
         Ok(Self {
             connection: database::superuser(dev).await?,
@@ -66,10 +75,9 @@ impl Seed {
     /// Adds people until there are so many.
     pub async fn grow_to(&mut self, people: u32) -> anyhow::Result<()> {
         let (tenant, from) = (self.tenant, self.planted + 1);
-        let id = |kind: u8| {
-            format!("('00000000-0000-700{kind}-8000-' || lpad(to_hex(n), 12, '0'))::uuid")
-        };
-        let (user, account, slot, session) = (id(1), id(2), id(3), id(4));
+        let [user, account, slot, session] =
+            [Kind::User, Kind::Account, Kind::Slot, Kind::Session].map(|kind| id_sql(kind, "n"));
+        let key = format!("'agent:{AGENT}:telegram:dm:' || n");
         let nil = Uuid::nil();
         let sql = format!(
             "begin;
@@ -82,13 +90,13 @@ impl Seed {
              select '{tenant}', {account}, {user}, 'telegram', n::text, n::text, now(), now() from numbers;
              insert into slots (tenant_id, id, kind, key, user_id, identity_id, agent, conversation_id,
                                 last_person_at, created_at)
-             select '{tenant}', {slot}, 'dm', 'agent:main:telegram:dm:' || n, {user}, {account}, 'main', {session},
+             select '{tenant}', {slot}, 'dm', {key}, {user}, {account}, '{AGENT}', {session},
                     now(), now()
                from numbers;
              insert into slot_names (tenant_id, namespace, key, slot_id, home_slot_id)
-             select '{tenant}', '{nil}', 'agent:main:telegram:dm:' || n, {slot}, {slot} from numbers;
+             select '{tenant}', '{nil}', {key}, {slot}, {slot} from numbers;
              insert into conversations (tenant_id, id, slot_id, namespace, user_id, agent, tip_session_id, created_at)
-             select '{tenant}', {session}, {slot}, '{nil}', {user}, 'main', {session}, now() from numbers;
+             select '{tenant}', {session}, {slot}, '{nil}', {user}, '{AGENT}', {session}, now() from numbers;
              insert into sessions (tenant_id, id, conversation_id, depth, state, next_seq, message_count, created_at,
                                    last_active_at, last_person_at)
              select '{tenant}', {session}, {session}, 0, 'open', 3, 2, now(), now(), now() from numbers;
@@ -100,12 +108,38 @@ impl Seed {
              vacuum analyze;
              checkpoint"
         );
+        self.run(&sql).await?;
+        self.planted = people;
+        Ok(())
+    }
+
+    /// Gives the session of each of them so many messages.
+    #[allow(dead_code, reason = "who only resolves reads none")]
+    pub async fn say(&mut self, messages: u32, text: &str) -> anyhow::Result<()> {
+        let (tenant, people, session) = (self.tenant, self.planted, id_sql(Kind::Session, "n"));
+        let sql = format!(
+            "begin;
+             insert into messages (tenant_id, session_id, seq, role, kind, content, token_count, created_at)
+             select '{tenant}', {session}, m, case when m % 2 = 1 then 'user' else 'assistant' end, 'normal',
+                    to_json('{text}'::text), 54, now()
+               from generate_series(1, {people}) n, generate_series(1, {messages}) m;
+             update sessions
+                set next_seq = {messages} + 1, message_count = {messages}, token_count = {messages} * 54
+              where tenant_id = '{tenant}';
+             commit;
+             vacuum analyze;
+             checkpoint"
+        );
+        self.run(&sql).await
+    }
+
+    /// One statement after the other.
+    async fn run(&mut self, sql: &str) -> anyhow::Result<()> {
         for statement in sql.split(';') {
             sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
                 .execute(&mut self.connection)
                 .await?;
         }
-        self.planted = people;
         Ok(())
     }
 }

@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+
+use crate::figures::Times;
 
 /// /proc counts in hundredths of a second, whatever the kernel's own clock.
 const TICK: Duration = Duration::from_millis(10);
@@ -13,6 +16,20 @@ const TICK: Duration = Duration::from_millis(10);
 pub fn cpu_of(pid: u32) -> anyhow::Result<Duration> {
     let stat = Stat::of(pid).context("a process has ended that is measured")?;
     Ok(TICK * u32::try_from(stat.own)?)
+}
+
+/// CPU time of one process while it is measured, and when that was, since `began`.
+pub async fn cpu_while(
+    pid: u32,
+    began: Instant,
+    times: Times,
+) -> anyhow::Result<(Range<Duration>, Duration)> {
+    let warm = began + times.warm_up;
+    tokio::time::sleep_until(warm.into()).await;
+    let (from, cpu) = (began.elapsed(), cpu_of(pid)?);
+    tokio::time::sleep_until((warm + times.measured).into()).await;
+    let (to, used) = (began.elapsed(), cpu_of(pid)?.saturating_sub(cpu));
+    Ok((from..to, used))
 }
 
 /// In megabytes.

@@ -1,0 +1,151 @@
+//! Rounds of messages and of pgbench, and the table of their figures.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+
+use crate::bridge::{self, Waiting, Way};
+use crate::figures::{Part, Ratio, Times};
+use crate::machine::Machine;
+use crate::messages::{Messages, Taken};
+use crate::node::Node;
+use crate::pgbench::Pgbench;
+use crate::plan::Plan;
+use crate::script;
+use crate::table::{Table, middle};
+
+const CLIENTS: [u32; 3] = [1, 16, 64];
+/// What a new connection to Postgres takes until it no longer plans each of the many statements anew, which it
+/// does the first five times. The node's are new once, pgbench's in every round.
+const LEARNING: Duration = Duration::from_millis(150);
+const COLUMNS: [&str; 14] = [
+    "ours/s",
+    "call p50",
+    "p99",
+    "delivery p50",
+    "p99",
+    "written p50",
+    "p99",
+    "CPU us",
+    "Postgres us",
+    "batch",
+    "pgbench/s",
+    "p50",
+    "p99",
+    "foreign %",
+];
+
+pub struct Measuring<'a> {
+    pub plan: &'a Plan,
+    pub node: &'a Node,
+    pub pgbench: Arc<Pgbench>,
+    pub people: u32,
+    pub consumers: u32,
+    pub waiting: Waiting,
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Ours,
+    Pgbench,
+}
+
+/// Round by round.
+#[derive(Default)]
+struct Figures {
+    ours: Vec<Taken>,
+    /// Microseconds of Postgres for a message of ours.
+    postgres: Vec<f64>,
+    pgbench: Vec<Part>,
+}
+
+impl Measuring<'_> {
+    /// Measures with answers taken this way, and prints a row for each number of clients.
+    pub async fn table(&self, name: &str, way: Way) -> anyhow::Result<()> {
+        let table = Table::begin(format!("deliveries by {name}"), &COLUMNS);
+        let rows = async {
+            for clients in CLIENTS {
+                let before = Machine::now()?;
+                let figures = self.run(clients).await?;
+                let foreign = Machine::now()?.foreign_since(&before)?;
+                table.row(clients, &figures.row(foreign));
+                println!("    pgbench / ours: {}", figures.ratio());
+            }
+            anyhow::Ok(())
+        };
+        tokio::select! {
+            served = bridge::serve(self.node, way, self.consumers, &self.waiting) => served,
+            measured = rows => measured,
+        }
+    }
+
+    async fn run(&self, clients: u32) -> anyhow::Result<Figures> {
+        let scripts = [script::message(&self.pgbench, self.people, clients)?];
+        let learning = Times {
+            warm_up: self.plan.times.warm_up + LEARNING * clients,
+            ..self.plan.times
+        };
+        let messages = |times: Times| Messages {
+            node: self.node,
+            waiting: &self.waiting,
+            people: self.people,
+            clients,
+            times,
+        };
+        messages(learning).run().await?;
+        let ours = messages(self.plan.times);
+        let mut figures = Figures::default();
+        let mut sides = [Side::Ours, Side::Pgbench];
+        for _ in 0..self.plan.rounds {
+            for side in sides {
+                match side {
+                    Side::Ours => {
+                        let before = Machine::now()?;
+                        let taken = ours.run().await?;
+                        let used = Machine::now()?.postgres_since(&before).as_secs_f64() * 1e6;
+                        figures.postgres.push(used / taken.done as f64);
+                        figures.ours.push(taken);
+                    }
+                    Side::Pgbench => {
+                        let (pgbench, scripts) = (self.pgbench.clone(), scripts.clone());
+                        // Not in this thread: the bridge goes on asking, or its connection is closed.
+                        let run = move || pgbench.run(&scripts, clients, learning);
+                        figures.pgbench.push(spawn_blocking(run).await??);
+                    }
+                }
+            }
+            sides.reverse();
+        }
+        Ok(figures)
+    }
+}
+
+impl Figures {
+    fn row(&self, foreign: f64) -> [f64; COLUMNS.len()] {
+        let ours = |figure: fn(&Taken) -> f64| middle(self.ours.iter().map(figure));
+        let pgbench = |figure: fn(&Part) -> f64| middle(self.pgbench.iter().map(figure));
+        [
+            ours(|taken| taken.call.rate()),
+            ours(|taken| taken.call.quantile(0, 0.5)),
+            ours(|taken| taken.call.quantile(0, 0.99)),
+            ours(|taken| taken.delivery.quantile(0, 0.5)),
+            ours(|taken| taken.delivery.quantile(0, 0.99)),
+            ours(|taken| taken.written.quantile(0, 0.5)),
+            ours(|taken| taken.written.quantile(0, 0.99)),
+            ours(|taken| taken.cpu),
+            middle(self.postgres.iter().copied()),
+            ours(|taken| taken.batch),
+            pgbench(Part::rate),
+            pgbench(|part| part.quantile(0, 0.5)),
+            pgbench(|part| part.quantile(0, 0.99)),
+            foreign * 100.0,
+        ]
+    }
+
+    fn ratio(&self) -> Ratio {
+        let theirs: Vec<f64> = self.pgbench.iter().map(Part::rate).collect();
+        let ours: Vec<f64> = self.ours.iter().map(|taken| taken.call.rate()).collect();
+        Ratio::of(&theirs, &ours)
+    }
+}

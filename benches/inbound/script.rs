@@ -1,0 +1,181 @@
+//! What the service runs for a message of a platform and for its answer, as a script for pgbench: whose account
+//! it is, the transaction that accepts it, the one that ends its turn, and its delivery's lease and end.
+
+use serde_json::json;
+use throughline::domain::chat::Chat;
+use throughline::domain::delivery::{Address, DeliveryKind, MAX_ATTEMPTS, ReplyTo, ReplyVia};
+use throughline::ids::IdentityId;
+use throughline::store::deliveries::{END, LEASE, TAKE_BACK};
+use throughline::store::identities::FIND;
+use throughline::store::outbox::{INSERT, TAKE_PLACE};
+use throughline::store::presence::NOTE;
+use throughline::store::receipts::{CLAIM, UPDATE};
+use throughline::store::slots::LOCK_LEADING;
+use uuid::Uuid;
+
+use crate::people::{Kind, id_sql, identity, resolve_sql};
+use crate::pgbench::{Pgbench, quoted, with_values};
+use crate::seed::session_sql;
+use crate::turn::{Origin, Values};
+use crate::upstream::{PIECES, WORD};
+
+/// Where pgbench's deliveries go: no bridge of ours fetches them. Each client has a scope of its own, so that what
+/// it leases is what it has written.
+const PLATFORM: &str = "'pgbench'";
+const SCOPE: &str = "(:client_id)::text";
+
+/// A message of one of a client's own people, from the call to the acknowledgement.
+pub fn message(pgbench: &Pgbench, people: u32, clients: u32) -> anyhow::Result<String> {
+    let last = people / clients - 1;
+    let choose = format!(
+        "\\set number 1 + :client_id + {clients} * random(0, {last})\n\
+         \\set turn random(1, 281474976710655)\n"
+    );
+    let one = Message::new(pgbench)?;
+    let transactions = [
+        one.contact(),
+        one.accept(pgbench)?,
+        one.end()?,
+        one.lease(),
+        one.acknowledge(),
+    ];
+    let transactions = transactions.map(|statements| pgbench.transaction(&statements));
+    Ok(choose + &transactions.concat())
+}
+
+/// SQL for what several statements name.
+struct Message {
+    tenant: String,
+    account: String,
+    session: String,
+    slot: String,
+    /// Also the delivery's id.
+    turn: String,
+    message_id: &'static str,
+    chat_ref: String,
+    turn_values: Values,
+}
+
+impl Message {
+    fn new(pgbench: &Pgbench) -> anyhow::Result<Self> {
+        let [account, session, slot] =
+            [Kind::Account, Kind::Session, Kind::Slot].map(|kind| id_sql(kind, ":number"));
+        let turn = session_sql(":turn");
+        let reply_to = ReplyTo {
+            address: Address::of(&Chat::DM, &identity(12_345).parse()?),
+            identity_id: IdentityId::from_uuid(Uuid::from_u128(7)),
+            message_id: Some("123456".to_owned()),
+        };
+        let origin = Origin {
+            identity: account.clone(),
+            platform: "'telegram'::text".to_owned(),
+            reply_to: quoted(&serde_json::to_string(&reply_to)?),
+            reply_via: quoted(ReplyVia::Delivery.as_str()),
+        };
+        Ok(Self {
+            tenant: format!("'{}'::uuid", pgbench.tenant),
+            turn_values: Values::new(pgbench, session.clone(), turn.clone(), origin),
+            account,
+            session,
+            slot,
+            turn,
+            message_id: "(:turn)::text",
+            chat_ref: format!("{} || (:number)::text", quoted("dm:")),
+        })
+    }
+
+    fn contact(&self) -> String {
+        let values = [&self.tenant, "'telegram'", "''", "(:number)::text"];
+        with_values(FIND, &values)
+    }
+
+    fn accept(&self, pgbench: &Pgbench) -> anyhow::Result<String> {
+        let Self { tenant, slot, .. } = self;
+        let name = [
+            tenant,
+            "'telegram'",
+            "''",
+            &self.chat_ref,
+            &self.account,
+            self.message_id,
+        ];
+        let claimed = ["now()", "now() - interval '30 days'", "null::timestamptz"];
+        let became = [&self.turn, "null::bytea", "null::jsonb"];
+        let claim = with_values(CLAIM, &[&name[..], &claimed].concat());
+        let lock = with_values(LOCK_LEADING, &[tenant, slot]);
+        let heard = [
+            tenant,
+            &self.account,
+            "now()",
+            slot,
+            "now() - interval '1 minute'",
+        ];
+        let note = with_values(NOTE, &heard);
+        let update = with_values(UPDATE, &[&name[..], &became].concat());
+        let (resolve, turn) = (resolve_sql(pgbench)?, self.turn_values.accept()?);
+        Ok([claim, resolve, lock, turn, note, update].concat())
+    }
+
+    fn end(&self) -> anyhow::Result<String> {
+        let Self { tenant, .. } = self;
+        let chat = quoted(&serde_json::to_string(&Chat::DM)?);
+        let place = [tenant, PLATFORM, SCOPE, &self.chat_ref, &chat];
+        let payload = json!({ "text": format!("{WORD} ").repeat(PIECES) });
+        let values = [
+            tenant,
+            &self.turn,
+            PLATFORM,
+            SCOPE,
+            &self.chat_ref,
+            ":seq::bigint",
+            &quoted(DeliveryKind::Reply.as_str()),
+            &self.account,
+            &quoted(&payload.to_string()),
+            &self.turn,
+            &self.session,
+            &self.session,
+            self.message_id,
+            "now()",
+        ];
+        let take_place = answered(&with_values(TAKE_PLACE, &place), "");
+        let insert = with_values(INSERT, &values);
+        Ok([self.turn_values.end()?, take_place, insert].concat())
+    }
+
+    fn lease(&self) -> String {
+        let most = MAX_ATTEMPTS.to_string();
+        let take_back = with_values(TAKE_BACK, &[&self.tenant, "now()", &most]);
+        let values = [
+            &self.tenant,
+            "false",
+            &format!("array[{PLATFORM}]"),
+            &format!("array[{SCOPE}]"),
+            "50",
+            "now()",
+            "now() + interval '1 minute'",
+        ];
+        take_back + &answered(&with_values(LEASE, &values), "leased_")
+    }
+
+    fn acknowledge(&self) -> String {
+        let values = [
+            &self.tenant,
+            "true",
+            "array[]",
+            "array[]",
+            "(:leased_id)::uuid",
+            "(:leased_lease)::uuid",
+            "'delivered'",
+            "now()",
+            "null::text",
+            "null::text",
+            "now()",
+        ];
+        with_values(END, &values)
+    }
+}
+
+/// A statement whose answer, one row, is kept in variables that begin with `prefix`.
+fn answered(statement: &str, prefix: &str) -> String {
+    format!("{} \\gset {prefix}\n", statement.trim_end_matches(";\n"))
+}
