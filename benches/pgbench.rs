@@ -17,6 +17,9 @@ use crate::database;
 use crate::dev::Dev;
 use crate::figures::{Part, Sample, Times};
 
+/// What a new connection to Postgres takes to read its catalogs and to plan the statements, and a bit.
+const LEARNING: Duration = Duration::from_millis(40);
+
 pub struct Pgbench {
     program: PathBuf,
     /// For scripts and logs.
@@ -43,9 +46,14 @@ impl Pgbench {
         let threads = std::thread::available_parallelism()?
             .get()
             .min(clients as usize);
+        let times = Times {
+            warm_up: times.warm_up + LEARNING * clients,
+            ..times
+        };
         // Its time begins before it connects, and is told in whole seconds.
         let connecting = Duration::from_secs(1 + u64::from(clients / 64));
         let time = times.warm_up + times.measured + connecting;
+        let time = Duration::from_secs_f64(time.as_secs_f64().ceil());
         let prefix = self.dir.join("pgbench-log");
         let mut command = Command::new(&self.program);
         command

@@ -218,7 +218,7 @@ pub async fn tell_others(live: Live, redis: Redis, stop: CancellationToken) {
     let Some(mut outgoing) = taken else {
         return;
     };
-    let mut publisher = Publisher::new(redis);
+    let mut publisher = Publisher::new(redis, live.inner.node);
     let mut batch = Vec::with_capacity(BATCH);
     loop {
         tokio::select! {

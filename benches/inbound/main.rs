@@ -20,6 +20,8 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 
+#[path = "../awake.rs"]
+mod awake;
 mod bridge;
 #[path = "../connection.rs"]
 mod connection;
@@ -61,6 +63,7 @@ mod turn;
 #[allow(dead_code, reason = "other benches measure the model too")]
 mod upstream;
 
+use awake::Awake;
 use bridge::{Waiting, Way};
 use dev::Dev;
 use node::Node;
@@ -77,8 +80,10 @@ const AGENT: &str = "bench";
 const MESSAGES: u32 = 10;
 
 fn main() -> anyhow::Result<()> {
-    if std::env::args().nth(1).as_deref() == Some(upstream::ARGUMENT) {
-        return upstream::serve();
+    match std::env::args().nth(1).as_deref() {
+        Some(upstream::ARGUMENT) => return upstream::serve(),
+        Some(awake::ARGUMENT) => awake::keep_awake(),
+        Some(_) | None => {}
     }
     let plan = Plan::from_args();
     if cfg!(debug_assertions) && !plan.short {
@@ -90,11 +95,13 @@ fn main() -> anyhow::Result<()> {
         plan.rounds, plan.pool
     );
     let dev = Dev::start("inbound")?;
+    let awake = Awake::start()?;
     // Of one thread: the machine is needed for what is measured.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let outcome = runtime.block_on(measure(&plan, &dev));
+    drop(awake);
     dev.stop()?;
     outcome
 }

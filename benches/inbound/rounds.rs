@@ -16,8 +16,8 @@ use crate::script;
 use crate::table::{Table, middle};
 
 const CLIENTS: [u32; 3] = [1, 16, 64];
-/// What a new connection to Postgres takes until it no longer plans each of the many statements anew, which it
-/// does the first five times. The node's are new once, pgbench's in every round.
+/// What a new connection of the node's to Postgres takes until it no longer plans each of the many statements
+/// anew, which it does the first five times.
 const LEARNING: Duration = Duration::from_millis(150);
 const COLUMNS: [&str; 14] = [
     "ours/s",
@@ -110,7 +110,8 @@ impl Measuring<'_> {
                     Side::Pgbench => {
                         let (pgbench, scripts) = (self.pgbench.clone(), scripts.clone());
                         // Not in this thread: the bridge goes on asking, or its connection is closed.
-                        let run = move || pgbench.run(&scripts, clients, learning);
+                        let times = self.plan.times;
+                        let run = move || pgbench.run(&scripts, clients, times);
                         figures.pgbench.push(spawn_blocking(run).await??);
                     }
                 }

@@ -49,13 +49,15 @@ pub enum Poke {
 /// Tells pokes. Keeps its connection: one from the pool is asked first, each time, whether it still lives.
 pub struct Publisher {
     redis: Redis,
+    node: BootId,
     connection: Option<Connection>,
 }
 
 impl Publisher {
-    pub fn new(redis: Redis) -> Self {
+    pub fn new(redis: Redis, node: BootId) -> Self {
         Self {
             redis,
+            node,
             connection: None,
         }
     }
@@ -64,7 +66,7 @@ impl Publisher {
         let mut all = pipe();
         for poke in pokes {
             let (channel, payload) = match poke {
-                Poke::News(topic) => (topic.channel(), String::new()),
+                Poke::News(topic) => (topic.channel(), self.node.to_string()),
                 Poke::Turn(node, turn) => (format!("{NODE}{node}"), turn.to_string()),
             };
             all.publish(channel, payload).ignore();
@@ -148,11 +150,12 @@ impl Pokes {
     }
 
     fn read(&self, message: &Msg) -> Option<Poke> {
-        let channel = message.get_channel_name();
-        if let Some(topic) = Topic::of_channel(channel) {
-            return Some(Poke::News(topic));
-        }
         let payload: String = message.get_payload().ok()?;
-        Some(Poke::Turn(self.node, payload.parse().ok()?))
+        match Topic::of_channel(message.get_channel_name()) {
+            // Who watches here was woken when this node told the others.
+            Some(_) if payload == self.node.to_string() => None,
+            Some(topic) => Some(Poke::News(topic)),
+            None => Some(Poke::Turn(self.node, payload.parse().ok()?)),
+        }
     }
 }

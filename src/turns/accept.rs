@@ -102,8 +102,7 @@ pub async fn accept(
     let found = place::find(tx, asked.viewer, &asked.place, agent, &asked.input, now).await?;
     if asked.is_new() {
         let running = i64::from(asked.agent.limits.concurrent_turns);
-        let turn = new_turn(&asked, &found);
-        if let Some(claimed) = start(app, tx, &asked, &turn, &found, running, now).await? {
+        if let Some(claimed) = start(app, tx, &asked, &found, running, now).await? {
             note_presence(tx, &asked, &found, now).await?;
             return Ok(found.started(claimed));
         }
@@ -140,14 +139,14 @@ async fn accept_held(
     let on_busy = asked.on_busy.unwrap_or(asked.agent.spec.on_busy);
     let admission = busy.admit(on_busy, asked.agent.limits.concurrent_turns)?;
     let stopped = make_room(app, tx, admission, waiting, now).await?;
-    let turn = new_turn(&asked, &found);
     match admission {
         Admission::Start | Admission::Supersede(_) => {
-            let claimed = start(app, tx, &asked, &turn, &found, i64::MAX, now).await?;
+            let claimed = start(app, tx, &asked, &found, i64::MAX, now).await?;
             let moved = || Error::internal(anyhow::anyhow!("a held conversation does not rest"));
             Ok(found.started(claimed.ok_or_else(moved)?))
         }
         Admission::Queue | Admission::Interrupt(_) => {
+            let turn = new_turn(&asked, &found);
             turns::queue(tx, &turn, now).await?;
             let next = match waiting {
                 Some(_) => begin_next(app, tx, conversation_id, now).await?,
@@ -196,19 +195,18 @@ async fn start(
     app: &App,
     tx: &mut TenantTx,
     asked: &Asked<'_>,
-    turn: &NewTurn<'_>,
     found: &Found,
     running: i64,
     now: DateTime<Utc>,
 ) -> Result<Option<Claimed>> {
-    let said = &turn.input.messages;
+    let (turn, said) = (new_turn(asked, found), &asked.input.messages);
     let allowance = Allowance {
         runner: runner(app),
         running,
         tokens: token_budget(&asked.agent.spec),
     };
     let told = beginning(said);
-    let started = turn_starts::start(tx, turn, &told, allowance, now).await?;
+    let started = turn_starts::start(tx, &turn, &told, allowance, now).await?;
     let Some(Started { session_id, past }) = started else {
         return Ok(None);
     };
@@ -222,7 +220,7 @@ async fn start(
         None => None,
     };
     Ok(Some(Claimed {
-        taken: Taken::started(turn, session_id, found.tip.owner.user_id, now),
+        taken: Taken::started(&turn, session_id, found.tip.owner.user_id, now),
         session_id,
         past,
     }))

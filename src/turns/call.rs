@@ -20,7 +20,7 @@ use crate::telemetry;
 /// How long pieces of an answer wait to be written together, and how much of them at most. The first wait
 /// shorter, for those who watch; but an answer that is there at once is written only once.
 const BATCH_TIME: Duration = Duration::from_millis(50);
-const FIRST_BATCH_TIME: Duration = Duration::from_millis(10);
+const FIRST_BATCH_TIME: Duration = Duration::from_millis(25);
 const BATCH_BYTES: usize = 1024;
 /// Chunks that were read and not looked at yet.
 const READ_AHEAD: usize = 64;

@@ -61,6 +61,7 @@ mod tenants;
 mod turn_events;
 mod turn_faults;
 mod turn_recovery;
+mod turn_starts;
 mod turn_tools;
 mod turns;
 mod user_tokens;

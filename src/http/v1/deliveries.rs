@@ -29,6 +29,8 @@ const BATCH: i64 = 50;
 const MAX_WAIT: u32 = 55;
 /// How often is looked although nobody poked.
 const LOOK: Duration = Duration::from_secs(1);
+/// What a stream leases and sends together: few, because they would wait for a reader who may never come.
+const STREAM_BATCH: i64 = 10;
 /// How often whoever reads a stream is judged again.
 const JUDGED: Duration = Duration::from_secs(3);
 
@@ -268,17 +270,19 @@ impl Streaming {
             self.ended = true;
             return Ok(());
         }
-        // One at a time: what is leased and not yet sent would wait for a reader who may never come.
-        let leased = match lease(&self.app, &self.key, &self.covered, 1).await {
+        let leased = match lease(&self.app, &self.key, &self.covered, STREAM_BATCH).await {
             Err(error) if matches!(error.code, Code::Unavailable | Code::Timeout) => Vec::new(),
             leased => leased?,
         };
+        let mut events = String::new();
         for delivery in leased {
             let id = delivery.id;
             let body = serde_json::to_string(&DeliveryResponse::new(delivery, true));
             let body = body.map_err(Error::internal)?;
-            let text = format!("id: {id}\nevent: delivery\ndata: {body}\n\n");
-            self.waiting.push_back(Bytes::from(text));
+            events.push_str(&format!("id: {id}\nevent: delivery\ndata: {body}\n\n"));
+        }
+        if !events.is_empty() {
+            self.waiting.push_back(Bytes::from(events));
         }
         if self.waiting.is_empty() {
             if self.quiet_since.elapsed() >= HEARTBEAT {

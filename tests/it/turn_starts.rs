@@ -1,0 +1,88 @@
+//! A turn starts by one statement where its conversation rests. What others do while that statement waits for
+//! their rows is neither lost nor overtaken.
+
+use sqlx::{Connection, PgConnection};
+
+use crate::support::chat::{Chat, answer, line};
+use crate::support::model::Step;
+
+async fn rested() -> Chat {
+    let chat = Chat::new([Step::say("one"), Step::say("two")]).await;
+    answer(&chat.say(0, "s", "first").await);
+    chat
+}
+
+/// Says "second" while others do something in a transaction, which ends when the message waits for it.
+async fn say_meanwhile(chat: &Chat, statements: &[&'static str]) -> String {
+    let mut superuser: PgConnection = chat.world.superuser().await;
+    let mut meanwhile = superuser.begin().await.unwrap();
+    for statement in statements {
+        let done = sqlx::query(*statement).execute(&mut *meanwhile).await;
+        assert_eq!(done.unwrap().rows_affected(), 1, "{statement}");
+    }
+    let ending = async {
+        chat.world.waiting(1).await;
+        meanwhile.commit().await.unwrap();
+    };
+    let (said, ()) = tokio::join!(chat.say(0, "s", "second"), ending);
+    answer(&said)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_appended_while_a_turn_starts_is_told_to_the_model() {
+    let chat = rested().await;
+    let append = [
+        "update sessions
+            set next_seq = next_seq + 1, message_count = message_count + 1",
+        "insert into messages (tenant_id, session_id, seq, role, kind, content, token_count, created_at)
+         select tenant_id, id, next_seq - 1, 'assistant', 'normal', '\"by the way\"', 3, now()
+           from sessions",
+    ];
+    assert_eq!(say_meanwhile(&chat, &append).await, "two");
+    let expected = [
+        line("user", "first"),
+        line("assistant", "one"),
+        line("assistant", "by the way"),
+        line("user", "second"),
+        line("assistant", "two"),
+    ];
+    assert_eq!(chat.lines("s").await, expected);
+    let asked = &chat.model.requests()[1]["messages"];
+    let told: Vec<&str> = asked
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|message| message["content"].as_str())
+        .collect();
+    assert!(told.ends_with(&["first", "one", "by the way", "second"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_began_while_another_starts_goes_before_it() {
+    let chat = rested().await;
+    // As the transaction that accepts a message in a busy conversation does.
+    let accept = [
+        "update conversations
+            set next_turn_no = next_turn_no + 1",
+        "insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input, told,
+                            created_at)
+         select c.tenant_id, gen_random_uuid(), c.id, c.next_turn_no - 1, 'queued', 'main', t.principal, t.asked_hash,
+                json_build_object('messages', json_build_array(json_build_object(
+                  'role', 'user', 'kind', 'normal', 'content', 'in between'))), t.told, now()
+           from conversations c
+           join turns t
+             on t.conversation_id = c.id
+            and t.turn_no = c.next_turn_no - 2",
+    ];
+    chat.model.push(Step::say("three"));
+    assert_eq!(say_meanwhile(&chat, &accept).await, "three");
+    let expected = [
+        line("user", "first"),
+        line("assistant", "one"),
+        line("user", "in between"),
+        line("assistant", "two"),
+        line("user", "second"),
+        line("assistant", "three"),
+    ];
+    assert_eq!(chat.lines("s").await, expected);
+}
