@@ -7,6 +7,9 @@ use crate::figures::Times;
 /// For looking whether everything works: its figures tell nothing.
 pub const SHORT: &str = "short";
 
+/// As many connections to Postgres as a node has where nothing else is said.
+const DEFAULT_POOL: u32 = 16;
+
 pub struct Plan {
     pub rounds: usize,
     pub times: Times,
@@ -30,7 +33,7 @@ impl Plan {
                 warm_up: Duration::from_millis(warm_up),
                 measured: Duration::from_millis(measured),
             },
-            pool: option("pool").unwrap_or(64),
+            pool: option("pool").unwrap_or(DEFAULT_POOL),
             short,
         }
     }

@@ -6,7 +6,7 @@
 //! of the rounds. Clients, node, model and Postgres share the machine, and what others had of it is told.
 //! CPU is that of the node's process alone.
 //!
-//! `cargo bench --bench chat -- sessions pool=16` measures one part, with other than 64 connections to
+//! `cargo bench --bench chat -- sessions pool=64` measures one part, with other than 16 connections to
 //! Postgres; the parts are `stateless`, `sessions` and `memory`. With `short` it only shows that it works.
 
 #![allow(

@@ -8,8 +8,8 @@
 //! figure is the median of those of the rounds. Clients, bridge, node, model and Postgres share the machine, and
 //! what others had of it is told. CPU is that of the node's process alone.
 //!
-//! `cargo bench --bench inbound -- stream consumers=4 pool=16` measures one way (`poll` or `stream`), with other
-//! than one consumer and 64 connections to Postgres. With `short` it only shows that it works.
+//! `cargo bench --bench inbound -- stream consumers=4 pool=64` measures one way (`poll` or `stream`), with other
+//! than one consumer and 16 connections to Postgres. With `short` it only shows that it works.
 
 #![allow(
     clippy::disallowed_methods,
