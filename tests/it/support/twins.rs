@@ -141,6 +141,8 @@ impl Twins {
             for (before, now) in lines {
                 assert_eq!(now, before, "{caller}: {what}");
             }
+            let rows = |theirs: &Theirs| theirs.0.lines().count();
+            assert_eq!(rows(&now), rows(before), "{caller}: {what}");
         }
     }
 
