@@ -76,6 +76,8 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
     };
     tx.commit().await?;
     app.live.poke(conversation_id);
+    // One that was given up is told so.
+    app.live.poke_deliveries(tenant_id);
     if let Some(claimed) = claimed {
         start(app, tenant_id, claimed, None);
     }
