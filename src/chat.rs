@@ -3,8 +3,6 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use crate::app::App;
 use crate::domain::completion::{CompletionRequest, TokenUsage};
 use crate::domain::usage::{UsageCounts, UsageName};
@@ -46,14 +44,12 @@ impl Call {
         self.request.stream
     }
 
-    /// The whole answer.
-    pub async fn complete(self) -> Result<Value> {
+    /// The whole answer, as JSON.
+    pub async fn complete(self) -> Result<String> {
         let body = self.request.for_model(&self.agent.spec)?;
-        let mut answer = self.app.models.complete(&self.agent, body).await?;
-        let usage = TokenUsage::told(&answer);
-        self.count(usage, || answer["choices"].to_string().len());
-        answer["model"] = self.agent.name.as_str().into();
-        Ok(answer)
+        let answer = self.app.models.complete(&self.agent, body).await?;
+        self.count(answer.usage, answer.said);
+        Ok(answer.renamed(&self.agent.name))
     }
 
     /// The answer in chunks. What goes wrong before the first is an error and no stream.
@@ -69,8 +65,8 @@ impl Call {
     }
 
     /// What it used, as it was told; otherwise by how many bytes were said.
-    fn count(&self, told: Option<TokenUsage>, said: impl FnOnce() -> usize) {
-        let estimate = || TokenUsage::estimate(self.request.messages(), said());
+    fn count(&self, told: Option<TokenUsage>, said: usize) {
+        let estimate = || TokenUsage::estimate(self.request.messages(), said);
         let usage = told.unwrap_or_else(estimate);
         let now = self.app.clock.now();
         let name = UsageName::model_call(
@@ -105,27 +101,26 @@ pub struct Answering {
 }
 
 impl Answering {
-    /// The next chunk for the client. The one about usage is theirs only if they asked for it: it has no
-    /// choice in it, which plain loops over a stream do not expect.
-    pub async fn next(&mut self) -> Result<Option<Value>> {
+    /// Whether something was said.
+    pub fn has_begun(&self) -> bool {
+        self.said > 0
+    }
+
+    /// The next chunk for the client, as JSON. The one about usage is theirs only if they asked for it: it
+    /// has no choice in it, which plain loops over a stream do not expect.
+    ///
+    /// Nothing is lost when its future is dropped.
+    pub async fn next(&mut self) -> Result<Option<String>> {
         loop {
-            let Some(mut chunk) = self.chunks.next().await? else {
+            let Some(chunk) = self.chunks.next().await? else {
                 return Ok(None);
             };
-            self.told = TokenUsage::told(&chunk).or(self.told);
-            let choices = chunk["choices"].as_array().map_or(0, Vec::len);
-            if choices == 0 && !self.call.request.include_usage {
+            self.told = chunk.usage.or(self.told);
+            if chunk.choices == 0 && !self.call.request.include_usage {
                 continue;
             }
-            if choices > 0 {
-                let delta = &chunk["choices"][0]["delta"];
-                self.said += match delta["content"].as_str() {
-                    Some(text) => text.len(),
-                    None => delta.to_string().len(),
-                };
-            }
-            chunk["model"] = self.call.agent.name.as_str().into();
-            return Ok(Some(chunk));
+            self.said += chunk.said;
+            return Ok(Some(chunk.renamed(&self.call.agent.name)));
         }
     }
 }
@@ -133,6 +128,6 @@ impl Answering {
 /// Counted however it ends: a client that leaves has used what was said.
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.call.count(self.told, || self.said);
+        self.call.count(self.told, self.said);
     }
 }

@@ -247,8 +247,13 @@ pub fn base62(mut number: u128, width: usize) -> String {
 /// The number that `text` spells in base 62; `None` on any other character or past 128 bits.
 pub fn parse_base62(text: &str) -> Option<u128> {
     text.bytes().try_fold(0u128, |number, byte| {
-        let digit = DIGITS.iter().position(|digit| *digit == byte)?;
-        number.checked_mul(62)?.checked_add(digit as u128)
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'A'..=b'Z' => byte - b'A' + 10,
+            b'a'..=b'z' => byte - b'a' + 36,
+            _ => return None,
+        };
+        number.checked_mul(62)?.checked_add(digit.into())
     })
 }
 
@@ -334,5 +339,9 @@ mod tests {
         }
         assert_eq!(parse_base62("zzzzzzzzzzzzzzzzzzzzzz"), None);
         assert_eq!(parse_base62("a-b"), None);
+        for (value, digit) in DIGITS.iter().enumerate() {
+            let text = char::from(*digit).to_string();
+            assert_eq!(parse_base62(&text), Some(value as u128));
+        }
     }
 }

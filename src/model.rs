@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use moka::future::Cache;
 use secrecy::SecretString;
 use serde_json::Value;
+use url::Url;
 
 use crate::auth::JobCaller;
 use crate::crypto::Keyring;
 use crate::domain::agent::{AgentSpec, UpstreamKind};
+use crate::domain::completion_object::CompletionObject;
 use crate::domain::demo_model;
 use crate::domain::limits::Limits;
 use crate::error::{Code, Error, Result};
@@ -29,7 +31,13 @@ pub struct Agent {
     pub spec: AgentSpec,
     /// What its tenant may use.
     pub limits: Limits,
-    api_key: Option<SecretString>,
+    model: Model,
+}
+
+/// Who answers for an agent.
+enum Model {
+    Demo,
+    Server(ModelServer),
 }
 
 #[derive(Clone)]
@@ -107,19 +115,18 @@ impl Models {
         Ok(Some(Agent {
             tenant_id,
             name: row.name,
+            model: model_of(tenant_id, &row.spec, api_key.as_ref())?,
             spec: row.spec,
             limits,
-            api_key,
         }))
     }
 
     /// The whole answer of an agent's model.
-    pub async fn complete(&self, agent: &Agent, body: Vec<u8>) -> Result<Value> {
-        match agent.spec.upstream.kind {
-            UpstreamKind::Demo => Ok(demo_model::complete(&parse(&body)?)),
-            UpstreamKind::Openai => {
-                let (owner, server) = (agent.tenant_id.to_string(), server_of(agent, None)?);
-                let answer = self.completions.complete(&owner, &server, &body).await;
+    pub async fn complete(&self, agent: &Agent, body: Vec<u8>) -> Result<CompletionObject> {
+        match &agent.model {
+            Model::Demo => of_demo(&demo_model::complete(&parse(&body)?)),
+            Model::Server(server) => {
+                let answer = self.completions.complete(server, body).await;
                 answer.map_err(refusal)
             }
         }
@@ -132,14 +139,13 @@ impl Models {
         body: Vec<u8>,
         session_key: Option<&str>,
     ) -> Result<Chunks> {
-        match agent.spec.upstream.kind {
-            UpstreamKind::Demo => {
+        match &agent.model {
+            Model::Demo => {
                 let chunks = demo_model::stream(&parse(&body)?);
                 Ok(Chunks::Demo(chunks.into_iter()))
             }
-            UpstreamKind::Openai => {
-                let (owner, server) = (agent.tenant_id.to_string(), server_of(agent, session_key)?);
-                let stream = self.completions.stream(&owner, &server, &body).await;
+            Model::Server(server) => {
+                let stream = self.completions.stream(server, session_key, body).await;
                 stream.map(Box::new).map(Chunks::Upstream).map_err(refusal)
             }
         }
@@ -157,21 +163,33 @@ pub enum Chunks {
 }
 
 impl Chunks {
-    pub async fn next(&mut self) -> Result<Option<Value>> {
+    pub async fn next(&mut self) -> Result<Option<CompletionObject>> {
         match self {
             Self::Upstream(stream) => stream.next().await.map_err(refusal),
-            Self::Demo(chunks) => Ok(chunks.next()),
+            Self::Demo(chunks) => chunks.next().as_ref().map(of_demo).transpose(),
         }
     }
 }
 
-fn server_of(agent: &Agent, session_key: Option<&str>) -> Result<ModelServer> {
-    let base_url = agent.spec.upstream.base_url.as_deref().unwrap_or_default();
-    Ok(ModelServer {
-        base_url: base_url.parse().map_err(Error::internal)?,
-        api_key: agent.api_key.clone(),
-        session_key: session_key.map(str::to_owned),
-    })
+fn model_of(
+    tenant_id: TenantId,
+    spec: &AgentSpec,
+    api_key: Option<&SecretString>,
+) -> Result<Model> {
+    match spec.upstream.kind {
+        UpstreamKind::Demo => Ok(Model::Demo),
+        UpstreamKind::Openai => {
+            let base_url = spec.upstream.base_url.as_deref().unwrap_or_default();
+            let base_url: Url = base_url.parse().map_err(Error::internal)?;
+            let server = ModelServer::new(&tenant_id.to_string(), &base_url, api_key);
+            Ok(Model::Server(server))
+        }
+    }
+}
+
+fn of_demo(said: &Value) -> Result<CompletionObject> {
+    let read = CompletionObject::read(said.to_string().into_bytes());
+    read.map_err(|_| Error::internal(anyhow::anyhow!("the demo model says no completion")))
 }
 
 /// What a client is told of a call that failed: whose fault it is, and whether to try again.

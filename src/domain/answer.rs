@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 
 use crate::domain::completion::TokenUsage;
+use crate::domain::completion_object::CompletionObject;
 use crate::domain::message::{Content, MessageKind, NewMessage, Role, ToolCall, ToolFunction};
 
 /// Of the text, and of each call's arguments; as much as a message may hold.
@@ -32,19 +33,18 @@ pub struct TooLarge;
 
 impl Answer {
     /// Takes a chunk in, and answers the text that it added.
-    pub fn add<'a>(&mut self, chunk: &'a Value) -> Result<&'a str, TooLarge> {
-        self.usage = TokenUsage::told(chunk).or(self.usage);
-        let choice = &chunk["choices"][0];
-        if let Some(reason) = choice["finish_reason"].as_str() {
+    pub fn add<'a>(&mut self, chunk: &'a CompletionObject) -> Result<&'a str, TooLarge> {
+        self.usage = chunk.usage.or(self.usage);
+        if let Some(reason) = &chunk.finish_reason {
             self.finish_reason = Some(reason.chars().take(MAX_NAME_CHARS).collect());
         }
-        let delta = &choice["delta"];
-        let text = delta["content"].as_str().unwrap_or_default();
+        let text = chunk.content();
         if self.text.len() + text.len() > MAX_TEXT_BYTES {
             return Err(TooLarge);
         }
         self.text.push_str(text);
-        for part in delta["tool_calls"].as_array().into_iter().flatten() {
+        let calls = chunk.delta.get("tool_calls").and_then(Value::as_array);
+        for part in calls.into_iter().flatten() {
             self.add_call(part)?;
         }
         Ok(text)
@@ -135,8 +135,12 @@ mod tests {
 
     use super::*;
 
-    fn chunk(delta: Value, finish: Value) -> Value {
-        json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+    fn read(chunk: Value) -> CompletionObject {
+        CompletionObject::read(chunk.to_string().into_bytes()).unwrap()
+    }
+
+    fn chunk(delta: Value, finish: Value) -> CompletionObject {
+        read(json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}))
     }
 
     #[test]
@@ -154,7 +158,7 @@ mod tests {
                                       {"index": 1, "function": {"name": "other"}}]}),
                 json!("tool_calls"),
             ),
-            json!({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}),
+            read(json!({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})),
         ] {
             answer.add(&piece).unwrap();
         }
@@ -176,8 +180,8 @@ mod tests {
     fn what_has_no_shape_is_left_out_and_what_is_endless_is_refused() {
         let mut answer = Answer::default();
         for odd in [
-            json!({}),
-            json!({"choices": [5]}),
+            read(json!({"choices": []})),
+            read(json!({"choices": [5]})),
             chunk(json!({"content": 5, "tool_calls": {}}), json!(7)),
             chunk(json!({"tool_calls": [7, {"index": "x"}]}), Value::Null),
         ] {

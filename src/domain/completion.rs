@@ -1,7 +1,7 @@
 //! What a client asks of a model, in OpenAI's words: read just far enough to know what it is about. What
 //! the service has no part in is passed on as it came.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::domain::agent::{AgentSpec, UpstreamKind};
@@ -148,29 +148,48 @@ impl CompletionRequest {
     /// What the agent's model is asked: its own name, the agent's instructions first, and in a stream
     /// always the usage, which we count.
     pub fn for_model(&self, agent: &AgentSpec) -> Result<Vec<u8>> {
-        let mut body = self.body.clone();
-        let model = match agent.upstream.kind {
-            UpstreamKind::Openai => agent.upstream.model.as_deref().unwrap_or_default(),
-            UpstreamKind::Demo => "demo",
-        };
-        body.insert("model".to_owned(), model.into());
-        if !agent.system_prompt.is_empty() {
-            let first = json!({"role": "system", "content": agent.system_prompt});
-            let messages = std::iter::once(first).chain(self.messages().iter().cloned());
-            body.insert("messages".to_owned(), messages.collect());
-        }
-        if self.stream {
-            let mut options = match body.remove("stream_options") {
-                Some(Value::Object(options)) => options,
-                _ => Map::new(),
-            };
+        let ours = ["model", "messages", "stream_options"];
+        let options = self.stream.then(|| {
+            let given = self.body.get("stream_options").and_then(Value::as_object);
+            let mut options = given.cloned().unwrap_or_default();
             options.remove("include_hermes_events");
             options.insert("include_usage".to_owned(), true.into());
-            body.insert("stream_options".to_owned(), options.into());
-        } else {
-            body.remove("stream_options");
-        }
-        serde_json::to_vec(&body).map_err(Error::internal)
+            options
+        });
+        let prompt = (!agent.system_prompt.is_empty())
+            .then(|| json!({"role": "system", "content": agent.system_prompt}));
+        let asked = ForModel {
+            passed: Passed(&self.body, &ours),
+            model: match agent.upstream.kind {
+                UpstreamKind::Openai => agent.upstream.model.as_deref().unwrap_or_default(),
+                UpstreamKind::Demo => "demo",
+            },
+            messages: prompt.iter().chain(self.messages()).collect(),
+            stream_options: options.as_ref(),
+        };
+        serde_json::to_vec(&asked).map_err(Error::internal)
+    }
+}
+
+/// What a model is asked, without a copy of what is passed on.
+#[derive(Serialize)]
+struct ForModel<'a> {
+    #[serde(flatten)]
+    passed: Passed<'a>,
+    model: &'a str,
+    messages: Vec<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_options: Option<&'a Map<String, Value>>,
+}
+
+/// Members of a request, but for those that are named.
+struct Passed<'a>(&'a Map<String, Value>, &'a [&'a str]);
+
+impl Serialize for Passed<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let Self(members, left_out) = self;
+        let passed = members.iter();
+        serializer.collect_map(passed.filter(|(name, _)| !left_out.contains(&name.as_str())))
     }
 }
 
@@ -224,9 +243,9 @@ impl TokenUsage {
         self.estimated |= more.estimated;
     }
 
-    /// As a provider tells it, in an answer or in a chunk.
-    pub fn told(answer: &Value) -> Option<Self> {
-        let count = |member: &str| answer["usage"][member].as_i64().filter(|count| *count >= 0);
+    /// As a provider tells it, in the member `usage` of an answer or of a chunk.
+    pub fn told(usage: &Value) -> Option<Self> {
+        let count = |member: &str| usage[member].as_i64().filter(|count| *count >= 0);
         Some(Self {
             input: count("prompt_tokens")?,
             output: count("completion_tokens")?,
@@ -316,14 +335,10 @@ mod tests {
 
     #[test]
     fn usage_is_what_the_provider_says_or_a_marked_estimate() {
-        let told = json!({"usage": {"prompt_tokens": 3, "completion_tokens": 5}});
+        let told = json!({"prompt_tokens": 3, "completion_tokens": 5});
         let usage = TokenUsage::told(&told).unwrap();
         assert_eq!((usage.input, usage.output, usage.estimated), (3, 5, false));
-        for untold in [
-            json!({}),
-            json!({"usage": null}),
-            json!({"usage": {"prompt_tokens": -1}}),
-        ] {
+        for untold in [json!({}), json!(null), json!({"prompt_tokens": -1})] {
             assert_eq!(TokenUsage::told(&untold), None);
         }
         let estimate = TokenUsage::estimate(&[json!("four")], 9);

@@ -9,6 +9,7 @@ pub mod chat;
 pub mod code;
 pub mod command;
 pub mod completion;
+pub mod completion_object;
 pub mod compression;
 pub mod delivery;
 pub mod demo_model;

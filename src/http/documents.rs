@@ -11,7 +11,7 @@ use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use serde::de::DeserializeSeed;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 
-use super::extract::{BODY_DEADLINE, MAX_JSON_BYTES, check_length, read_within};
+use super::json_body::{BODY_DEADLINE, MAX_JSON_BYTES, check_length, read_within};
 use crate::domain::tree::{Allowance, Tree, TreeSeed};
 use crate::error::{Code, Error, FieldError, Result};
 

@@ -23,6 +23,7 @@ mod event_stream;
 mod extract;
 mod fallback;
 mod health;
+mod json_body;
 mod limits;
 mod objects;
 mod openai_chat;

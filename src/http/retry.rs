@@ -6,6 +6,7 @@ use actix_web::dev::Payload;
 use actix_web::http::StatusCode;
 use actix_web::{FromRequest, HttpRequest, HttpResponse};
 
+use super::json_body::BodyHash;
 use crate::app::App;
 use crate::crypto;
 use crate::error::{Code, Error, FieldError, Result};
@@ -65,14 +66,14 @@ impl Retryable {
     }
 
     /// The request's name and what it asks, if it has a key.
-    pub fn request(&self, principal: String, body_hash: [u8; 32]) -> Option<Request> {
+    pub fn request(&self, principal: String, body_hash: BodyHash) -> Option<Request> {
         Some(Request {
             name: RequestName {
                 principal,
                 route: self.route.clone(),
                 key: self.key.clone()?,
             },
-            hash: request_hash(&self.path, body_hash),
+            hash: request_hash(&self.path, body_hash.get()?),
         })
     }
 
@@ -82,7 +83,7 @@ impl Retryable {
         app: &App,
         mut tx: TenantTx,
         principal: String,
-        body_hash: [u8; 32],
+        body_hash: BodyHash,
         work: impl AsyncFnOnce(&mut TenantTx) -> Result<Answer>,
     ) -> Result<HttpResponse> {
         let Some(request) = self.request(principal, body_hash) else {

@@ -1,20 +1,22 @@
 //! One call of a model: its chunks go to whoever asked as they come, and in batches into the events. All
 //! the while the lease is renewed and somebody may ask to stop.
 
+use std::future::poll_fn;
 use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
-use serde_json::Value;
-use tokio::sync::mpsc;
+use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep_until};
 
 use super::launch::{Ahead, Direct};
 use super::writer::{Writer, Wrote};
 use crate::domain::answer::Answer;
+use crate::domain::completion_object::CompletionObject;
 use crate::domain::turn::StopReason;
 use crate::error::{Code, Error, Result};
 use crate::live::Running;
-use crate::model::Agent;
+use crate::model::{Agent, Chunks};
 use crate::telemetry;
 
 /// How long pieces of an answer wait to be written together, and how much of them at most. The first wait
@@ -22,8 +24,6 @@ use crate::telemetry;
 const BATCH_TIME: Duration = Duration::from_millis(50);
 const FIRST_BATCH_TIME: Duration = Duration::from_millis(25);
 const BATCH_BYTES: usize = 1024;
-/// Chunks that were read and not looked at yet.
-const READ_AHEAD: usize = 64;
 /// A node that is told to end lets its turns finish for this part of its grace.
 const DRAIN_PART: f64 = 0.6;
 /// However long the lease: a turn that was ended elsewhere is noticed within this.
@@ -40,6 +40,25 @@ pub enum Called {
     Leaving,
 }
 
+/// Where the chunks come from. A server that has not answered yet is waited for in one place, however often
+/// the wait is interrupted.
+enum Reading<'a> {
+    Opening(Pin<Box<dyn Future<Output = Result<Chunks>> + Send + 'a>>),
+    Open(Chunks),
+}
+
+impl Reading<'_> {
+    /// The next chunk. Nothing is lost when its future is dropped.
+    async fn next(&mut self) -> Result<Option<CompletionObject>> {
+        loop {
+            match self {
+                Self::Opening(opening) => *self = Self::Open(opening.await?),
+                Self::Open(chunks) => return chunks.next().await,
+            }
+        }
+    }
+}
+
 /// A write that is under way, and the writer it gives back.
 type Writing = Pin<Box<dyn Future<Output = (Writer, Result<Wrote>)> + Send>>;
 
@@ -48,6 +67,8 @@ struct Side<'a> {
     /// Not there while it writes.
     writer: Option<Writer>,
     writing: Option<Writing>,
+    /// For whoever asked, and not sent yet.
+    ahead: Vec<Map<String, Value>>,
     waiting: String,
     /// When what waits is written.
     write_at: Option<Instant>,
@@ -69,23 +90,14 @@ pub async fn call(
     running: &Running,
 ) -> (Option<Writer>, Called) {
     let app = writer.app.clone();
-    let (chunk_sender, mut chunks) = mpsc::channel::<Value>(READ_AHEAD);
-    let reading = async move {
-        let mut stream = app.models.stream(agent, body, session_key).await?;
-        while let Some(chunk) = stream.next().await? {
-            if chunk_sender.send(chunk).await.is_err() {
-                break;
-            }
-        }
-        Ok::<(), Error>(())
-    };
-    tokio::pin!(reading);
-    let app = writer.app.clone();
+    let opening = app.models.stream(agent, body, session_key);
+    let mut reading = Reading::Opening(Box::pin(opening));
     let lease = app.config.turn_lease;
     let renew_every = (lease / 3).min(LONGEST_SILENCE);
     let mut side = Side {
         writer: Some(writer),
         writing: None,
+        ahead: Vec::new(),
         waiting: String::new(),
         write_at: None,
         wrote_first: false,
@@ -95,24 +107,28 @@ pub async fn call(
         running,
     };
     let mut leave_at: Option<Instant> = None;
-    let mut read: Option<Result<()>> = None;
+    let draining = app.draining.cancelled();
+    tokio::pin!(draining);
+    // One for all that is due: to set one wakes this thread, and there are many chunks.
+    let timer = sleep_until(side.renew_at);
+    tokio::pin!(timer);
     let ended = loop {
-        let write_at = side.write_at.filter(|_| side.writing.is_none());
+        let due = side.due().into_iter().chain(leave_at).min();
+        if let Some(due) = due.filter(|due| *due != timer.deadline()) {
+            timer.as_mut().reset(due);
+        }
         tokio::select! {
             biased;
-            chunk = chunks.recv() => match chunk {
-                Some(chunk) => {
+            read = reading.next() => match read {
+                Ok(Some(chunk)) => {
                     if let Err(ended) = side.take_in(chunk, answer, direct) {
                         break ended;
                     }
                 }
-                // Every chunk was looked at, and there will be no more.
-                None => break match read.take() {
-                    Some(Ok(())) | None => Called::Answered,
-                    Some(Err(error)) => Called::Failed(error),
-                },
+                Ok(None) => break Called::Answered,
+                Err(error) => break Called::Failed(error),
             },
-            done = &mut reading, if read.is_none() => read = Some(done),
+            () = after_the_others(), if !side.ahead.is_empty() => side.tell(direct),
             (writer, wrote) = poll_writing(&mut side.writing) => {
                 side.writing = None;
                 side.writer = Some(writer);
@@ -120,17 +136,19 @@ pub async fn call(
                     break ended;
                 }
             }
-            () = sleep_until(write_at.unwrap_or_else(Instant::now)), if write_at.is_some() => side.write(),
-            () = sleep_until(side.renew_at), if side.writing.is_none() => side.renew(),
-            () = side.running.woken(), if side.writing.is_none() => side.renew(),
-            () = app.draining.cancelled(), if leave_at.is_none() => {
-                leave_at = Some(Instant::now() + app.config.shutdown_grace.mul_f64(DRAIN_PART));
+            () = &mut timer, if due.is_some() => {
+                if leave_at.is_some_and(|at| at <= Instant::now()) {
+                    break Called::Leaving;
+                }
+                side.write_or_renew();
             }
-            () = sleep_until(leave_at.unwrap_or_else(Instant::now)), if leave_at.is_some() => {
-                break Called::Leaving;
+            () = side.running.woken(), if side.writing.is_none() => side.renew(),
+            () = &mut draining, if leave_at.is_none() => {
+                leave_at = Some(Instant::now() + app.config.shutdown_grace.mul_f64(DRAIN_PART));
             }
         }
     };
+    side.tell(direct);
     let (writer, ended) = match side.writing.take() {
         None => (side.writer, ended),
         Some(writing) => {
@@ -149,6 +167,20 @@ pub async fn call(
     (writer, ended)
 }
 
+/// Ready when every task of this thread that could go on has done so: the one that reads from the model's
+/// connection among them, so that what has come together goes on together.
+async fn after_the_others() {
+    let mut waited = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut waited, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 async fn poll_writing(writing: &mut Option<Writing>) -> (Writer, Result<Wrote>) {
     match writing {
         Some(writing) => writing.await,
@@ -159,7 +191,7 @@ async fn poll_writing(writing: &mut Option<Writing>) -> (Writer, Result<Wrote>) 
 impl Side<'_> {
     fn take_in(
         &mut self,
-        chunk: Value,
+        chunk: CompletionObject,
         answer: &mut Answer,
         direct: &mut Option<Direct>,
     ) -> Result<(), Called> {
@@ -177,17 +209,42 @@ impl Side<'_> {
                 (false, true) => now + BATCH_TIME,
             };
             self.write_at = Some(self.write_at.map_or(at, |before| before.min(at)));
-            if !self.wrote_first {
-                telemetry::record_first_token(self.began.elapsed());
-            }
-            self.wrote_first = true;
         }
-        if let Some(sender) = direct
-            && sender.send(Ahead::Chunk(chunk)).is_err()
-        {
-            *direct = None;
+        let begins = !text.is_empty() && !std::mem::replace(&mut self.wrote_first, true);
+        if direct.is_some() && !chunk.delta.is_empty() {
+            self.ahead.push(chunk.delta);
+        }
+        if begins {
+            telemetry::record_first_token(self.began.elapsed());
+            self.tell(direct);
         }
         Ok(())
+    }
+
+    /// Sends what whoever asked has not seen yet.
+    fn tell(&mut self, direct: &mut Option<Direct>) {
+        for delta in self.ahead.drain(..) {
+            if let Some(sender) = direct
+                && sender.send(Ahead::Delta(delta)).is_err()
+            {
+                *direct = None;
+            }
+        }
+    }
+
+    /// When there is something to write; not while something is being written.
+    fn due(&self) -> Option<Instant> {
+        let due = self
+            .write_at
+            .map_or(self.renew_at, |at| at.min(self.renew_at));
+        self.writing.is_none().then_some(due)
+    }
+
+    fn write_or_renew(&mut self) {
+        match self.write_at {
+            Some(at) if at <= self.renew_at => self.write(),
+            Some(_) | None => self.renew(),
+        }
     }
 
     fn write(&mut self) {

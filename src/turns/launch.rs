@@ -1,6 +1,6 @@
 //! What an accepted turn needs after its commit, and the way from where it runs to the client that asked.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::accept::Became;
@@ -15,7 +15,8 @@ const BEHIND: usize = 1024;
 /// What the client that asked is told, ahead of what is committed.
 #[derive(Debug)]
 pub enum Ahead {
-    Chunk(Value),
+    /// What the model added.
+    Delta(Map<String, Value>),
     /// The turn ended, or waits for its client: nothing comes after it.
     Ended(Box<Outcome>),
     /// The turn is no longer this node's. What becomes of it is in its events.

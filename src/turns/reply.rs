@@ -123,7 +123,7 @@ impl Waiter {
         while let Some(ahead) = &mut self.ahead {
             match timeout_at(until, ahead.recv()).await {
                 Err(_) => return Ok(None),
-                Ok(Some(Ahead::Chunk(_))) => {}
+                Ok(Some(Ahead::Delta(_))) => {}
                 Ok(Some(Ahead::Ended(outcome))) => return Ok(Some(*outcome)),
                 // Another node goes on with it.
                 Ok(Some(Ahead::Lost) | None) => self.ahead = None,

@@ -38,7 +38,8 @@ const AWAY_PAUSE: Duration = Duration::from_millis(100);
 /// commit. Goes on when the client leaves.
 pub fn start(app: &App, tenant_id: TenantId, claimed: Claimed, direct: Option<Direct>) {
     let tasks = app.turn_tasks.clone();
-    tasks.spawn(run(app.clone(), tenant_id, claimed, direct));
+    // Boxed: it is large, and `spawn` moves it several times.
+    tasks.spawn(Box::pin(run(app.clone(), tenant_id, claimed, direct)));
 }
 
 async fn run(app: App, tenant_id: TenantId, claimed: Claimed, mut direct: Option<Direct>) {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, Response};
 use secrecy::{ExposeSecret, SecretString};
@@ -17,6 +18,7 @@ use url::Url;
 use super::breaker::Breaker;
 use super::client::{FetchError, GuardedClient};
 use super::sse::Events;
+use crate::domain::completion_object::{CompletionObject, NoCompletion};
 
 const FIRST_BYTE: Duration = Duration::from_secs(60);
 const BETWEEN_PIECES: Duration = Duration::from_secs(30);
@@ -29,6 +31,8 @@ const MAX_RETRIES: u32 = 2;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// A server that asks for more patience is not waited for.
 const MOST_PATIENCE: Duration = Duration::from_secs(5);
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const JSON_OR_EVENTS: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 /// Then those that nothing is remembered of are forgotten.
 const MANY_SERVERS: usize = 1024;
 
@@ -93,14 +97,35 @@ impl CallError {
     }
 }
 
-/// Where a model is.
+/// Where a model is. Made once for many calls.
 #[derive(Debug, Clone)]
 pub struct ModelServer {
-    /// Up to and with its `/v1`.
-    pub base_url: Url,
-    pub api_key: Option<SecretString>,
-    /// Tells a memory provider there whose memory it is.
-    pub session_key: Option<String>,
+    url: Url,
+    /// Its failures are counted under this name.
+    name: String,
+    bearer: Result<Option<HeaderValue>, UnfitKey>,
+}
+
+/// A key that no header can carry.
+#[derive(Debug, Clone, Copy)]
+struct UnfitKey;
+
+impl ModelServer {
+    /// `base_url` goes up to and with its `/v1`. Of one owner: what a tenant does to a server is no other
+    /// tenant's loss.
+    pub fn new(owner: &str, base_url: &Url, api_key: Option<&SecretString>) -> Self {
+        let bearer = |key: &SecretString| {
+            let text = format!("Bearer {}", key.expose_secret());
+            let mut bearer = HeaderValue::from_str(&text).map_err(|_| UnfitKey)?;
+            bearer.set_sensitive(true);
+            Ok(bearer)
+        };
+        Self {
+            url: completions_url(base_url),
+            name: format!("{owner} {}", base_url.origin().ascii_serialization()),
+            bearer: api_key.map(bearer).transpose(),
+        }
+    }
 }
 
 /// Cheap to clone; clones share what they remember of servers.
@@ -121,41 +146,38 @@ impl Completions {
     /// The whole answer to `body`, which does not ask for a stream.
     pub async fn complete(
         &self,
-        owner: &str,
         server: &ModelServer,
-        body: &[u8],
-    ) -> Result<Value, CallError> {
+        body: Vec<u8>,
+    ) -> Result<CompletionObject, CallError> {
         let deadline = Deadline::now() + WHOLE_CALL;
-        let mut response = self.send(owner, server, body, deadline).await?;
+        let mut response = self.send(server, None, body, deadline).await?;
         let mut answer = Vec::new();
-        while let Some(piece) = next_piece(&mut response, deadline).await? {
+        while let Some(piece) = next_piece(&mut response, piece_by(deadline)).await? {
             if answer.len() + piece.len() > MAX_ANSWER_BYTES {
                 return Err(CallError::TooLarge);
             }
             answer.extend_from_slice(&piece);
         }
-        let answer: Value = serde_json::from_slice(&answer).map_err(|_| CallError::Malformed)?;
-        match answer["choices"].is_array() {
-            true => Ok(answer),
-            false => Err(CallError::Malformed),
-        }
+        CompletionObject::read(answer).map_err(|_| CallError::Malformed)
     }
 
-    /// The pieces of the answer to `body`, which asks for a stream.
+    /// The pieces of the answer to `body`, which asks for a stream. `session_key` tells a memory provider
+    /// there whose memory it is.
     pub async fn stream(
         &self,
-        owner: &str,
         server: &ModelServer,
-        body: &[u8],
+        session_key: Option<&str>,
+        body: Vec<u8>,
     ) -> Result<CompletionStream, CallError> {
         let deadline = Deadline::now() + WHOLE_CALL;
-        let response = self.send(owner, server, body, deadline).await?;
+        let response = self.send(server, session_key, body, deadline).await?;
         Ok(CompletionStream {
             response,
             events: Events::default(),
             ready: Vec::new().into_iter(),
             read: 0,
             deadline,
+            next_by: None,
             done: false,
         })
     }
@@ -163,20 +185,21 @@ impl Completions {
     /// Sends until there is the head of a good answer, or no more attempt is left.
     async fn send(
         &self,
-        owner: &str,
         server: &ModelServer,
-        body: &[u8],
+        session_key: Option<&str>,
+        body: Vec<u8>,
         deadline: Deadline,
     ) -> Result<Response, CallError> {
-        // Of one owner: what a tenant does to a server is no other tenant's loss.
-        let name = format!("{owner} {}", server.base_url.origin().ascii_serialization());
+        let (name, body) = (&server.name, Bytes::from(body));
         let mut attempt = 0;
         loop {
-            let admitted = self.with_breaker(&name, |breaker| breaker.admit(Instant::now()));
+            let admitted = self.with_breaker(name, |breaker| breaker.admit(Instant::now()));
             admitted.map_err(|retry_after| CallError::LeftAlone { retry_after })?;
-            let outcome = self.send_once(server, body, deadline).await;
+            let outcome = self
+                .send_once(server, session_key, body.clone(), deadline)
+                .await;
             let is_outage = matches!(&outcome, Err(error) if error.is_outage());
-            self.with_breaker(&name, |breaker| match is_outage {
+            self.with_breaker(name, |breaker| match is_outage {
                 true => breaker.failed(Instant::now()),
                 false => breaker.succeeded(),
             });
@@ -188,7 +211,7 @@ impl Completions {
             let Some(pause) = pause.filter(|pause| Deadline::now() + *pause < deadline) else {
                 return Err(error);
             };
-            if attempt == MAX_RETRIES || !self.with_breaker(&name, Breaker::take_retry) {
+            if attempt == MAX_RETRIES || !self.with_breaker(name, Breaker::take_retry) {
                 return Err(error);
             }
             attempt += 1;
@@ -199,27 +222,26 @@ impl Completions {
     async fn send_once(
         &self,
         server: &ModelServer,
-        body: &[u8],
+        session_key: Option<&str>,
+        body: Bytes,
         deadline: Deadline,
     ) -> Result<Response, CallError> {
-        let url = completions_url(&server.base_url);
         let refused = |refused| CallError::NotReached(FetchError::Refused(refused));
-        let mut request = self.client.request(Method::POST, &url).map_err(refused)?;
-        request = request
-            .header(CONTENT_TYPE, "application/json")
-            .header(ACCEPT, "application/json, text/event-stream");
-        if let Some(key) = &server.api_key {
-            let bearer = format!("Bearer {}", key.expose_secret());
-            let mut bearer =
-                HeaderValue::from_str(&bearer).map_err(|_| CallError::NotAllowed(0))?;
-            bearer.set_sensitive(true);
-            request = request.header(AUTHORIZATION, bearer);
+        let request = self.client.request(Method::POST, &server.url);
+        let mut request = request
+            .map_err(refused)?
+            .header(CONTENT_TYPE, JSON)
+            .header(ACCEPT, JSON_OR_EVENTS);
+        match &server.bearer {
+            Ok(None) => {}
+            Ok(Some(bearer)) => request = request.header(AUTHORIZATION, bearer),
+            Err(UnfitKey) => return Err(CallError::NotAllowed(0)),
         }
-        if let Some(session_key) = &server.session_key {
+        if let Some(session_key) = session_key {
             request = request.header("x-hermes-session-key", session_key);
         }
         let until = deadline.min(Deadline::now() + FIRST_BYTE);
-        let sent = timeout_at(until, request.body(body.to_vec()).send()).await;
+        let sent = timeout_at(until, request.body(body).send()).await;
         let response = match sent {
             Err(_) => return Err(CallError::TooSlow),
             Ok(Err(error)) => return Err(not_reached(error.into())),
@@ -236,7 +258,10 @@ impl Completions {
         if breakers.len() > MANY_SERVERS {
             breakers.retain(|_, breaker| !breaker.is_idle());
         }
-        act(breakers.entry(name.to_owned()).or_default())
+        match breakers.get_mut(name) {
+            Some(breaker) => act(breaker),
+            None => act(breakers.entry(name.to_owned()).or_default()),
+        }
     }
 }
 
@@ -312,15 +337,16 @@ fn message_of(told: &[u8]) -> String {
         .collect()
 }
 
-async fn next_piece(
-    response: &mut Response,
-    deadline: Deadline,
-) -> Result<Option<Vec<u8>>, CallError> {
-    let until = deadline.min(Deadline::now() + BETWEEN_PIECES);
-    match timeout_at(until, response.chunk()).await {
+/// When a piece must have come that is waited for from now on.
+fn piece_by(deadline: Deadline) -> Deadline {
+    deadline.min(Deadline::now() + BETWEEN_PIECES)
+}
+
+async fn next_piece(response: &mut Response, by: Deadline) -> Result<Option<Bytes>, CallError> {
+    match timeout_at(by, response.chunk()).await {
         Err(_) => Err(CallError::TooSlow),
         Ok(Err(_)) => Err(CallError::Broken),
-        Ok(Ok(piece)) => Ok(piece.map(|piece| piece.to_vec())),
+        Ok(Ok(piece)) => Ok(piece),
     }
 }
 
@@ -331,13 +357,15 @@ pub struct CompletionStream {
     ready: std::vec::IntoIter<Vec<u8>>,
     read: usize,
     deadline: Deadline,
+    /// When the piece that is waited for must have come, however often the wait is interrupted.
+    next_by: Option<Deadline>,
     done: bool,
 }
 
 impl CompletionStream {
     /// The next chunk; `None` once the server has said that it is done. A stream that just ends was
-    /// broken off.
-    pub async fn next(&mut self) -> Result<Option<Value>, CallError> {
+    /// broken off. Nothing is lost when its future is dropped.
+    pub async fn next(&mut self) -> Result<Option<CompletionObject>, CallError> {
         loop {
             if self.done {
                 return Ok(None);
@@ -347,11 +375,17 @@ impl CompletionStream {
                     self.done = true;
                     continue;
                 }
-                return read_chunk(&data).map(Some);
+                return match CompletionObject::read(data) {
+                    Ok(chunk) => Ok(Some(chunk)),
+                    Err(NoCompletion::Malformed) => Err(CallError::Malformed),
+                    // An error that a server tells in the middle of a stream.
+                    Err(NoCompletion::Error) => Err(CallError::Failed(200)),
+                };
             }
-            let Some(piece) = next_piece(&mut self.response, self.deadline).await? else {
-                return Err(CallError::Broken);
-            };
+            let next_by = *self.next_by.get_or_insert_with(|| piece_by(self.deadline));
+            let piece = next_piece(&mut self.response, next_by).await?;
+            self.next_by = None;
+            let piece = piece.ok_or(CallError::Broken)?;
             self.read += piece.len();
             if self.read > MAX_ANSWER_BYTES {
                 return Err(CallError::TooLarge);
@@ -362,12 +396,42 @@ impl CompletionStream {
     }
 }
 
-/// A chunk, or the error that a server tells in the middle of a stream.
-fn read_chunk(data: &[u8]) -> Result<Value, CallError> {
-    let chunk: Value = serde_json::from_slice(data).map_err(|_| CallError::Malformed)?;
-    match (chunk["choices"].is_array(), chunk["error"].is_null()) {
-        (_, false) => Err(CallError::Failed(200)),
-        (true, true) => Ok(chunk),
-        (false, true) => Err(CallError::Malformed),
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use futures_util::FutureExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config::PrivateUpstreams;
+    use crate::upstream::OwnPorts;
+
+    const BEGUN: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n\
+                         data: {\"choices\": []}\n\n";
+
+    #[tokio::test]
+    async fn a_wait_that_is_interrupted_has_the_same_end() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let base_url = format!("http://{}/v1", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 4096]).await;
+            stream.write_all(BEGUN.as_bytes()).await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        let client = GuardedClient::new(PrivateUpstreams::Allowed, OwnPorts::default()).unwrap();
+        let server = ModelServer::new("owner", &base_url.parse().unwrap(), None);
+        let completions = Completions::new(client);
+        let opened = completions.stream(&server, None, b"{}".to_vec()).await;
+        let mut stream = opened.unwrap();
+        assert!(stream.next().await.unwrap().is_some());
+        assert_eq!(stream.next_by, None);
+        assert!(stream.next().now_or_never().is_none());
+        let end = stream.next_by.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(stream.next().now_or_never().is_none());
+        assert_eq!(stream.next_by, Some(end));
     }
 }

@@ -1,6 +1,8 @@
 //! Reading a stream of server-sent events as it comes, in whatever pieces: the data of one event after the
 //! other. Holds no more of it than one event, which has a cap.
 
+use memchr::memchr2;
+
 /// What one event may hold.
 const MAX_EVENT_BYTES: usize = 1024 * 1024;
 
@@ -24,12 +26,16 @@ impl Events {
     pub fn push(&mut self, piece: &[u8]) -> Result<Vec<Vec<u8>>, EventTooLarge> {
         let mut ended = Vec::new();
         let mut rest = piece;
-        while let Some(place) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
+        while let Some(place) = memchr2(b'\n', b'\r', rest) {
             let (text, end) = rest.split_at(place);
             rest = &end[1..];
             let second_half = self.after_return && end[0] == b'\n' && text.is_empty();
             self.after_return = end[0] == b'\r';
             if second_half && self.line.is_empty() {
+                continue;
+            }
+            if self.line.is_empty() {
+                ended.extend(self.end_line(text)?);
                 continue;
             }
             self.extend(text)?;

@@ -115,7 +115,7 @@ const ALLOWED: [(&str, &[&str]); 26] = [
     ("auth", &["limits", "store", "upstream", "domain", "ground"]),
     ("store", &["domain", "ground"]),
     ("redis", &["ground"]),
-    ("upstream", &["ground"]),
+    ("upstream", &["domain", "ground"]),
 ];
 const GROUND: [&str; 8] = [
     "clock",

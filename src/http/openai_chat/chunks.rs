@@ -2,7 +2,7 @@
 
 use actix_web::web::Bytes;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::domain::completion::TokenUsage;
 use crate::domain::session::ChainName;
@@ -13,6 +13,9 @@ use crate::http::problem;
 use crate::ids::TurnId;
 use crate::turns::{Outcome, Said};
 
+/// Bytes of what most chunks add, and of what follows it.
+const USUAL_DELTA: usize = 96;
+
 /// What all chunks of an answer have in common.
 #[derive(Debug, Clone)]
 pub struct Frame {
@@ -20,25 +23,8 @@ pub struct Frame {
     model: String,
     /// Seconds since 1970.
     created: i64,
-}
-
-/// A chunk with one choice. As it is written: an answer has many of them.
-#[derive(Serialize)]
-struct Chunk<'a, D> {
-    id: &'a str,
-    object: &'static str,
-    created: i64,
-    model: &'a str,
-    choices: [Choice<'a, D>; 1],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hermes: Option<Value>,
-}
-
-#[derive(Serialize)]
-struct Choice<'a, D> {
-    index: u32,
-    delta: D,
-    finish_reason: Option<&'a str>,
+    /// A chunk up to its delta: most chunks differ in nothing else.
+    up_to_delta: String,
 }
 
 #[derive(Serialize)]
@@ -48,10 +34,18 @@ struct Text<'a> {
 
 impl Frame {
     pub fn new(turn_id: TurnId, model: &str, created: i64) -> Self {
+        let id = format!("chatcmpl-{turn_id}");
+        let up_to_delta = format!(
+            "data: {{\"id\":{},\"object\":\"chat.completion.chunk\",\"created\":{created},\"model\":{},\
+             \"choices\":[{{\"index\":0,\"delta\":",
+            Value::from(id.as_str()),
+            Value::from(model),
+        );
         Self {
-            id: format!("chatcmpl-{turn_id}"),
+            id,
             model: model.to_owned(),
             created,
+            up_to_delta,
         }
     }
 
@@ -67,18 +61,18 @@ impl Frame {
         finish_reason: Option<&str>,
         hermes: Option<Value>,
     ) -> Bytes {
-        data(&Chunk {
-            id: &self.id,
-            object: "chat.completion.chunk",
-            created: self.created,
-            model: &self.model,
-            choices: [Choice {
-                index: 0,
-                delta,
-                finish_reason,
-            }],
-            hermes,
-        })
+        let mut line = Vec::with_capacity(self.up_to_delta.len() + USUAL_DELTA);
+        line.extend_from_slice(self.up_to_delta.as_bytes());
+        write_json(&mut line, &delta);
+        line.extend_from_slice(b",\"finish_reason\":");
+        write_json(&mut line, &finish_reason);
+        line.extend_from_slice(b"}]");
+        if let Some(hermes) = hermes {
+            line.extend_from_slice(b",\"hermes\":");
+            write_json(&mut line, &hermes);
+        }
+        line.extend_from_slice(b"}\n\n");
+        Bytes::from(line)
     }
 
     /// The first: who speaks.
@@ -90,13 +84,9 @@ impl Frame {
         self.chunk(Text { content: text }, None, None)
     }
 
-    /// A chunk of the model's server in our frame; `None` if it says nothing to the client. The tools that
-    /// are called, and the end, are told when it is known what they come to.
-    pub fn pass(&self, mut chunk: Value) -> Option<Bytes> {
-        let delta = chunk.pointer_mut("/choices/0/delta")?;
-        let Value::Object(mut delta) = delta.take() else {
-            return None;
-        };
+    /// What a chunk of the model's server adds, in our frame; `None` if it says nothing to the client. The
+    /// tools that are called, and the end, are told when it is known what they come to.
+    pub fn pass(&self, mut delta: Map<String, Value>) -> Option<Bytes> {
         delta.remove("role");
         delta.remove("tool_calls");
         let says = |value: &Value| !value.is_null() && value != "";
@@ -167,14 +157,15 @@ fn usage_body(usage: &TokenUsage) -> Value {
     })
 }
 
-fn data(value: &impl Serialize) -> Bytes {
-    let mut line = b"data: ".to_vec();
+fn data(value: &Value) -> Bytes {
+    Bytes::from(format!("data: {value}\n\n"))
+}
+
+fn write_json(line: &mut Vec<u8>, value: &impl Serialize) {
     // Fails for keys that are no text; there are none.
-    if serde_json::to_writer(&mut line, value).is_err() {
+    if serde_json::to_writer(&mut *line, value).is_err() {
         line.extend_from_slice(b"null");
     }
-    line.extend_from_slice(b"\n\n");
-    Bytes::from(line)
 }
 
 /// An error in the middle of a stream, as the official clients raise it.
@@ -217,20 +208,16 @@ mod tests {
     #[test]
     fn a_servers_chunk_is_passed_on_without_what_is_ours_to_tell() {
         let frame = Frame::new(TurnId::generate(), "main", 7);
-        let chunk = |delta: Value| json!({"id": "x", "choices": [{"delta": delta, "finish_reason": "stop"}]});
+        let pass = |delta: Value| frame.pass(delta.as_object().unwrap().clone());
         for silent in [
             json!({"role": "assistant", "content": ""}),
             json!({"tool_calls": [{"index": 0}]}),
             json!({}),
-            json!(5),
         ] {
-            assert_eq!(frame.pass(chunk(silent)), None);
-        }
-        for odd in [json!({"choices": []}), json!({"choices": {}}), json!(7)] {
-            assert_eq!(frame.pass(odd), None);
+            assert_eq!(pass(silent), None);
         }
         let said = json!({"role": "assistant", "content": "hi", "reasoning_content": "hm"});
-        let passed = frame.pass(chunk(said)).unwrap();
+        let passed = pass(said).unwrap();
         let passed = std::str::from_utf8(&passed).unwrap();
         let passed: Value = serde_json::from_str(passed.strip_prefix("data: ").unwrap()).unwrap();
         assert_eq!(passed["model"], "main");

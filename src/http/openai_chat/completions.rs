@@ -1,16 +1,16 @@
 //! `/v1/chat/completions`, as OpenAI's clients know it. What names no session is stateless: passed to the
 //! agent's model and back, and gone with the connection. The rest is a turn.
 
+use actix_web::http::header::ContentType;
 use actix_web::web::Bytes;
 use actix_web::{HttpRequest, HttpResponse, post, web};
-use futures_util::stream;
+use futures_util::{FutureExt, stream};
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use tokio::task::yield_now;
 
 use super::session_chat::{self, Asking};
 use crate::app::App;
 use crate::chat::{Answering, Call};
-use crate::crypto;
 use crate::domain::chat::Chat;
 use crate::domain::completion::CompletionRequest;
 use crate::domain::message::Content;
@@ -19,7 +19,7 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Converser;
 use crate::http::callers::Credential;
 use crate::http::event_stream;
-use crate::http::extract::LargeJsonBody;
+use crate::http::json_body::{BodyHash, LargeJsonObject};
 use crate::http::problem;
 use crate::http::retry::Retryable;
 use crate::turns::Place;
@@ -109,9 +109,9 @@ pub async fn create_chat_completion(
     caller: Converser,
     credential: Credential,
     retryable: Retryable,
-    body: LargeJsonBody<Map<String, Value>>,
+    body: LargeJsonObject,
 ) -> Result<HttpResponse> {
-    let asked = CompletionRequest::read(body.value)?;
+    let asked = CompletionRequest::read(body.members)?;
     let session = read_header(&request, SESSION_ID, SessionRef::parse)?;
     let key = read_header(&request, SESSION_KEY, SessionKey::parse)?;
     let (acting, own_chat) = caller.speaking(&app, asked.user.as_deref()).await?;
@@ -135,7 +135,8 @@ pub async fn create_chat_completion(
         body_hash: asked_hash(&request, body.hash),
         is_retry: is_retry(&request),
     };
-    session_chat::answer(asking, asked, place).await
+    // Apart: a request without a session shall not carry the room for one.
+    Box::pin(session_chat::answer(asking, asked, place)).await
 }
 
 fn read_header<T>(
@@ -161,14 +162,14 @@ fn read_header<T>(
 }
 
 /// What a request asks: its body, and the session it is about. One key for two sessions is a conflict.
-fn asked_hash(request: &HttpRequest, body: [u8; 32]) -> [u8; 32] {
-    let mut asked = body.to_vec();
+fn asked_hash(request: &HttpRequest, body: BodyHash) -> BodyHash {
+    let mut asked = Vec::new();
     for name in [SESSION_ID, SESSION_KEY] {
         let value = request.headers().get(name);
         asked.push(0);
         asked.extend_from_slice(value.map_or(&[], |value| value.as_bytes()));
     }
-    crypto::sha256(&asked)
+    body.with(&asked)
 }
 
 fn is_retry(request: &HttpRequest) -> bool {
@@ -179,25 +180,64 @@ fn is_retry(request: &HttpRequest) -> bool {
 
 async fn answer_stateless(call: Call) -> Result<HttpResponse> {
     if !call.wants_stream() {
-        return Ok(HttpResponse::Ok().json(call.complete().await?));
+        let answer = call.complete().await?;
+        let head = &mut HttpResponse::Ok();
+        return Ok(head.content_type(ContentType::json()).body(answer));
     }
-    let chunks = stream::unfold(Some(call.stream().await?), next_event);
-    Ok(event_stream::head().streaming(chunks))
+    let telling = Telling {
+        answering: call.stream().await?,
+        ended: false,
+    };
+    let events = stream::unfold(telling, async |mut telling| {
+        let events = telling.next().await?;
+        Some((Ok::<Bytes, Error>(events), telling))
+    });
+    Ok(event_stream::head().streaming(events))
 }
 
-/// The next event of a stream; an error is told as OpenAI's clients read it, and ends it.
-async fn next_event(answering: Option<Answering>) -> Option<(Result<Bytes>, Option<Answering>)> {
-    let mut answering = answering?;
-    let event = match answering.next().await {
-        Ok(Some(chunk)) => {
-            let event = Bytes::from(format!("data: {chunk}\n\n"));
-            return Some((Ok(event), Some(answering)));
+/// A stream that is under way.
+struct Telling {
+    answering: Answering,
+    ended: bool,
+}
+
+impl Telling {
+    /// The next events. What has come by then goes along in one piece; but the first words go at once.
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
         }
-        Ok(None) => "data: [DONE]\n\n".to_owned(),
-        Err(error) => {
-            tracing::warn!(code = error.code.as_str(), "a stream broke off: {error}");
-            format!("data: {}\n\n", problem::openai_body(&error))
+        let mut events = String::new();
+        let has_begun = self.answering.has_begun();
+        let first = self.answering.next().await;
+        self.put(&mut events, first);
+        while has_begun && !self.ended {
+            // Lets the connection to the model read on.
+            yield_now().await;
+            let Some(next) = self.answering.next().now_or_never() else {
+                break;
+            };
+            self.put(&mut events, next);
         }
-    };
-    Some((Ok(Bytes::from(event)), None))
+        Some(Bytes::from(events))
+    }
+
+    /// An error is told as OpenAI's clients read it, and ends the stream.
+    fn put(&mut self, events: &mut String, next: Result<Option<String>>) {
+        let event = match next {
+            Ok(Some(chunk)) => chunk,
+            Ok(None) => {
+                self.ended = true;
+                "[DONE]".to_owned()
+            }
+            Err(error) => {
+                tracing::warn!(code = error.code.as_str(), "a stream broke off: {error}");
+                self.ended = true;
+                problem::openai_body(&error).to_string()
+            }
+        };
+        for part in ["data: ", &event, "\n\n"] {
+            events.push_str(part);
+        }
+    }
 }

@@ -7,7 +7,7 @@ use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::web::{self, Bytes};
 use actix_web::{HttpResponse, HttpResponseBuilder};
 use futures_util::stream;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -23,6 +23,7 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Acting;
 use crate::http::callers::Credential;
 use crate::http::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
+use crate::http::json_body::BodyHash;
 use crate::http::retry::Retryable;
 use crate::idempotency;
 use crate::ids::{SessionId, TurnId};
@@ -36,7 +37,7 @@ pub struct Asking {
     pub acting: Acting,
     pub credential: Credential,
     pub retryable: Retryable,
-    pub body_hash: [u8; 32],
+    pub body_hash: BodyHash,
     /// Whether the client says that it has asked before.
     pub is_retry: bool,
 }
@@ -242,7 +243,7 @@ struct Telling {
 
 /// What comes next of a turn.
 enum Next {
-    Chunk(Value),
+    Delta(Map<String, Value>),
     Events(Vec<Event>),
     Ended(Box<Outcome>),
     /// The node lost it: the rest is in the events.
@@ -256,7 +257,7 @@ enum Next {
 impl From<Ahead> for Next {
     fn from(ahead: Ahead) -> Self {
         match ahead {
-            Ahead::Chunk(chunk) => Self::Chunk(chunk),
+            Ahead::Delta(delta) => Self::Delta(delta),
             Ahead::Ended(outcome) => Self::Ended(outcome),
             Ahead::Lost => Self::Elsewhere,
         }
@@ -279,7 +280,7 @@ impl Telling {
                     return Ok(head.json(whole));
                 }
                 Next::Elsewhere | Next::Behind => self.follow_events(),
-                Next::Chunk(_) | Next::Events(_) | Next::Quiet => {}
+                Next::Delta(_) | Next::Events(_) | Next::Quiet => {}
             }
         }
     }
@@ -336,10 +337,10 @@ impl Telling {
 
     async fn take_in(&mut self, next: Next, beat: Instant) -> Result<()> {
         match next {
-            Next::Chunk(chunk) => {
-                let text = chunk["choices"][0]["delta"]["content"].as_str();
+            Next::Delta(delta) => {
+                let text = delta.get("content").and_then(Value::as_str);
                 let heard = text.map_or(0, str::len);
-                if let Some(passed) = self.frame.pass(chunk) {
+                if let Some(passed) = self.frame.pass(delta) {
                     self.shown = true;
                     self.heard += heard;
                     self.waiting.push_back(passed);

@@ -20,7 +20,7 @@ use crate::domain::session::ChainName;
 use crate::domain::turn::{ToldReset, TurnInput};
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::extract::JsonBody;
+use crate::http::json_body::JsonBody;
 use crate::http::v1::link_codes::guarded;
 use crate::http::vouching::{Vouched, Voucher};
 use crate::ids::{SessionId, TurnId, UserId};

@@ -6,7 +6,8 @@ use crate::app::App;
 use crate::domain::limits::{LimitOverrides, Limits};
 use crate::error::Result;
 use crate::http::callers::Operator;
-use crate::http::extract::{JsonBody, PathId};
+use crate::http::extract::PathId;
+use crate::http::json_body::JsonBody;
 use crate::ids::TenantId;
 use crate::tenants;
 

@@ -12,7 +12,7 @@ use crate::domain::platform::PlatformScope;
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Credential;
-use crate::http::extract::JsonBody;
+use crate::http::json_body::JsonBody;
 use crate::http::retry::Retryable;
 use crate::http::vouching::Voucher;
 use crate::idempotency::Answer;

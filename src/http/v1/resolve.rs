@@ -12,7 +12,7 @@ use crate::domain::resource_name::ResourceName;
 use crate::domain::user::{Identity, KnownIdentity};
 use crate::domain::viewer::Viewer;
 use crate::error::{Error, Result};
-use crate::http::extract::JsonBody;
+use crate::http::json_body::JsonBody;
 use crate::http::retry::Retryable;
 use crate::http::vouching::{Vouched, Voucher};
 use crate::idempotency::Answer;

@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::domain::retention::Sweep;
 use crate::error::{Error, FieldError, Result};
 use crate::http::callers::{Admin, Reader};
-use crate::http::extract::JsonBody;
+use crate::http::json_body::JsonBody;
 use crate::http::retry::Retryable;
 use crate::idempotency::Answer;
 use crate::sessions::retention::{self, Overview, Rehearsal};

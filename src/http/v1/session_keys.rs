@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::session_messages::{MessageResponse, NewMessageRequest, appended_messages};
 use crate::app::App;
-use crate::crypto;
 use crate::domain::identity::PersonName;
 use crate::domain::message::{NewMessage, Role};
 use crate::domain::reset::ResetReason;
@@ -16,7 +15,8 @@ use crate::domain::slot::{Current, Slot};
 use crate::domain::viewer::Viewer;
 use crate::error::Result;
 use crate::http::acting::{ConversationReader, Converser};
-use crate::http::extract::{JsonBody, PathKey, Query};
+use crate::http::extract::{PathKey, Query};
+use crate::http::json_body::{BodyHash, JsonBody};
 use crate::http::paging::{ListName, ListResponse};
 use crate::http::precondition::{IfMatch, etag};
 use crate::http::retry::Retryable;
@@ -214,7 +214,7 @@ pub async fn reset_session_key(
     retryable: Retryable,
 ) -> Result<HttpResponse> {
     let acting = caller.acting(&app, None).await?;
-    let (viewer, nothing) = (&acting.viewer, crypto::sha256(b""));
+    let (viewer, nothing) = (&acting.viewer, BodyHash::of_nothing());
     let tx = acting.begin(&app.db).await?;
     retryable
         .answer(&app, tx, acting.principal(), nothing, async |tx| {

@@ -8,7 +8,6 @@ use serde::Deserialize;
 
 use super::sessions::{SessionResponse, shown};
 use crate::app::App;
-use crate::crypto;
 use crate::domain::document::{Document, DocumentSignature};
 use crate::domain::export::{JsonWriter, Piece};
 use crate::domain::import;
@@ -18,7 +17,8 @@ use crate::error::{Error, Result};
 use crate::http::acting::{ConversationReader, Converser};
 use crate::http::callers::Credential;
 use crate::http::download::{self, Pages};
-use crate::http::extract::{LargeJsonBody, MAX_LARGE_JSON_BYTES, PathSession, Query};
+use crate::http::extract::{PathSession, Query};
+use crate::http::json_body::{LargeJsonBody, MAX_LARGE_JSON_BYTES};
 use crate::http::retry::Retryable;
 use crate::idempotency::Answer;
 use crate::sessions::{self, Export};
@@ -222,7 +222,7 @@ pub async fn import_session(
     let session_key = params.session_key.as_ref().map(parse).transpose()?;
     // The key is part of what is asked.
     let named = params.session_key.unwrap_or_default();
-    let hash = crypto::sha256(&[&body.hash[..], named.as_bytes()].concat());
+    let hash = body.hash.with(named.as_bytes());
     let document = body.value;
     let document = web::block(move || import::check(document))
         .await

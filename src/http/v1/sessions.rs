@@ -16,7 +16,8 @@ use crate::domain::session_name::{ClientSessionId, SessionKey, SessionRef, sessi
 use crate::domain::viewer::Viewer;
 use crate::error::Result;
 use crate::http::acting::{ConversationReader, Converser};
-use crate::http::extract::{JsonBody, PathSession, Query, given};
+use crate::http::extract::{PathSession, Query, given};
+use crate::http::json_body::JsonBody;
 use crate::http::paging::{ListName, ListResponse};
 use crate::http::precondition::etag;
 use crate::http::retry::Retryable;

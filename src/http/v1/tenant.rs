@@ -13,7 +13,7 @@ use crate::domain::origin::Origin;
 use crate::domain::tenant::{Retention, TenantSettings};
 use crate::error::Result;
 use crate::http::callers::{Admin, Reader};
-use crate::http::extract::JsonBody;
+use crate::http::json_body::JsonBody;
 use crate::store;
 use crate::tenants::{self, SettingsChange};
 

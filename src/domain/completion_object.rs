@@ -1,0 +1,304 @@
+//! What a model's server says, whole or in chunks: an object in OpenAI's words, kept as it came. It is read
+//! just far enough for what we count, store and pass on. Nothing in it is trusted.
+
+use std::fmt;
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::domain::completion::TokenUsage;
+
+/// Why a text is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoCompletion {
+    Malformed,
+    /// It tells of an error.
+    Error,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct CompletionObject {
+    text: String,
+    /// Where in the text its model is named.
+    model: Option<Range<usize>>,
+    /// How many choices it has.
+    pub choices: usize,
+    /// Bytes that it says, for an estimate.
+    pub said: usize,
+    /// What its first choice adds, if it is a chunk.
+    pub delta: Map<String, Value>,
+    pub finish_reason: Option<String>,
+    pub usage: Option<TokenUsage>,
+}
+
+impl CompletionObject {
+    pub fn read(text: Vec<u8>) -> Result<Self, NoCompletion> {
+        let text = String::from_utf8(text).map_err(|_| NoCompletion::Malformed)?;
+        let members: Members = serde_json::from_str(&text).map_err(|_| NoCompletion::Malformed)?;
+        if members.error.is_some() {
+            return Err(NoCompletion::Error);
+        }
+        let Choices { count, first } = members.choices.ok_or(NoCompletion::Malformed)?;
+        let place = |part: &RawValue| {
+            let start = part.get().as_ptr() as usize - text.as_ptr() as usize;
+            start..start + part.get().len()
+        };
+        Ok(Self {
+            model: members.model.map(place),
+            choices: count,
+            said: match first.message {
+                Some(message) => message.get().len(),
+                None => said_in(&first.delta),
+            },
+            delta: first.delta,
+            finish_reason: first.finish_reason,
+            usage: TokenUsage::told(&members.usage),
+            text,
+        })
+    }
+
+    /// What a chunk adds to the text.
+    pub fn content(&self) -> &str {
+        let content = self.delta.get("content").and_then(Value::as_str);
+        content.unwrap_or_default()
+    }
+
+    /// As it came, in one line, with another name for its model.
+    pub fn renamed(&self, model: &str) -> String {
+        let name = Value::from(model);
+        let renamed = match &self.model {
+            Some(place) => {
+                let (before, after) = (&self.text[..place.start], &self.text[place.end..]);
+                format!("{before}{name}{after}")
+            }
+            // It has a member, so that a comma can follow.
+            None => self.text.replacen('{', &format!("{{\"model\":{name},"), 1),
+        };
+        match renamed.contains(['\n', '\r']) {
+            // Between members only: within a text they are escaped.
+            true => renamed.replace(['\n', '\r'], " "),
+            false => renamed,
+        }
+    }
+}
+
+/// Of an object, whole or a chunk.
+#[derive(Deserialize)]
+struct Members<'a> {
+    #[serde(borrow)]
+    choices: Option<Choices<'a>>,
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    #[serde(default)]
+    usage: Value,
+    error: Option<IgnoredAny>,
+}
+
+struct Choices<'a> {
+    count: usize,
+    first: Choice<'a>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Choices<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ReadChoices)
+    }
+}
+
+struct ReadChoices;
+
+impl<'de> Visitor<'de> for ReadChoices {
+    type Value = Choices<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of choices")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let first: Option<Choice> = items.next_element()?;
+        let mut count = usize::from(first.is_some());
+        while items.next_element::<IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        let first = first.unwrap_or_default();
+        Ok(Choices { count, first })
+    }
+}
+
+/// Empty where it is no object.
+#[derive(Default)]
+struct Choice<'a> {
+    delta: Map<String, Value>,
+    message: Option<&'a RawValue>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum Member {
+    Delta,
+    Message,
+    FinishReason,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Choice<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ReadChoice)
+    }
+}
+
+struct ReadChoice;
+
+impl<'de> Visitor<'de> for ReadChoice {
+    type Value = Choice<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a choice")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut choice = Choice::default();
+        while let Some(member) = members.next_key()? {
+            match member {
+                Member::Delta => {
+                    if let Value::Object(delta) = members.next_value()? {
+                        choice.delta = delta;
+                    }
+                }
+                Member::Message => choice.message = Some(members.next_value()?),
+                Member::FinishReason => {
+                    if let Value::String(reason) = members.next_value()? {
+                        choice.finish_reason = Some(reason);
+                    }
+                }
+                Member::Other => drop(members.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(choice)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Choice::default())
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(Choice::default())
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(Choice::default())
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(Choice::default())
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(Choice::default())
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(Choice::default())
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<Self::Value, E> {
+        Ok(Choice::default())
+    }
+}
+
+fn said_in(delta: &Map<String, Value>) -> usize {
+    let bytes = |(name, value): (&String, &Value)| match (name.as_str(), value) {
+        ("role", _) | (_, Value::Null) => 0,
+        (_, Value::String(text)) => text.len(),
+        (_, value) => value.to_string().len(),
+    };
+    delta.iter().map(bytes).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<CompletionObject, NoCompletion> {
+        CompletionObject::read(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn a_chunk_is_read_as_far_as_it_concerns_us() {
+        let chunk = read(
+            r#"{"id": "x", "choices": [{"index": 0, "delta": {"content": "h\u00e9", "more": [1]},
+                "finish_reason": "stop"}, {"delta": 7}], "usage": {"prompt_tokens": 3, "completion_tokens": 5}}"#,
+        )
+        .unwrap();
+        assert_eq!(chunk.choices, 2);
+        assert_eq!((chunk.content(), chunk.said), ("hé", 6));
+        assert_eq!(chunk.delta["more"], json!([1]));
+        assert_eq!(chunk.finish_reason.as_deref(), Some("stop"));
+        let usage = chunk.usage.unwrap();
+        assert_eq!((usage.input, usage.output), (3, 5));
+    }
+
+    #[test]
+    fn what_has_no_shape_is_left_out() {
+        for odd in [
+            r#"{"choices": []}"#,
+            r#"{"choices": [5]}"#,
+            r#"{"choices": [-5]}"#,
+            r#"{"choices": [1.5]}"#,
+            r#"{"choices": ["x"]}"#,
+            r#"{"choices": [true]}"#,
+            r#"{"choices": [null]}"#,
+            r#"{"choices": [[{"delta": {"content": "x"}}]]}"#,
+            r#"{"choices": [{"delta": 5, "finish_reason": 7}], "usage": {"prompt_tokens": -1}}"#,
+            r#"{"choices": [{"delta": null}], "usage": "much", "error": null}"#,
+        ] {
+            let chunk = read(odd).unwrap();
+            assert_eq!((chunk.content(), chunk.usage), ("", None), "{odd}");
+            assert_eq!((chunk.delta.len(), chunk.finish_reason), (0, None), "{odd}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_completion_is_refused() {
+        for bad in [
+            "",
+            "no json",
+            "[]",
+            "{}",
+            r#"{"choices": {}}"#,
+            r#"{"choices": null}"#,
+            r#"{"choices": []"#,
+            r#"{"choices": []} {}"#,
+            r#"{"choices": [], "choices": [1]}"#,
+        ] {
+            assert_eq!(read(bad).unwrap_err(), NoCompletion::Malformed, "{bad}");
+        }
+        assert_eq!(
+            CompletionObject::read(b"{\"choices\": [\"\xff\"]}".to_vec()).unwrap_err(),
+            NoCompletion::Malformed
+        );
+        let error = r#"{"error": {"message": "no"}, "choices": []}"#;
+        assert_eq!(read(error).unwrap_err(), NoCompletion::Error);
+    }
+
+    #[test]
+    fn it_is_passed_on_in_one_line_under_another_name() {
+        let text =
+            "{\"model\": \"gpt\",\r\n \"a\\u0062\": 1e2,\n\"choices\": [ {\"x\": \"a\\nb\"} ]}";
+        let passed = read(text).unwrap().renamed("ma\"in");
+        assert_eq!(
+            passed,
+            r#"{"model": "ma\"in",   "a\u0062": 1e2, "choices": [ {"x": "a\nb"} ]}"#
+        );
+        let inside = read("{\"choices\": [\n1\r]}").unwrap().renamed("m");
+        assert_eq!(inside, r#"{"model":"m","choices": [ 1 ]}"#);
+    }
+}
