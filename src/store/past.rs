@@ -3,22 +3,24 @@
 use serde_json::value::RawValue;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
-use sqlx::types::Json;
 
 use super::TenantTx;
 use crate::domain::message::{MessageKind, Role};
 use crate::domain::prompt::PastMessage;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::SessionId;
 
 /// More than a context window holds, whatever its size.
 pub(super) const MOST_PAST_MESSAGES: i64 = 10_000;
 
-/// The end of a session's transcript, as much as fits into so many tokens.
+/// The end of a session's transcript, as much as fits into so many tokens: all in one row, since a row of its own
+/// costs more than the message in it.
 macro_rules! past_messages {
     ($session:literal, $tokens:literal, $limit:literal) => {
         concat!(
-            "select e.seq, e.role, e.kind, e.content, e.tool_calls, e.tool_call_id
+            "select array_agg(e.seq) as seqs, array_agg(e.role) as roles, array_agg(e.kind) as kinds,
+                    array_agg(e.content::text) as contents, array_agg(e.tool_calls::text) as tool_calls,
+                    array_agg(e.tool_call_id) as tool_call_ids
                from (select m.seq, m.role, m.kind, m.content, m.tool_calls, m.tool_call_id,
                             sum(m.token_count) over (order by m.seq desc) as tokens
                        from messages m
@@ -43,27 +45,42 @@ pub async fn list(
     session_id: SessionId,
     tokens: i64,
 ) -> Result<Vec<PastMessage>> {
-    let rows = sqlx::query(concat!(past_messages!("$2", "$3", "$4"), " order by e.seq"))
+    let row = sqlx::query(past_messages!("$2", "$3", "$4"))
         .bind(tx.tenant_id())
         .bind(session_id)
         .bind(tokens)
         .bind(MOST_PAST_MESSAGES)
-        .fetch_all(tx.connection())
+        .fetch_one(tx.connection())
         .await?;
-    rows.iter().map(|row| read_past(row, 0)).collect()
+    read_past(&row)
 }
 
-/// A row whose columns from `first` on are those of `past_messages`. By their places: there are many rows.
-pub(super) fn read_past(row: &PgRow, first: usize) -> Result<PastMessage> {
-    let raw = |place: usize| -> Result<Option<Box<RawValue>>> {
-        let value: Option<Json<Box<RawValue>>> = row.try_get(place)?;
-        Ok(value.map(|Json(raw)| raw))
+/// A row with the columns of `past_messages`.
+pub(super) fn read_past(row: &PgRow) -> Result<Vec<PastMessage>> {
+    let Some(seqs) = row.try_get::<Option<Vec<i64>>, _>("seqs")? else {
+        return Ok(Vec::new());
     };
-    Ok(PastMessage {
-        role: Role::from_column(row.try_get(first + 1)?)?,
-        kind: MessageKind::from_column(row.try_get(first + 2)?)?,
-        content: raw(first + 3)?,
-        tool_calls: raw(first + 4)?,
-        tool_call_id: row.try_get(first + 5)?,
-    })
+    let roles: Vec<String> = row.try_get("roles")?;
+    let kinds: Vec<String> = row.try_get("kinds")?;
+    let contents: Vec<Option<String>> = row.try_get("contents")?;
+    let tool_calls: Vec<Option<String>> = row.try_get("tool_calls")?;
+    let tool_call_ids: Vec<Option<String>> = row.try_get("tool_call_ids")?;
+    let raw = |text: String| RawValue::from_string(text).map_err(Error::internal);
+    let said = roles.into_iter().zip(kinds).zip(contents);
+    let tools = tool_calls.into_iter().zip(tool_call_ids);
+    let mut past = Vec::with_capacity(seqs.len());
+    for (seq, (((role, kind), content), (calls, call_id))) in seqs.into_iter().zip(said.zip(tools))
+    {
+        let message = PastMessage {
+            role: Role::from_column(&role)?,
+            kind: MessageKind::from_column(&kind)?,
+            content: content.map(raw).transpose()?,
+            tool_calls: calls.map(raw).transpose()?,
+            tool_call_id: call_id,
+        };
+        past.push((seq, message));
+    }
+    // They come newest first, which no statement promises.
+    past.sort_by_key(|(seq, _)| *seq);
+    Ok(past.into_iter().map(|(_, message)| message).collect())
 }

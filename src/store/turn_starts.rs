@@ -88,8 +88,7 @@ pub const START: &str = concat!(
        left join lateral (",
     past_messages!("gate.session_id", "$32", "$33"),
     ") p
-         on true
-      order by p.seq"
+         on true"
 );
 
 /// A turn that has started, at its first fence and version.
@@ -127,7 +126,7 @@ pub async fn start(
         attempt: 1,
         lease_ms: allowance.runner.lease_ms,
     };
-    let rows = bind_written(sqlx::query(START), tx.tenant_id(), &written, now)?
+    let row = bind_written(sqlx::query(START), tx.tenant_id(), &written, now)?
         .bind(turn.agent)
         .bind(turn.principal)
         .bind(turn.asked_hash.as_slice())
@@ -139,23 +138,18 @@ pub async fn start(
         .bind(allowance.running)
         .bind(allowance.tokens - written.tokens())
         .bind(MOST_PAST_MESSAGES)
-        .fetch_all(tx.connection())
+        .fetch_optional(tx.connection())
         .await?;
-    let Some(row) = rows.first() else {
+    let Some(row) = row else {
         return Ok(None);
     };
     let expected_seq: i64 = row.try_get("expected_seq")?;
     let first_seq: Option<i64> = row.try_get("first_seq")?;
     let moved = || Error::internal(anyhow::anyhow!("a resting conversation was moved"));
     let first_seq = first_seq.ok_or_else(moved)?;
-    let last: Option<i64> = row.try_get("seq")?;
-    let past = match (first_seq == expected_seq, last) {
-        (false, _) => None,
-        (true, None) => Some(Vec::new()),
-        (true, Some(_)) => {
-            let past: Result<Vec<PastMessage>> = rows.iter().map(|row| read_past(row, 3)).collect();
-            Some(past?)
-        }
+    let past = match first_seq == expected_seq {
+        true => Some(read_past(&row)?),
+        false => None,
     };
     Ok(Some(Started {
         session_id: row.try_get("session_id")?,

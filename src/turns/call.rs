@@ -24,6 +24,8 @@ use crate::telemetry;
 const BATCH_TIME: Duration = Duration::from_millis(50);
 const FIRST_BATCH_TIME: Duration = Duration::from_millis(25);
 const BATCH_BYTES: usize = 1024;
+/// Chunks that go to whoever asked in one piece; the first words go at once.
+const MOST_TOGETHER: usize = 64;
 /// A node that is told to end lets its turns finish for this part of its grace.
 const DRAIN_PART: f64 = 0.6;
 /// However long the lease: a turn that was ended elsewhere is noticed within this.
@@ -216,6 +218,8 @@ impl Side<'_> {
         }
         if begins {
             telemetry::record_first_token(self.began.elapsed());
+        }
+        if begins || self.ahead.len() >= MOST_TOGETHER {
             self.tell(direct);
         }
         Ok(())

@@ -26,6 +26,8 @@ use crate::turns::Place;
 
 const SESSION_ID: &str = "X-Hermes-Session-Id";
 const SESSION_KEY: &str = "X-Hermes-Session-Key";
+/// Bytes of a stream that are sent in one piece, about.
+const MOST_TOGETHER: usize = 16 * 1024;
 /// How often one of the official clients has tried before.
 const RETRY_COUNT: &str = "x-stainless-retry-count";
 
@@ -211,7 +213,7 @@ impl Telling {
         let has_begun = self.answering.has_begun();
         let first = self.answering.next().await;
         self.put(&mut events, first);
-        while has_begun && !self.ended {
+        while has_begun && !self.ended && events.len() < MOST_TOGETHER {
             // Lets the connection to the model read on.
             yield_now().await;
             let Some(next) = self.answering.next().now_or_never() else {
