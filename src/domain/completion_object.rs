@@ -41,20 +41,17 @@ impl CompletionObject {
         if members.error.is_some() {
             return Err(NoCompletion::Error);
         }
-        let Choices { count, first } = members.choices.ok_or(NoCompletion::Malformed)?;
+        let choices = members.choices.ok_or(NoCompletion::Malformed)?;
         let place = |part: &RawValue| {
             let start = part.get().as_ptr() as usize - text.as_ptr() as usize;
             start..start + part.get().len()
         };
         Ok(Self {
             model: members.model.map(place),
-            choices: count,
-            said: match first.message {
-                Some(message) => message.get().len(),
-                None => said_in(&first.delta),
-            },
-            delta: first.delta,
-            finish_reason: first.finish_reason,
+            choices: choices.count,
+            said: choices.said,
+            delta: choices.first.delta,
+            finish_reason: choices.first.finish_reason,
             usage: TokenUsage::told(&members.usage),
             text,
         })
@@ -90,15 +87,24 @@ impl CompletionObject {
 struct Members<'a> {
     #[serde(borrow)]
     choices: Option<Choices<'a>>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "read_model")]
     model: Option<&'a RawValue>,
     #[serde(default)]
     usage: Value,
     error: Option<IgnoredAny>,
 }
 
+/// Where it is null, too: it is replaced, and not named twice.
+fn read_model<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<&'de RawValue>, D::Error> {
+    Deserialize::deserialize(deserializer).map(Some)
+}
+
 struct Choices<'a> {
     count: usize,
+    /// Bytes, of all of them.
+    said: usize,
     first: Choice<'a>,
 }
 
@@ -118,13 +124,14 @@ impl<'de> Visitor<'de> for ReadChoices {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        let first: Option<Choice> = items.next_element()?;
-        let mut count = usize::from(first.is_some());
-        while items.next_element::<IgnoredAny>()?.is_some() {
+        let (mut count, mut said, mut first) = (0, 0, None);
+        while let Some(choice) = items.next_element::<Choice>()? {
             count += 1;
+            said += choice.said();
+            first.get_or_insert(choice);
         }
         let first = first.unwrap_or_default();
-        Ok(Choices { count, first })
+        Ok(Choices { count, said, first })
     }
 }
 
@@ -212,13 +219,18 @@ impl<'de> Visitor<'de> for ReadChoice {
     }
 }
 
-fn said_in(delta: &Map<String, Value>) -> usize {
-    let bytes = |(name, value): (&String, &Value)| match (name.as_str(), value) {
-        ("role", _) | (_, Value::Null) => 0,
-        (_, Value::String(text)) => text.len(),
-        (_, value) => value.to_string().len(),
-    };
-    delta.iter().map(bytes).sum()
+impl Choice<'_> {
+    fn said(&self) -> usize {
+        let bytes = |(name, value): (&String, &Value)| match (name.as_str(), value) {
+            ("role", _) | (_, Value::Null) => 0,
+            (_, Value::String(text)) => text.len(),
+            (_, value) => value.to_string().len(),
+        };
+        match self.message {
+            Some(message) => message.get().len(),
+            None => self.delta.iter().map(bytes).sum(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -267,6 +279,15 @@ mod tests {
     }
 
     #[test]
+    fn what_all_choices_say_is_counted() {
+        let chunk =
+            read(r#"{"choices": [{"delta": {"content": "ab"}}, {"delta": {"content": "c"}}]}"#);
+        assert_eq!(chunk.unwrap().said, 3);
+        let whole = read(r#"{"choices": [{"message": {}}, {"message": {}}]}"#);
+        assert_eq!(whole.unwrap().said, 4);
+    }
+
+    #[test]
     fn what_is_no_completion_is_refused() {
         for bad in [
             "",
@@ -298,6 +319,8 @@ mod tests {
             passed,
             r#"{"model": "ma\"in",   "a\u0062": 1e2, "choices": [ {"x": "a\nb"} ]}"#
         );
+        let unnamed = read(r#"{"choices": [], "model": null}"#).unwrap();
+        assert_eq!(unnamed.renamed("m"), r#"{"choices": [], "model": "m"}"#);
         let inside = read("{\"choices\": [\n1\r]}").unwrap().renamed("m");
         assert_eq!(inside, r#"{"model":"m","choices": [ 1 ]}"#);
     }
