@@ -62,13 +62,9 @@ const AGENT: &str = "bench";
 const CLIENTS: [u32; 3] = [1, 16, 64];
 
 fn main() -> anyhow::Result<ExitCode> {
-    match std::env::args().nth(1).as_deref() {
-        Some(upstream::ARGUMENT) => {
-            upstream::serve()?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Some(awake::ARGUMENT) => awake::keep_awake(),
-        Some(_) | None => {}
+    if std::env::args().nth(1).as_deref() == Some(upstream::ARGUMENT) {
+        upstream::serve()?;
+        return Ok(ExitCode::SUCCESS);
     }
     let plan = Plan::from_args();
     if cfg!(debug_assertions) && !std::env::args().any(|name| name == SHORT) {
@@ -80,7 +76,7 @@ fn main() -> anyhow::Result<ExitCode> {
         plan.rounds, plan.pool
     );
     let dev = Dev::start("chat")?;
-    let awake = Awake::start()?;
+    let awake = Awake::start();
     // Of one thread: the machine is needed for what is measured.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

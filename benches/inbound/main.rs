@@ -80,10 +80,8 @@ const AGENT: &str = "bench";
 const MESSAGES: u32 = 10;
 
 fn main() -> anyhow::Result<()> {
-    match std::env::args().nth(1).as_deref() {
-        Some(upstream::ARGUMENT) => return upstream::serve(),
-        Some(awake::ARGUMENT) => awake::keep_awake(),
-        Some(_) | None => {}
+    if std::env::args().nth(1).as_deref() == Some(upstream::ARGUMENT) {
+        return upstream::serve();
     }
     let plan = Plan::from_args();
     if cfg!(debug_assertions) && !plan.short {
@@ -95,7 +93,7 @@ fn main() -> anyhow::Result<()> {
         plan.rounds, plan.pool
     );
     let dev = Dev::start("inbound")?;
-    let awake = Awake::start()?;
+    let awake = Awake::start();
     // Of one thread: the machine is needed for what is measured.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
