@@ -4,6 +4,7 @@
 //! Ours and not sqlx's, because that asks Postgres once more, in a task of its own, each time that a
 //! connection goes back; a short read takes half again as long by it.
 
+use std::borrow::Cow;
 use std::io::ErrorKind;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,8 @@ const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between attempts to connect to a server that is starting.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// See `Open::refreshed`.
+const FIRST_REPLAN: Duration = Duration::from_secs(1);
 /// For what runs outside a tenant's transaction; those set their own.
 const LIMITS: &str = "set statement_timeout = '15s'; set lock_timeout = '5s'";
 
@@ -48,8 +51,25 @@ struct Shared {
 struct Open {
     connection: PgConnection,
     since: Instant,
+    /// Since when Postgres plans its statements anew.
+    planned_since: Instant,
     /// Whose thread hears of answers first. Others can use the connection, but are woken through it.
     runtime: Id,
+}
+
+impl Open {
+    /// `first`, before which plans are dropped that are older than half the connection. Postgres keeps the plan of
+    /// a statement until a table is analysed: one that was made while a table had few rows reads all of them when
+    /// there are many.
+    fn refreshed<'a>(&mut self, first: &'a str) -> Cow<'a, str> {
+        let now = Instant::now();
+        let age = now - self.planned_since;
+        if age < FIRST_REPLAN.max(self.planned_since - self.since) {
+            return Cow::Borrowed(first);
+        }
+        self.planned_since = now;
+        Cow::Owned(format!("discard plans; {first}"))
+    }
 }
 
 struct Idle {
@@ -111,7 +131,8 @@ impl Shared {
     /// A connection on which `first` was done.
     async fn ready(&self, first: &str) -> sqlx::Result<Open> {
         if let Some(mut open) = self.take_idle() {
-            if execute(&mut open.connection, first).await.is_ok() {
+            let first = open.refreshed(first);
+            if execute(&mut open.connection, &first).await.is_ok() {
                 return Ok(open);
             }
             // Postgres was started anew, most likely, and the others are no better. What begins a
@@ -142,9 +163,11 @@ impl Shared {
             match self.options.connect().await {
                 Ok(mut connection) => {
                     execute(&mut connection, LIMITS).await?;
+                    let now = Instant::now();
                     return Ok(Open {
                         connection,
-                        since: Instant::now(),
+                        since: now,
+                        planned_since: now,
                         runtime: Handle::current().id(),
                     });
                 }

@@ -10,8 +10,8 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use throughline::auth::JobCaller;
 use throughline::clock::Clock;
 use throughline::error::{Code, Result};
-use throughline::ids::TenantId;
-use throughline::store::{Db, agents, jobs, tenants};
+use throughline::ids::{TenantId, TurnId};
+use throughline::store::{Db, agents, jobs, tenants, turns};
 
 use crate::support::cluster::cluster;
 use crate::support::{World, eventually};
@@ -258,4 +258,51 @@ async fn a_closed_pool_keeps_no_connection_and_gives_none() {
         pair.connections().await == 0
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_planned_for_few_rows_is_planned_anew_for_many() {
+    let pair = Pair::new().await;
+    let db = pair.connect(1).await;
+    let [acme, _] = pair.tenants;
+    let mut superuser = pair.world.superuser().await;
+    // The one function that is called outside a transaction: tells how the look-up of a turn is done there.
+    let tell =
+        "create or replace function erase_tenant(p_tenant_id uuid, p_limit integer) returns integer
+                language plpgsql as $$
+                declare
+                  look_up text := (select name from pg_prepared_statements where statement like '%from turns%');
+                  line text;
+                begin
+                  for line in execute format('explain execute %I (%L, %L)', look_up, p_tenant_id, p_tenant_id) loop
+                    if line like '%turns_pkey%' then
+                      return 1;
+                    end if;
+                  end loop;
+                  return 0;
+                end
+                $$";
+    execute(&mut superuser, tell).await;
+    let is_found_by_key = async || {
+        let mut tx = JobCaller::of_served_tenant(acme).begin(&db).await.unwrap();
+        let found = turns::find(&mut tx, TurnId::generate()).await.unwrap();
+        assert!(found.is_none());
+        tx.commit().await.unwrap();
+        tenants::erase(&db, acme, 1).await.unwrap() == 1
+    };
+    // More often than Postgres wants before it keeps a plan.
+    for _ in 0..10 {
+        assert!(!is_found_by_key().await, "an empty table is not read so");
+    }
+    let fill = format!(
+        "set session_replication_role = replica;
+         insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input,
+                            told, created_at, ended_at)
+         select '{}', gen_random_uuid(), gen_random_uuid(), 1, 'completed', 'main', 'any', '', '{{}}', '{{}}',
+                now(), now()
+           from generate_series(1, 20000)",
+        acme.as_uuid()
+    );
+    execute(&mut superuser, &fill).await;
+    eventually("found by its key", Duration::from_secs(5), is_found_by_key).await;
 }
