@@ -1,39 +1,64 @@
 //! The transcript as a prompt needs it.
 
-use serde_json::value::RawValue;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::TenantTx;
 use crate::domain::message::{MessageKind, Role};
 use crate::domain::prompt::PastMessage;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::SessionId;
 
 /// More than a context window holds, whatever its size.
 pub(super) const MOST_PAST_MESSAGES: i64 = 10_000;
 
-/// The end of a session's transcript, as much as fits into so many tokens: all in one row, since a row of its own
-/// costs more than the message in it.
+/// Between messages and between their parts: characters that no JSON has in it.
+const BETWEEN_MESSAGES: char = '\x1e';
+const BETWEEN_PARTS: char = '\x1f';
+
+/// The end of a session's transcript, as much as fits into so many tokens, newest first: all of it in two texts,
+/// since a row of its own costs more than the message in it, and an array twice as much as a text. `heads` has the
+/// role of a message, and more only where there is more. The tokens are added up only where the whole session,
+/// with so many, does not fit.
 macro_rules! past_messages {
-    ($session:literal, $tokens:literal, $limit:literal) => {
+    (session: $session:literal, of_tokens: $of_tokens:literal, fit: $fit:literal, most: $most:literal) => {
         concat!(
-            "select array_agg(e.seq) as seqs, array_agg(e.role) as roles, array_agg(e.kind) as kinds,
-                    array_agg(e.content::text) as contents, array_agg(e.tool_calls::text) as tool_calls,
-                    array_agg(e.tool_call_id) as tool_call_ids
-               from (select m.seq, m.role, m.kind, m.content, m.tool_calls, m.tool_call_id,
-                            sum(m.token_count) over (order by m.seq desc) as tokens
+            "select string_agg(case
+                                 when e.kind = 'normal' and e.tool_calls is null and e.tool_call_id is null then e.role
+                                 else concat(e.role, e'\\x1f', e.kind, e'\\x1f', e.tool_calls, e'\\x1f',
+                                             to_json(e.tool_call_id))
+                               end, e'\\x1e') as heads,
+                    string_agg(coalesce(e.content::text, ''), e'\\x1e') as contents
+               from (select m.role, m.kind, m.content, m.tool_calls, m.tool_call_id
                        from messages m
                       where m.tenant_id = $1
                         and m.session_id = ",
             $session,
-            "   and m.undone_at is null
+            "           and m.undone_at is null
                       order by m.seq desc
-                      limit ",
-            $limit,
-            ") e
-              where e.tokens <= ",
-            $tokens
+                      limit case
+                              when ",
+            $of_tokens,
+            " <= ",
+            $fit,
+            " then ",
+            $most,
+            "                 else (select count(*)
+                                      from (select sum(w.token_count) over (order by w.seq desc
+                                                                            rows unbounded preceding) as tokens
+                                              from messages w
+                                             where w.tenant_id = $1
+                                               and w.session_id = ",
+            $session,
+            "                                  and w.undone_at is null
+                                             order by w.seq desc
+                                             limit ",
+            $most,
+            ") f
+                                     where f.tokens <= ",
+            $fit,
+            ")
+                            end) e"
         )
     };
 }
@@ -45,42 +70,45 @@ pub async fn list(
     session_id: SessionId,
     tokens: i64,
 ) -> Result<Vec<PastMessage>> {
-    let row = sqlx::query(past_messages!("$2", "$3", "$4"))
-        .bind(tx.tenant_id())
-        .bind(session_id)
-        .bind(tokens)
-        .bind(MOST_PAST_MESSAGES)
-        .fetch_one(tx.connection())
-        .await?;
+    let row = sqlx::query(past_messages!(
+        session: "$2",
+        of_tokens: "(select s.token_count from sessions s where s.tenant_id = $1 and s.id = $2)",
+        fit: "$3",
+        most: "$4"
+    ))
+    .bind(tx.tenant_id())
+    .bind(session_id)
+    .bind(tokens)
+    .bind(MOST_PAST_MESSAGES)
+    .fetch_one(tx.connection())
+    .await?;
     read_past(&row)
 }
 
-/// A row with the columns of `past_messages`.
+/// A row with the columns of `past_messages`; oldest first.
 pub(super) fn read_past(row: &PgRow) -> Result<Vec<PastMessage>> {
-    let Some(seqs) = row.try_get::<Option<Vec<i64>>, _>("seqs")? else {
+    let heads: Option<&str> = row.try_get("heads")?;
+    let contents: Option<&str> = row.try_get("contents")?;
+    let (Some(heads), Some(contents)) = (heads, contents) else {
         return Ok(Vec::new());
     };
-    let roles: Vec<String> = row.try_get("roles")?;
-    let kinds: Vec<String> = row.try_get("kinds")?;
-    let contents: Vec<Option<String>> = row.try_get("contents")?;
-    let tool_calls: Vec<Option<String>> = row.try_get("tool_calls")?;
-    let tool_call_ids: Vec<Option<String>> = row.try_get("tool_call_ids")?;
-    let raw = |text: String| RawValue::from_string(text).map_err(Error::internal);
-    let said = roles.into_iter().zip(kinds).zip(contents);
-    let tools = tool_calls.into_iter().zip(tool_call_ids);
-    let mut past = Vec::with_capacity(seqs.len());
-    for (seq, (((role, kind), content), (calls, call_id))) in seqs.into_iter().zip(said.zip(tools))
-    {
-        let message = PastMessage {
-            role: Role::from_column(&role)?,
-            kind: MessageKind::from_column(&kind)?,
-            content: content.map(raw).transpose()?,
-            tool_calls: calls.map(raw).transpose()?,
-            tool_call_id: call_id,
-        };
-        past.push((seq, message));
-    }
-    // They come newest first, which no statement promises.
-    past.sort_by_key(|(seq, _)| *seq);
-    Ok(past.into_iter().map(|(_, message)| message).collect())
+    let heads = heads.rsplit(BETWEEN_MESSAGES);
+    let contents = contents.rsplit(BETWEEN_MESSAGES);
+    let both = heads.zip(contents);
+    both.map(|(head, content)| read_message(head, content))
+        .collect()
+}
+
+fn read_message(head: &str, content: &str) -> Result<PastMessage> {
+    let json = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let mut parts = head.split(BETWEEN_PARTS);
+    let role = Role::from_column(parts.next().unwrap_or_default())?;
+    let kind = parts.next().map(MessageKind::from_column).transpose()?;
+    Ok(PastMessage {
+        role,
+        kind: kind.unwrap_or(MessageKind::Normal),
+        content: json(content),
+        tool_calls: parts.next().and_then(json),
+        tool_call_id: parts.next().and_then(json),
+    })
 }

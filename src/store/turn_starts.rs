@@ -20,7 +20,7 @@ use crate::ids::SessionId;
 /// or ends a turn moves the row. Public for the bench that runs it beside the service.
 pub const START: &str = concat!(
     "with resting as (
-       select c.next_turn_no, c.next_event_seq, c.tip_session_id, s.next_seq
+       select c.next_turn_no, c.next_event_seq, c.tip_session_id, s.next_seq, s.token_count
          from conversations c
          join sessions s
            on s.tenant_id = $1
@@ -51,7 +51,7 @@ pub const START: &str = concat!(
           and c.next_turn_no = r.next_turn_no
           and c.next_event_seq = r.next_event_seq
     returning r.next_turn_no as turn_no, r.next_event_seq as first_event, r.tip_session_id as session_id,
-              r.next_seq as expected_seq, 0 as first_step
+              r.next_seq as expected_seq, r.token_count as of_tokens, 0 as first_step
      ), turn as (
        insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input, told,
                           identity_id, platform, start_session_id, end_session_id, steps, fence, version, attempt,
@@ -86,7 +86,7 @@ pub const START: &str = concat!(
        left join place
          on true
        left join lateral (",
-    past_messages!("gate.session_id", "$32", "$33"),
+    past_messages!(session: "gate.session_id", of_tokens: "gate.of_tokens", fit: "$32", most: "$33"),
     ") p
          on true"
 );

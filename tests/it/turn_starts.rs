@@ -1,10 +1,12 @@
-//! A turn starts by one statement where its conversation rests. What others do while that statement waits for
-//! their rows is neither lost nor overtaken.
+//! A turn starts by one statement where its conversation rests, which also reads what was said before. What others
+//! do while that statement waits for their rows is neither lost nor overtaken.
 
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
-use crate::support::chat::{Chat, answer, line};
+use crate::support::chat::{Chat, answer, line, said};
 use crate::support::model::Step;
+use crate::support::world::WorldOptions;
 
 async fn rested() -> Chat {
     let chat = Chat::new([Step::say("one"), Step::say("two")]).await;
@@ -85,4 +87,24 @@ async fn a_turn_that_began_while_another_starts_goes_before_it() {
         line("assistant", "three"),
     ];
     assert_eq!(chat.lines("s").await, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transcript_that_the_model_cannot_hold_is_cut_at_its_beginning() {
+    let steps = ["one", "two", "three"].map(Step::say);
+    let members = json!({"context_window": 1000});
+    let chat = Chat::with(WorldOptions::default(), members, steps).await;
+    // Of 400 tokens each: two of them fit. Whatever they are made of.
+    let long = |first: &str| format!("{first}\u{1e}\u{1f}\",{}", "word".repeat(400));
+    for (text, told) in [("a", "one"), ("b", "two"), ("c", "three")] {
+        assert_eq!(answer(&chat.say(0, "s", &long(text)).await), told);
+    }
+    assert_eq!(
+        chat.model.requests()[2]["messages"],
+        json!([
+            said(&long("b")),
+            {"role": "assistant", "content": "two"},
+            said(&long("c")),
+        ])
+    );
 }
