@@ -1,5 +1,7 @@
 //! The transcript as a prompt needs it.
 
+use bytes::Bytes;
+use memchr::memchr_iter;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
@@ -13,7 +15,7 @@ use crate::ids::SessionId;
 pub(super) const MOST_PAST_MESSAGES: i64 = 10_000;
 
 /// Between messages and between their parts: characters that no JSON has in it.
-const BETWEEN_MESSAGES: char = '\x1e';
+const BETWEEN_MESSAGES: u8 = b'\x1e';
 const BETWEEN_PARTS: char = '\x1f';
 
 /// The end of a session's transcript, as much as fits into so many tokens, newest first: all of it in two texts,
@@ -92,23 +94,32 @@ pub(super) fn read_past(row: &PgRow) -> Result<Vec<PastMessage>> {
     let (Some(heads), Some(contents)) = (heads, contents) else {
         return Ok(Vec::new());
     };
-    let heads = heads.rsplit(BETWEEN_MESSAGES);
-    let contents = contents.rsplit(BETWEEN_MESSAGES);
-    let both = heads.zip(contents);
-    both.map(|(head, content)| read_message(head, content))
-        .collect()
+    // One copy for all: they are parts of it.
+    let contents = Bytes::copy_from_slice(contents.as_bytes());
+    let mut begin = 0;
+    let ends = memchr_iter(BETWEEN_MESSAGES, &contents).chain([contents.len()]);
+    let contents = ends.map(|end| contents.slice(std::mem::replace(&mut begin, end + 1)..end));
+    let both = heads.split(char::from(BETWEEN_MESSAGES)).zip(contents);
+    let mut past = both
+        .map(|(head, content)| read_message(head, content))
+        .collect::<Result<Vec<_>>>()?;
+    past.reverse();
+    Ok(past)
 }
 
-fn read_message(head: &str, content: &str) -> Result<PastMessage> {
-    let json = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+fn read_message(head: &str, content: Bytes) -> Result<PastMessage> {
     let mut parts = head.split(BETWEEN_PARTS);
     let role = Role::from_column(parts.next().unwrap_or_default())?;
     let kind = parts.next().map(MessageKind::from_column).transpose()?;
+    let mut json = || {
+        let text = parts.next().filter(|text| !text.is_empty())?;
+        Some(Bytes::copy_from_slice(text.as_bytes()))
+    };
     Ok(PastMessage {
         role,
         kind: kind.unwrap_or(MessageKind::Normal),
-        content: json(content),
-        tool_calls: parts.next().and_then(json),
-        tool_call_id: parts.next().and_then(json),
+        content: Some(content).filter(|content| !content.is_empty()),
+        tool_calls: json(),
+        tool_call_id: json(),
     })
 }
