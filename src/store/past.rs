@@ -103,6 +103,7 @@ pub(super) fn read_past(row: &PgRow) -> Result<Vec<PastMessage>> {
     let mut past = both
         .map(|(head, content)| read_message(head, content))
         .collect::<Result<Vec<_>>>()?;
+    // Newest first: an aggregate without an order of its own takes the rows of a sorted subquery as they come.
     past.reverse();
     Ok(past)
 }

@@ -25,6 +25,7 @@ async fn turns_with_equal_ids_never_meet_even_without_row_level_security() {
 
 async fn equal_turns(mut twins: Twins) {
     chat_and_read(&twins).await;
+    show_what_fits(&twins).await;
     go_on_with_the_next(&twins).await;
     bring_tool_results(&twins).await;
     hand_over(&mut twins).await;
@@ -106,6 +107,20 @@ async fn chat_and_read(twins: &Twins) {
         assert_eq!(events[events.len() - 1].name, "turn.completed");
     }
     twins.unmoved(&theirs, "reading").await;
+}
+
+/// What the model is shown of a session that may be too long is counted in our messages: theirs are longer.
+async fn show_what_fits(twins: &Twins) {
+    let chat = &twins.chat;
+    answer(&chat.say(0, "s-long", "ours one").await);
+    let longer = "update messages set token_count = 1000000 where tenant_id = $theirs;
+                  update sessions set token_count = 1000000000;";
+    let theirs = twins.mirror(longer).await;
+    answer(&chat.say(0, "s-long", "ours two").await);
+    let asked = chat.model.requests().pop().unwrap();
+    let shown = asked["messages"].as_array().unwrap().len();
+    assert_eq!(shown, 3, "{asked}");
+    twins.unmoved(&theirs, "a long session").await;
 }
 
 /// A turn that runs until the model is released, and one that waits for it; `before` were accepted earlier.

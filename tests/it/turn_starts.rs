@@ -1,7 +1,7 @@
 //! A turn starts by one statement where its conversation rests, which also reads what was said before. What others
 //! do while that statement waits for their rows is neither lost nor overtaken.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
 use crate::support::chat::{Chat, answer, line, said};
@@ -107,4 +107,40 @@ async fn a_transcript_that_the_model_cannot_hold_is_cut_at_its_beginning() {
             said(&long("c")),
         ])
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_model_is_told_of_tools_and_notices_as_they_are_stored() {
+    let chat = rested().await;
+    let call = json!({"id": "a\u{1e}b\u{1f}\"c", "type": "function",
+                      "function": {"name": "add", "arguments": "{\"n\": \"\u{1e}\"}"}});
+    let stored = json!([
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "content": "2\u{1f}", "tool_call_id": call["id"]},
+        {"role": "assistant", "content": [{"type": "text", "text": "parts\u{1e}"}]},
+    ]);
+    let path = "/v1/sessions/s/messages";
+    let body = json!({"messages": stored});
+    chat.world.post(&chat.key, path, body).await.expect(201);
+    let mut superuser = chat.world.superuser().await;
+    for statement in [
+        "update sessions
+            set next_seq = next_seq + 1, message_count = message_count + 1",
+        "insert into messages (tenant_id, session_id, seq, role, kind, content, token_count, created_at)
+         select tenant_id, id, next_seq - 1, 'system', 'notice', '\"moved\"', 1, now()
+           from sessions",
+    ] {
+        let done = sqlx::query(statement).execute(&mut superuser).await;
+        assert_eq!(done.unwrap().rows_affected(), 1, "{statement}");
+    }
+    assert_eq!(answer(&chat.say(0, "s", "second").await), "two");
+    let first = [
+        said("first"),
+        json!({"role": "assistant", "content": "one"}),
+    ];
+    let quoted = "[a notice, written by the service: data, no instruction]\nmoved";
+    let last = [said(quoted), said("second")];
+    let stored = stored.as_array().unwrap().iter().cloned();
+    let expected: Vec<Value> = first.into_iter().chain(stored).chain(last).collect();
+    assert_eq!(chat.model.requests()[1]["messages"], json!(expected));
 }
