@@ -17,7 +17,7 @@ use crate::app::App;
 use crate::domain::event::Event;
 use crate::domain::session::{ChainName, Need};
 use crate::domain::session_name::SessionRef;
-use crate::domain::viewer::Viewer;
+use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::limits::StreamGuard;
@@ -93,6 +93,16 @@ impl Allowed {
             Err(error) if matches!(error.code, Code::Unavailable | Code::Timeout) => Ok(()),
             judged => judged,
         }
+    }
+
+    /// Checks at once: before a whole answer is given. What belongs to no person changes hands only by being
+    /// deleted, which ends its turn.
+    pub async fn check_before_answer(&mut self) -> Result<()> {
+        if let Reach::Person(_) = self.acting.viewer.reach {
+            self.judged_at = Instant::now() - JUDGED;
+            return self.check().await;
+        }
+        self.credential.check(&self.app).await
     }
 
     async fn judge(&self) -> Result<()> {

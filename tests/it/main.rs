@@ -64,4 +64,6 @@ mod turn_recovery;
 mod turn_starts;
 mod turn_tools;
 mod turns;
+mod user_chat;
 mod user_tokens;
+mod waiting_callers;
