@@ -64,6 +64,7 @@ mod turn_recovery;
 mod turn_starts;
 mod turn_tools;
 mod turns;
+mod upstream_errors;
 mod user_chat;
 mod user_tokens;
 mod waiting_callers;
