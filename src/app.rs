@@ -17,6 +17,7 @@ use crate::live::Live;
 use crate::model::Models;
 use crate::redis::Redis;
 use crate::store::Db;
+use crate::streams::Streams;
 use crate::upstream::{GuardedClient, OwnPorts};
 use crate::usage::UsageMeter;
 
@@ -42,6 +43,8 @@ pub struct Inner {
     pub models: Models,
     /// Who watches what here, and what other nodes say.
     pub live: Live,
+    /// What the open streams of this node share.
+    pub streams: Streams,
     /// The turns that run on this node.
     pub turn_tasks: TaskTracker,
     /// Exports take turns, so that however many there are leave connections to the rest.
@@ -89,6 +92,7 @@ impl App {
                 usage: UsageMeter::default(),
                 models,
                 live: Live::new(boot_id),
+                streams: Streams::default(),
                 turn_tasks: TaskTracker::new(),
                 export_turns,
                 draining: CancellationToken::new(),

@@ -66,6 +66,10 @@ impl Node {
             .spawn(jobs::flush_usage::run(app.clone(), stop.clone()));
         node.tasks
             .spawn(jobs::recover_turns::run(app.clone(), stop.clone()));
+        node.tasks
+            .spawn(jobs::watch_streams::find_news(app.clone(), stop.clone()));
+        node.tasks
+            .spawn(jobs::watch_streams::check_rights(app.clone(), stop.clone()));
         // Pokes are told until the last turn has ended.
         let (live, redis) = (&app.live, &app.redis);
         node.background.spawn(live::tell_others(

@@ -25,6 +25,7 @@ pub mod flush_usage;
 pub mod heartbeat;
 pub mod recover_turns;
 mod sweep_conversations;
+pub mod watch_streams;
 
 const TICK: Duration = Duration::from_secs(1);
 const LEASE: TimeDelta = TimeDelta::minutes(1);

@@ -50,6 +50,7 @@ pub mod retention;
 pub mod roles;
 pub mod sessions;
 pub mod slots;
+pub mod stream_rights;
 pub mod tenants;
 pub mod tips;
 pub mod turn_claims;

@@ -24,6 +24,7 @@ mod deliveries;
 mod dev_command;
 mod idempotency;
 mod identity_links;
+mod idle_streams;
 mod inbound;
 mod inbound_faults;
 mod inbound_parting;

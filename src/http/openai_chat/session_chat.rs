@@ -244,7 +244,7 @@ struct Telling {
 /// What comes next of a turn.
 enum Next {
     Delta(Map<String, Value>),
-    Events(Vec<Event>),
+    Events(Vec<std::sync::Arc<Event>>),
     Ended(Box<Outcome>),
     /// The node lost it: the rest is in the events.
     Elsewhere,
