@@ -143,7 +143,7 @@ impl Node {
 
     /// Stops accepting, finishes what runs, gives connections back.
     pub async fn stop(mut self) {
-        self.app.draining.cancel();
+        self.app.begin_draining();
         let grace = self.app.config.shutdown_grace + Duration::from_secs(1);
         let finish = async {
             // A listener's thread takes the turns that run on it along: they end, or are given back, first.
