@@ -197,12 +197,13 @@ impl Error {
         }
     }
 
-    /// `code` with the fields it is about; the detail names the first.
+    /// `code` with the fields it is about; the detail names the first. An empty pointer is the whole body.
     pub fn fields(code: Code, errors: Vec<FieldError>) -> Self {
-        let detail = errors
-            .first()
-            .map(|first| format!("{}: {}", first.pointer, first.detail))
-            .unwrap_or_default();
+        let detail = match errors.first() {
+            Some(first) if first.pointer.is_empty() => first.detail.clone(),
+            Some(first) => format!("{}: {}", first.pointer, first.detail),
+            None => String::new(),
+        };
         Self {
             errors,
             ..Self::new(code, detail)
@@ -263,6 +264,19 @@ mod tests {
             })
             .collect();
         insta::assert_snapshot!(rows.join("\n"));
+    }
+
+    #[test]
+    fn the_detail_names_the_first_field_if_it_has_a_name() {
+        let fields = |pointer: &str| {
+            Error::fields(
+                Code::InvalidJson,
+                vec![FieldError::new(pointer, "is cut off")],
+            )
+        };
+        assert_eq!(fields("").detail, "is cut off");
+        assert_eq!(fields("/name").detail, "/name: is cut off");
+        assert_eq!(Error::fields(Code::InvalidJson, Vec::new()).detail, "");
     }
 
     #[test]
