@@ -28,7 +28,7 @@ pub const CLUSTER_VARIABLES: [&str; 11] = [
 /// By default; each costs memory, and Postgres is busy long before more of them are.
 const MOST_HTTP_WORKERS: usize = 8;
 /// Postgres sends notices such as "already exists, skipping", which sqlx logs as INFO.
-const DEFAULT_LOG: &str = "info,actix_server=warn,sqlx::postgres::notice=warn";
+const DEFAULT_LOG: &str = "info,actix_server=warn,sqlx=warn";
 /// Shorter keys can be guessed.
 const MIN_SECRET_CHARS: usize = 32;
 
