@@ -46,13 +46,16 @@ pub enum CallError {
     #[error("the model's server failed with status {0}")]
     Failed(u16),
     #[error("the model's server asks to wait")]
-    Busy { retry_after: Option<Duration> },
+    Busy {
+        status: u16,
+        retry_after: Option<Duration>,
+    },
     #[error("the model's server does not take the agent's key (status {0})")]
     NotAllowed(u16),
     /// It does not take the request; `message` is what it says about it.
     #[error("the model's server refuses the request: {message}")]
     Refused { status: u16, message: String },
-    #[error("the model's server failed again and again, and is left alone for now")]
+    #[error("the model's server failed repeatedly; it is called again in {} s", whole_seconds(.retry_after))]
     LeftAlone { retry_after: Duration },
     #[error("the connection to the model's server broke")]
     Broken,
@@ -82,7 +85,7 @@ impl CallError {
         match self {
             Self::NotReached(FetchError::Refused(_)) => None,
             Self::NotReached(_) | Self::Failed(_) => Some(backoff),
-            Self::Busy { retry_after } => {
+            Self::Busy { retry_after, .. } => {
                 let asked = retry_after.unwrap_or(backoff);
                 (asked <= MOST_PATIENCE).then_some(asked)
             }
@@ -279,6 +282,11 @@ fn not_reached(error: FetchError) -> CallError {
     }
 }
 
+/// Rounded up, as `Retry-After` has it.
+fn whole_seconds(time: &Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
 fn completions_url(base_url: &Url) -> Url {
     let mut url = base_url.clone();
     let path = format!("{}/chat/completions", base_url.path().trim_end_matches('/'));
@@ -295,8 +303,14 @@ async fn refusal(status: u16, mut response: Response) -> CallError {
         .and_then(|value| value.trim().parse().ok())
         .map(Duration::from_secs);
     match status {
-        429 => CallError::Busy { retry_after },
-        503 if retry_after.is_some() => CallError::Busy { retry_after },
+        429 => CallError::Busy {
+            status,
+            retry_after,
+        },
+        503 if retry_after.is_some() => CallError::Busy {
+            status,
+            retry_after,
+        },
         401 | 403 => CallError::NotAllowed(status),
         400..=499 if status != 408 => {
             let mut told = Vec::new();

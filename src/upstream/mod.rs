@@ -5,11 +5,13 @@
 //! - `own_ports`: the service's own ports, which no tenant may reach through it
 //! - `client`: the one HTTP client that holds to all three at the moment it dials
 //! - `completions`: calls of models through it, with `breaker` for those that fail and `sse` for streams
+//! - `call_reason`: why a call failed, as the log names it
 //!
 //! Nothing else in the service opens a connection to a place that a tenant chose.
 
 mod address;
 mod breaker;
+mod call_reason;
 mod client;
 mod completions;
 mod own_ports;
