@@ -68,4 +68,6 @@ mod turn_starts;
 mod turn_tools;
 mod turns;
 mod unlink_races;
+mod user_chat;
 mod user_tokens;
+mod waiting_callers;

@@ -267,9 +267,10 @@ impl From<Ahead> for Next {
 impl Telling {
     async fn whole(mut self, mut head: HttpResponseBuilder) -> Result<HttpResponse> {
         loop {
-            let far = Instant::now() + HEARTBEAT;
-            match self.turn.next(far).await? {
+            self.allowed.check().await?;
+            match self.turn.next(self.allowed.due()).await? {
                 Next::Ended(outcome) => {
+                    self.allowed.check_before_answer().await?;
                     let (content, calls, finish) = chunks::said(&outcome)?;
                     let viewer = &self.allowed.acting.viewer;
                     let hermes = chunks::hermes(&outcome, &self.turn.name, viewer);

@@ -1,6 +1,8 @@
 //! `/v1/inbound`: the bridge's one call. Handles the waiting for an answer; what becomes of a message is in
 //! `inbound`.
 
+use std::time::Duration;
+
 use actix_web::{HttpResponse, post, web};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -20,6 +22,8 @@ use crate::domain::session::ChainName;
 use crate::domain::turn::{ToldReset, TurnInput};
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, FieldError, Result};
+use crate::http::acting::find_present_user;
+use crate::http::callers::Credential;
 use crate::http::json_body::JsonBody;
 use crate::http::v1::link_codes::guarded;
 use crate::http::vouching::{Vouched, Voucher};
@@ -27,6 +31,9 @@ use crate::ids::{SessionId, TurnId, UserId};
 use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Notice, Preview, Speaker};
 use crate::store::{TenantTx, replies};
 use crate::turns::{self, Accepted, Outcome, Waiter};
+
+/// How often a caller who waits is checked again.
+const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -109,6 +116,7 @@ pub struct ReplyResponse {
 pub async fn create_inbound(
     app: web::Data<App>,
     caller: Voucher,
+    credential: Credential,
     body: JsonBody<InboundRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
@@ -151,6 +159,7 @@ pub async fn create_inbound(
     let taking = Taking {
         app,
         vouched,
+        credential,
         speaker,
     };
     if request.edit {
@@ -196,6 +205,8 @@ fn check(request: &InboundRequest) -> Result<()> {
 struct Taking {
     app: web::Data<App>,
     vouched: Vouched,
+    /// Checked again while an answer is waited for.
+    credential: Credential,
     speaker: Speaker,
 }
 
@@ -263,8 +274,12 @@ impl Taking {
 
     /// Waits for the end of a turn, until the answer becomes a delivery.
     async fn wait(&self, mut waiter: Waiter, shown: Shown, until: Instant) -> Result<HttpResponse> {
-        if let Some(outcome) = waiter.wait(until).await? {
-            return self.tell(shown, &outcome).await;
+        while Instant::now() < until {
+            let due = Instant::now() + CHECK_INTERVAL;
+            if let Some(outcome) = waiter.wait(until.min(due)).await? {
+                return self.tell(shown, &outcome).await;
+            }
+            self.check_caller(shown.turn_id).await?;
         }
         let mut tx = self.begin().await?;
         let becomes_delivery = replies::wait_no_longer(&mut tx, shown.turn_id).await?;
@@ -273,19 +288,44 @@ impl Taking {
             return self.taken(shown);
         }
         // It has ended in this moment, or somebody else has decided.
-        let soon = Instant::now() + std::time::Duration::from_secs(2);
+        let soon = Instant::now() + Duration::from_secs(2);
         match waiter.wait(soon).await? {
             Some(outcome) => self.tell(shown, &outcome).await,
             None => self.taken(shown),
         }
     }
 
-    /// Tells the answer to who waited, unless it has become a delivery.
+    /// Whether the caller may still be answered: its credential is good, and the sender's identity has not been
+    /// unlinked from the conversation's owner. While the database does not answer the last check stands.
+    async fn check_caller(&self, turn_id: TurnId) -> Result<()> {
+        self.credential.check(&self.app).await?;
+        match self.check_sender(turn_id).await {
+            Err(error) if matches!(error.code, Code::Unavailable | Code::Timeout) => Ok(()),
+            checked => checked,
+        }
+    }
+
+    async fn check_sender(&self, turn_id: TurnId) -> Result<()> {
+        let mut tx = self.begin().await?;
+        let (identity_id, user_id) = (self.speaker.identity.id, self.speaker.user_id);
+        let user_id = find_present_user(&mut tx, identity_id, user_id).await?;
+        let speaker = Speaker {
+            user_id,
+            ..self.speaker.clone()
+        };
+        inbound::find_before(&self.app, &mut tx, &speaker, turn_id).await?;
+        tx.commit().await
+    }
+
+    /// Tells the answer to who waited, unless it has become a delivery. An unlink takes the reply from its turn in
+    /// its own transaction, so that a reply that can be marked is the sender's.
     async fn tell(&self, shown: Shown, outcome: &Outcome) -> Result<HttpResponse> {
+        self.credential.check(&self.app).await?;
         let mut tx = self.begin().await?;
         let mine = replies::mark_told(&mut tx, shown.turn_id).await?;
         tx.commit().await?;
         if !mine {
+            self.check_caller(shown.turn_id).await?;
             return self.taken(shown);
         }
         let (reply, notices) = match turns::text_of(outcome) {
