@@ -1,9 +1,11 @@
 //! `App`: what every handler and job works with, built once from the configuration. The only wiring.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -17,6 +19,7 @@ use crate::live::Live;
 use crate::model::Models;
 use crate::redis::Redis;
 use crate::store::Db;
+use crate::streams::Streams;
 use crate::upstream::{GuardedClient, OwnPorts};
 use crate::usage::UsageMeter;
 
@@ -42,12 +45,16 @@ pub struct Inner {
     pub models: Models,
     /// Who watches what here, and what other nodes say.
     pub live: Live,
+    /// What the open streams of this node share.
+    pub streams: Streams,
     /// The turns that run on this node.
     pub turn_tasks: TaskTracker,
     /// Exports take turns, so that however many there are leave connections to the rest.
     pub export_turns: Semaphore,
     /// Cancelled when the node begins to shut down.
     pub draining: CancellationToken,
+    /// When that was noticed first: there is one deadline for everything that drains.
+    drain_began: OnceLock<Instant>,
 }
 
 impl App {
@@ -89,11 +96,26 @@ impl App {
                 usage: UsageMeter::default(),
                 models,
                 live: Live::new(boot_id),
+                streams: Streams::default(),
                 turn_tasks: TaskTracker::new(),
                 export_turns,
                 draining: CancellationToken::new(),
+                drain_began: OnceLock::new(),
             }),
         })
+    }
+}
+
+impl Inner {
+    /// From now on every loop takes no new work, and the deadline of what runs is fixed.
+    pub fn begin_draining(&self) {
+        self.drain_deadline(Duration::ZERO);
+        self.draining.cancel();
+    }
+
+    /// When what drains has to be done, `after` the node began to shut down.
+    pub fn drain_deadline(&self, after: Duration) -> Instant {
+        *self.drain_began.get_or_init(Instant::now) + after
     }
 }
 

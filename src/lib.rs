@@ -10,6 +10,7 @@
 //! - `people`, `sessions`, `tenants`, `api_keys`, `issuers`, `agents`, `audit`, `idempotency`: use cases, one room each
 //! - `app`: what they all work with
 //! - `model`: a tenant's agents, ready to be asked
+//! - `streams`: what the open streams of a node share
 //! - `usage`: how much a tenant has used
 //! - `auth`: who calls; a caller is what opens a tenant's transaction
 //! - `limits`: how much a tenant may use; `live`: who watches what on this node
@@ -41,6 +42,7 @@ pub mod live;
 pub mod auth;
 
 pub mod model;
+pub mod streams;
 pub mod usage;
 
 pub mod app;

@@ -1,7 +1,7 @@
 //! Who watches what on this node, and how they hear of news: at once from this node, and through Redis from
 //! the others. Nothing here is the truth: whoever is woken looks it up, and looks now and then anyway.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -33,6 +33,17 @@ struct Inner {
     changes: mpsc::UnboundedSender<(Topic, bool)>,
     incoming: Mutex<Option<mpsc::UnboundedReceiver<(Topic, bool)>>>,
     hears_others: AtomicBool,
+    /// Conversations of which news may have been missed; somebody has to look.
+    unsure: Mutex<Unsure>,
+    became_unsure: Notify,
+}
+
+/// What may have been missed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Unsure {
+    /// News of all conversations.
+    pub all: bool,
+    pub conversations: HashSet<SessionId>,
 }
 
 struct Watched {
@@ -54,6 +65,8 @@ impl Live {
                 changes,
                 incoming: Mutex::new(Some(incoming)),
                 hears_others: AtomicBool::new(false),
+                unsure: Mutex::default(),
+                became_unsure: Notify::new(),
             }),
         }
     }
@@ -131,11 +144,44 @@ impl Live {
         }
     }
 
-    /// For those who wait, relying on pokes that no longer come: they look more often from now on.
-    fn wake_all(&self) {
-        for watched in self.watched().values() {
-            watched.news.send_modify(|count| *count += 1);
+    /// For topics of which news may have been missed: whoever waits for deliveries looks at once, and
+    /// conversations are looked at together.
+    fn miss(&self, topics: &[Topic]) {
+        for topic in topics {
+            match topic {
+                Topic::Conversation(id) => drop(self.unsure().conversations.insert(*id)),
+                Topic::Deliveries(_) => self.wake(*topic),
+            }
         }
+        self.inner.became_unsure.notify_one();
+    }
+
+    /// News of other nodes do not arrive, or have not arrived until now.
+    fn miss_all(&self) {
+        let topics: Vec<Topic> = self.watched().keys().copied().collect();
+        topics.into_iter().for_each(|topic| match topic {
+            Topic::Conversation(_) => {}
+            Topic::Deliveries(_) => self.wake(topic),
+        });
+        self.unsure().all = true;
+        self.inner.became_unsure.notify_one();
+    }
+
+    /// Waits until news may have been missed.
+    pub async fn became_unsure(&self) {
+        self.inner.became_unsure.notified().await;
+    }
+
+    /// What may have been missed since this was asked for the last time.
+    pub fn take_unsure(&self) -> Unsure {
+        std::mem::take(&mut *self.unsure())
+    }
+
+    fn unsure(&self) -> MutexGuard<'_, Unsure> {
+        self.inner
+            .unsure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wake_runner(&self, turn_id: TurnId) {
@@ -166,11 +212,40 @@ pub struct Watching {
     news: watch::Receiver<u64>,
 }
 
+/// Hears of what a `Watching` watches, for as long as that lives.
+pub struct News(watch::Receiver<u64>);
+
+impl News {
+    /// Waits until something happened since the last time this was waited for.
+    pub async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            // Nobody watches any more, so nothing is heard.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
 impl Watching {
     /// Waits until something happened since the last time this was waited for.
     pub async fn news(&mut self) {
         // The sender lives as long as somebody watches, and this one does.
         drop(self.news.changed().await);
+    }
+
+    /// How much has happened; grows with each piece of news.
+    pub fn version(&self) -> u64 {
+        *self.news.borrow()
+    }
+
+    pub fn subscribe(&self) -> News {
+        let mut news = self.news.clone();
+        news.mark_unchanged();
+        News(news)
+    }
+
+    /// Wakes all who watch the same on this node.
+    pub fn wake(&self) {
+        self.live.wake(self.topic);
     }
 }
 
@@ -246,7 +321,7 @@ pub async fn hear_others(live: Live, redis: Redis, stop: CancellationToken) {
             () = listen(&live, &redis, &mut changes) => {}
         }
         if live.inner.hears_others.swap(false, Ordering::Relaxed) {
-            live.wake_all();
+            live.miss_all();
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -272,7 +347,7 @@ async fn listen(live: &Live, redis: &Redis, changes: &mut mpsc::UnboundedReceive
     }
     live.inner.hears_others.store(true, Ordering::Relaxed);
     // Whatever happened while nobody listened.
-    ids.into_iter().for_each(|id| live.wake(id));
+    live.miss_all();
     let mut batch = Vec::with_capacity(BATCH);
     loop {
         tokio::select! {
@@ -305,7 +380,7 @@ async fn change(
     subscriptions.change(&wanted, true).await?;
     subscriptions.change(&unwanted, false).await?;
     // Something may have happened before Redis began to tell.
-    wanted.into_iter().for_each(|id| live.wake(id));
+    live.miss(&wanted);
     Ok(())
 }
 

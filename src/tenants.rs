@@ -1,13 +1,13 @@
 //! Making and steering tenants: what the operator does, over HTTP and from the command line.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::agents;
 use crate::api_keys;
 use crate::app::App;
 use crate::audit;
-use crate::auth::OperatorCaller;
+use crate::auth::{JobCaller, OperatorCaller};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
@@ -24,8 +24,7 @@ use crate::error::{Error, FieldError, Result};
 use crate::idempotency;
 use crate::ids::TenantId;
 use crate::sessions;
-use crate::store::turn_stops::{self, Whose};
-use crate::store::{TenantTx, jobs, tenants};
+use crate::store::{TenantTx, jobs, tenants, turn_stops};
 
 /// The job that removes events that were kept long enough.
 pub const EXPIRE_EVENTS_JOB: &str = "expire_events";
@@ -104,11 +103,45 @@ pub async fn update_state(
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
     if state == TenantState::Suspended {
-        turn_stops::stop_all(tx, Whose::Tenant, StopReason::TenantSuspended, now).await?;
+        jobs::insert(tx, STOP_TURNS_JOB, now + LATE_TURNS).await?;
     }
     audit::append(&app.keyring, tx, Entry::new(actor, action, &id), now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
     Ok(Tenant { state, ..before })
+}
+
+/// The job that stops the turns of a tenant that is not served any more.
+pub const STOP_TURNS_JOB: &str = "stop_turns";
+
+/// When that job runs. By then no node has a key of the tenant in its cache, and what was accepted with one
+/// is committed.
+const LATE_TURNS: TimeDelta = TimeDelta::seconds(2);
+
+/// Conversations whose turns are stopped in one transaction.
+const STOP_BATCH: i64 = 200;
+
+/// Stops the turns of a tenant that is suspended or being deleted, after that was committed. Answers how many
+/// there were. Conversations that somebody holds are left to the job.
+pub async fn stop_turns(app: &App, id: TenantId) -> Result<usize> {
+    let caller = JobCaller::of_served_tenant(id);
+    let mut stopped = 0;
+    loop {
+        let mut tx = caller.begin(&app.db).await?;
+        if tenants::is_active(&mut tx).await? {
+            return Ok(stopped);
+        }
+        let busy = turn_stops::lock_busy(&mut tx, STOP_BATCH).await?;
+        let (reason, now) = (StopReason::TenantSuspended, app.clock.now());
+        let count = turn_stops::stop_all(&mut tx, &busy, None, reason, now).await?;
+        tx.commit().await?;
+        for conversation_id in &busy {
+            app.live.poke(*conversation_id);
+        }
+        stopped += count;
+        if count == 0 {
+            return Ok(stopped);
+        }
+    }
 }
 
 /// The job that deletes a tenant's rows.
@@ -126,7 +159,7 @@ pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, id: TenantId) -> 
     let (now, state) = (app.clock.now(), TenantState::Deleting);
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
-    turn_stops::stop_all(tx, Whose::Tenant, StopReason::TenantSuspended, now).await?;
+    jobs::insert(tx, STOP_TURNS_JOB, now + LATE_TURNS).await?;
     jobs::insert(tx, ERASE_JOB, now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
     let entry = Entry::new(actor, Action::TenantDelete, &id);

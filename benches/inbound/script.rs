@@ -8,7 +8,7 @@ use throughline::ids::IdentityId;
 use throughline::store::deliveries::{END, LEASE, TAKE_BACK};
 use throughline::store::identities::FIND;
 use throughline::store::outbox::{INSERT, TAKE_PLACE};
-use throughline::store::presence::NOTE;
+use throughline::store::presence::WRITE as NOTE;
 use throughline::store::receipts::{CLAIM, UPDATE};
 use throughline::store::slots::LOCK_LEADING;
 use uuid::Uuid;

@@ -20,6 +20,7 @@ use crate::crypto::Keyring;
 use crate::domain::identity::IdentityName;
 use crate::domain::issuer::{Issuer, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm, verifying_keys};
 use crate::domain::platform::PlatformScope;
+use crate::domain::tenant::TenantTerms;
 use crate::domain::user::{Account, Identity};
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
@@ -126,6 +127,29 @@ impl TokenVerifier {
 
     /// The user a token stands for; first contact makes one. `tenant_header` is `X-Throughline-Tenant`.
     pub async fn verify(&self, token: &str, tenant_header: Option<&str>) -> Result<UserCaller> {
+        let (tenant_id, account, terms) = self.check(token, tenant_header).await?;
+        // Present ownership, asked anew for every request.
+        let known = self
+            .people
+            .contact(tenant_id, &account, &terms.limits)
+            .await?;
+        Ok(UserCaller {
+            tenant_id,
+            user_id: known.user_id,
+            identity: Identity {
+                id: known.id,
+                name: account.name,
+            },
+            terms,
+        })
+    }
+
+    /// The account that a token proves, and its tenant.
+    pub async fn check(
+        &self,
+        token: &str,
+        tenant_header: Option<&str>,
+    ) -> Result<(TenantId, Account, TenantTerms)> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(invalid("the token is too long"));
         }
@@ -159,20 +183,7 @@ impl TokenVerifier {
             name,
             issuer: Some(issuer.name.as_str().to_owned()),
         };
-        // Present ownership, asked anew for every request.
-        let known = self
-            .people
-            .contact(tenant_id, &account, &terms.limits)
-            .await?;
-        Ok(UserCaller {
-            tenant_id,
-            user_id: known.user_id,
-            identity: Identity {
-                id: known.id,
-                name: account.name,
-            },
-            terms,
-        })
+        Ok((tenant_id, account, terms))
     }
 
     async fn find_issuers(&self, tenant_id: TenantId, iss: &str) -> Result<Arc<FoundIssuers>> {

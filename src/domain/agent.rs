@@ -33,23 +33,26 @@ pub struct AgentSpec {
     pub linked_sessions: LinkedSessions,
     #[serde(default)]
     pub group_scope: GroupScope,
-    /// Whether MCP tools are offered in groups.
+    /// Whether MCP tools are offered in groups. Stored, not used yet.
     #[serde(default)]
     pub group_tools: bool,
     #[serde(default)]
     pub reset: ResetPolicy,
+    /// Stored, not used yet: a transcript that is longer than the context window is cut at its beginning.
     #[serde(default)]
     pub compression: Compression,
-    /// The tools offered on each platform; `no_mcp` turns MCP tools off.
+    /// The tools offered on each platform; `no_mcp` turns MCP tools off. Stored, not used yet.
     #[serde(default)]
     #[schema(value_type = BTreeMap<PlatformScope, Vec<ToolName>>)]
     pub toolsets: BTreeMap<String, Vec<ToolName>>,
-    /// Where a handoff to a platform goes when the person has no place of their own there.
+    /// Where a handoff to a platform goes when the person has no place of their own there. Stored, not
+    /// used yet.
     #[serde(default)]
     #[schema(value_type = BTreeMap<PlatformScope, HomeChannel>)]
     pub home_channels: BTreeMap<String, HomeChannel>,
     #[serde(default)]
     pub on_busy: OnBusy,
+    /// How long after a message elsewhere a conversation is offered here. Stored, not used yet.
     #[serde(default = "default_offer_window")]
     #[schema(minimum = 0, maximum = 720)]
     pub offer_window_hours: u32,
@@ -256,17 +259,19 @@ pub enum ChatType {
     Thread,
 }
 
+/// When a conversation is compressed by itself. Stored, not used yet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Compression {
+    /// Stored, not used yet.
     pub enabled: bool,
-    /// The part of the context window past which a conversation is compressed.
+    /// The part of the context window past which a conversation is compressed. Stored, not used yet.
     #[schema(minimum = 0.1, maximum = 0.95)]
     pub threshold: f64,
-    /// The part of the threshold that the kept tail may fill.
+    /// The part of the threshold that the kept tail may fill. Stored, not used yet.
     #[schema(minimum = 0.05, maximum = 0.9)]
     pub tail_ratio: f64,
-    /// The model that writes summaries; null takes the agent's own.
+    /// The model that writes summaries; null takes the agent's own. Stored, not used yet.
     #[schema(min_length = 1, max_length = 200)]
     pub summary_model: Option<String>,
 }

@@ -93,6 +93,18 @@ pub struct EventMessage {
 }
 
 impl Event {
+    /// About how much memory it takes.
+    pub fn size(&self) -> usize {
+        let raw = |text: &Option<Box<RawValue>>| text.as_ref().map_or(0, |text| text.get().len());
+        let said = |message: &EventMessage| raw(&message.content) + raw(&message.tool_calls);
+        size_of::<Self>() + raw(&self.data) + self.message.as_ref().map_or(0, said)
+    }
+
+    /// Whether nothing comes after it until somebody asks again.
+    pub fn rests_turn(&self) -> bool {
+        self.ends_turn() || self.kind == TURN_WAITING
+    }
+
     /// Whether nothing of its turn comes after it.
     pub fn ends_turn(&self) -> bool {
         matches!(

@@ -267,6 +267,9 @@ impl Reader {
             return None;
         }
         let members = self.members(TOOLSETS, tree);
+        if !members.is_empty() {
+            self.warn(TOOLSETS, "is stored, and not used yet");
+        }
         if members.len() > MAX_ENTRIES {
             let detail = format!("must have at most {MAX_ENTRIES} members");
             self.refuse(TOOLSETS, detail);
@@ -346,6 +349,7 @@ mod tests {
             "/session/scope",
             "/session/identityLinks/irc:Ann~1~0",
             "/session/identityLinks/irc:Ann~1~0/1",
+            "/platform_toolsets",
             "/models",
         ];
         assert_eq!(pointers(&document.warnings), expected);
@@ -360,6 +364,7 @@ mod tests {
         ] {
             let read = read_json(document).unwrap();
             assert!(read.dm_scope.is_none() && read.links.is_none() && read.toolsets.is_none());
+            assert!(read.warnings.is_empty());
         }
         let nobody = read_json(json!({"session": {"identityLinks": {}}})).unwrap();
         assert_eq!(nobody.links, Some(Vec::new()));

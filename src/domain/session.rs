@@ -114,7 +114,11 @@ pub enum Need {
 impl Ownership {
     /// Foreign things are not there, whether they exist or not.
     pub fn check(&self, viewer: &Viewer, need: Need) -> Result<()> {
-        let own = match viewer.reach {
+        self.check_reach(viewer.reach, need)
+    }
+
+    pub fn check_reach(&self, reach: Reach, need: Need) -> Result<()> {
+        let own = match reach {
             Reach::Tenant => true,
             Reach::Service => {
                 let of_a_chat = self.session_key.as_deref().is_some_and(is_built_key);

@@ -15,7 +15,7 @@ use crate::ids::{BootId, IdentityId, SessionId, TurnId};
 /// As many messages as may wait in one conversation.
 pub const MAX_QUEUED: i64 = 100;
 /// A turn that was lost this often, with its node each time, is not tried again.
-pub const MAX_ATTEMPTS: i32 = 5;
+pub const MAX_LOST: i32 = 5;
 /// How long a turn waits for its client's tools.
 pub const CLIENT_PATIENCE: TimeDelta = TimeDelta::minutes(10);
 

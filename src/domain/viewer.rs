@@ -22,7 +22,7 @@ pub struct Viewer {
 }
 
 /// What can be seen at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reach {
     /// Everything of the tenant.
     Tenant,

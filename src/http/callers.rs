@@ -3,6 +3,7 @@
 
 use std::future::{Ready, ready};
 use std::ops::Deref;
+use std::sync::Arc;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Payload, ServiceRequest, ServiceResponse};
@@ -16,6 +17,7 @@ use crate::auth::{self, Caller, KeyCaller, OperatorCaller, Presented, UserCaller
 use crate::domain::api_key::Scope;
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
+use crate::streams::CheckedCredential;
 
 const TENANT: &str = "x-throughline-tenant";
 
@@ -149,6 +151,11 @@ impl Credential {
             Err(error) if error.code != Code::TokenExpired => Err(error),
             Ok(_) | Err(_) => Ok(()),
         }
+    }
+
+    /// The same, shared by all who use it on this node.
+    pub fn share(&self, app: &App) -> Arc<CheckedCredential> {
+        app.streams.credentials.open(&self.0)
     }
 }
 

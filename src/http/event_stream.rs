@@ -2,6 +2,7 @@
 //! while they do. A reader is given a batch when it has taken the last one, so a slow one costs no memory.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::web::{self, Bytes};
@@ -15,18 +16,18 @@ use super::acting::Acting;
 use super::callers::Credential;
 use crate::app::App;
 use crate::domain::event::Event;
-use crate::domain::session::{ChainName, Need};
-use crate::domain::session_name::SessionRef;
+use crate::domain::session::ChainName;
 use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::limits::StreamGuard;
-use crate::sessions;
-use crate::store::slots;
+use crate::streams::{CheckedCredential, Right, Subject};
 use crate::turns::Follower;
 
-/// How often whoever reads is judged again.
-const JUDGED: Duration = Duration::from_secs(3);
+/// How often whoever reads looks at the shared verdict on its rights, which costs nothing.
+const CHECKED: Duration = Duration::from_secs(1);
+/// Before a check is tried again that the database did not answer.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// So that nobody in between takes a quiet stream for a dead one; and a reader who has left, which shows
 /// only when something is written, holds its place no longer than two of them.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -44,15 +45,14 @@ pub fn head() -> HttpResponseBuilder {
 
 pub const ALIVE: Bytes = Bytes::from_static(b": still here\n\n");
 
-/// Whether a reader may still read.
+/// Whether a reader may still read. Its credential and its right are checked together with all others of
+/// this node (`streams`).
 pub struct Allowed {
     pub app: web::Data<App>,
     pub acting: Acting,
-    credential: Credential,
+    credential: Arc<CheckedCredential>,
     conversation_id: SessionId,
-    /// The slot that has to lead there.
-    slot_id: Option<SlotId>,
-    judged_at: Instant,
+    right: Arc<Right>,
 }
 
 impl Allowed {
@@ -62,65 +62,74 @@ impl Allowed {
         credential: Credential,
         conversation_id: SessionId,
     ) -> Self {
+        let subject = Subject::new(acting.tenant_id(), &acting.viewer, conversation_id);
         Self {
+            credential: credential.share(&app),
+            right: app.streams.rights.open(subject),
             app,
             acting,
-            credential,
             conversation_id,
-            slot_id: None,
-            judged_at: Instant::now(),
         }
     }
 
     /// Only as long as this slot leads to the conversation.
     pub fn through(self, slot_id: Option<SlotId>) -> Self {
-        Self { slot_id, ..self }
+        let acting = &self.acting;
+        let subject = Subject::new(acting.tenant_id(), &acting.viewer, self.conversation_id);
+        Self {
+            right: self.app.streams.rights.open(subject.through(slot_id)),
+            ..self
+        }
     }
 
-    /// When it is to be judged next.
+    /// When to check next.
     pub fn due(&self) -> Instant {
-        self.judged_at + JUDGED
+        Instant::now() + CHECKED
     }
 
-    /// Judges credential, account and the right to the conversation, if it is time. While the database does
-    /// not answer the last judgement stands.
+    /// Checks credential, identity and the right to the conversation: asks the database only if nobody on
+    /// this node has for a while. While the database does not answer the last verdict stands.
     pub async fn check(&mut self) -> Result<()> {
-        if Instant::now() < self.due() {
-            return Ok(());
+        self.credential.check(&self.app.verifiers).await?;
+        if self.right.is_fresh() {
+            return self.right.read();
         }
-        self.judged_at = Instant::now();
-        match self.judge().await {
-            Err(error) if matches!(error.code, Code::Unavailable | Code::Timeout) => Ok(()),
-            judged => judged,
+        match self.check_since(Instant::now()).await {
+            Err(error) if is_away(&error) => Ok(()),
+            checked => checked,
         }
+    }
+
+    /// The right to what was read at `since`: as it was then or later.
+    pub async fn check_since(&self, since: Instant) -> Result<()> {
+        let (db, now) = (&self.app.db, self.app.clock.now());
+        self.right.check_since(db, since, now).await
     }
 
     /// Checks at once: before a whole answer is given. What belongs to no person changes hands only by being
     /// deleted, which ends its turn.
-    pub async fn check_before_answer(&mut self) -> Result<()> {
-        if let Reach::Person(_) = self.acting.viewer.reach {
-            self.judged_at = Instant::now() - JUDGED;
-            return self.check().await;
+    pub async fn check_before_answer(&self) -> Result<()> {
+        self.credential.check(&self.app.verifiers).await?;
+        let Reach::Person(_) = self.acting.viewer.reach else {
+            return Ok(());
+        };
+        match self.check_since(Instant::now()).await {
+            Err(error) if is_away(&error) => Ok(()),
+            checked => checked,
         }
-        self.credential.check(&self.app).await
     }
 
-    async fn judge(&self) -> Result<()> {
-        self.credential.check(&self.app).await?;
-        let mut tx = self.acting.begin(&self.app.db).await?;
-        self.acting.check_present(&mut tx).await?;
-        let session = SessionRef::Id(self.conversation_id);
-        let now = self.app.clock.now();
-        let viewer = &self.acting.viewer;
-        sessions::find(&mut tx, viewer, &session, Need::ReadOrSpeak, now).await?;
-        if let Some(slot_id) = self.slot_id
-            && slots::find_leading(&mut tx, slot_id).await? != Some(self.conversation_id)
-        {
-            let detail = "the key leads to another session now";
-            return Err(Error::new(Code::SessionMoved, detail));
+    /// Waits until the reader may not read any more.
+    async fn lost(&self) {
+        tokio::select! {
+            () = self.credential.refused() => {}
+            () = self.right.refused() => {}
         }
-        tx.commit().await
     }
+}
+
+fn is_away(error: &Error) -> bool {
+    matches!(error.code, Code::Unavailable | Code::Timeout)
 }
 
 /// An event on the wire.
@@ -220,10 +229,10 @@ impl Watching {
         let watch = &mut self.watch;
         watch.allowed.check().await?;
         let beat = self.quiet_since + HEARTBEAT;
-        let until = watch.allowed.due().min(beat);
         let draining = watch.allowed.app.draining.clone();
         let events = tokio::select! {
-            events = watch.follower.next(until) => events?,
+            events = next_events(&mut watch.follower, &watch.allowed, beat) => events?,
+            () = watch.allowed.lost() => return Ok(()),
             () = draining.cancelled() => {
                 self.end(reconnect());
                 return Ok(());
@@ -250,6 +259,25 @@ impl Watching {
         self.waiting.push_back(last);
         self.ended = true;
     }
+}
+
+/// The next events, for a reader who had the right to read when they were there to be read.
+async fn next_events(
+    follower: &mut Follower,
+    allowed: &Allowed,
+    until: Instant,
+) -> Result<Vec<Arc<Event>>> {
+    let events = follower.next(until).await?;
+    while !events.is_empty() {
+        match allowed.check_since(follower.read_at()).await {
+            Err(error) if is_away(&error) => tokio::time::sleep(RETRY_PAUSE).await,
+            checked => {
+                checked?;
+                break;
+            }
+        }
+    }
+    Ok(events)
 }
 
 pub fn closed(error: &Error) -> Bytes {

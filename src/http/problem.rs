@@ -9,6 +9,7 @@ use actix_web::{HttpResponse, ResponseError};
 use serde::Serialize;
 
 use crate::error::{Code, Error, FieldError};
+use crate::telemetry::{self, CalledFor};
 
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
@@ -63,6 +64,13 @@ impl Shape {
 
 pub fn render(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
     log_cause(error, request_id);
+    let mut answer = build(error, request_id, shape);
+    // For the request's line in the log.
+    answer.extensions_mut().insert(error.code);
+    answer
+}
+
+fn build(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
     let status =
         StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = HttpResponse::build(status);
@@ -176,6 +184,9 @@ fn log_cause(error: &Error, request_id: &str) {
             cause = format!("{cause:#}"),
             "a request failed"
         );
+    }
+    if let Some(failed) = &error.failed_call {
+        telemetry::warn_of_failed_call(failed, CalledFor::Request(request_id));
     }
 }
 

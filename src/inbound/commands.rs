@@ -7,11 +7,11 @@ use crate::app::App;
 use crate::domain::command::{Command, HELP};
 use crate::domain::display_name::DisplayName;
 use crate::domain::turn::TurnState;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::IdentityId;
 use crate::sessions::{self, Branch};
 use crate::store::conversations::{self, Change};
-use crate::store::{TenantTx, replies, turns as rows};
+use crate::store::{TenantTx, identities, replies, turns as rows, users};
 use crate::turns;
 
 pub async fn run(
@@ -55,6 +55,7 @@ async fn run_here(
     command: &Command,
 ) -> Result<Done> {
     let now = app.clock.now();
+    let speaker = &hold_user(tx, speaker).await?;
     let here = Here::find(tx, speaker, message, now).await?;
     let mut after = After::default();
     let text = match command {
@@ -79,6 +80,31 @@ async fn run_here(
     };
     let answer = here.answer(tx, text, now).await?;
     Ok(Done::Answered(Box::new(answer), after))
+}
+
+/// As often as a sender may be linked and unlinked meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// The sender with the user that the identity belongs to now, who is held until `tx` ends: nobody links or
+/// unlinks the identity while its command runs.
+async fn hold_user(tx: &mut TenantTx, speaker: &Speaker) -> Result<Speaker> {
+    let mut user_id = speaker.user_id;
+    for _ in 0..ATTEMPTS {
+        users::lock(tx, &[user_id]).await?;
+        let present = identities::find_user(tx, speaker.identity.id).await?;
+        let present = present.ok_or_else(|| Error::not_found("user"))?;
+        if present == user_id {
+            return Ok(Speaker {
+                user_id,
+                ..speaker.clone()
+            });
+        }
+        user_id = present;
+    }
+    Err(Error::unavailable(
+        "the user",
+        anyhow::anyhow!("the identity is linked and unlinked again and again"),
+    ))
 }
 
 /// Whose turns a command acts on: in a chat of several, the speaker's alone.

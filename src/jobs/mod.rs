@@ -24,7 +24,9 @@ mod expire_events;
 pub mod flush_usage;
 pub mod heartbeat;
 pub mod recover_turns;
+mod stop_turns;
 mod sweep_conversations;
+pub mod watch_streams;
 
 const TICK: Duration = Duration::from_secs(1);
 const LEASE: TimeDelta = TimeDelta::minutes(1);
@@ -99,6 +101,7 @@ async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
         sessions::ERASE_JOB => erase_conversations::run(app, &caller).await,
         people::ERASE_JOB => erase_people::run(app, &caller).await,
         sessions::retention::SWEEP_JOB => sweep_conversations::run(app, &caller).await,
+        tenants::STOP_TURNS_JOB => stop_turns::run(app, job.tenant_id).await,
         tenants::ERASE_JOB => erase_tenant::run(app, job.tenant_id).await,
         // A newer node planned it and knows what it is: leave it for that one.
         _ => Ok(app.clock.now() + LEASE),

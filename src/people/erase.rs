@@ -13,9 +13,8 @@ use crate::domain::user::{IdentityRecord, User};
 use crate::error::{Error, Result};
 use crate::ids::UserId;
 use crate::sessions;
-use crate::store::turn_stops::{self, Whose};
 use crate::store::{
-    TenantTx, erased_people, erasures, idempotency, identities, jobs, merges, users,
+    TenantTx, erased_people, erasures, idempotency, identities, jobs, merges, turn_stops, users,
 };
 
 /// The job that looks for what is left.
@@ -49,8 +48,9 @@ pub async fn erase(app: &App, tx: &mut TenantTx, actor: &str, id: UserId) -> Res
     };
     let names = erasures::list_conversations(tx, user.id).await?;
     let conversations = sessions::delete_held(tx, &names, now).await?;
-    let theirs = Whose::Accounts(&erasure.identity_ids);
-    turn_stops::stop_all(tx, theirs, StopReason::PersonErased, now).await?;
+    let busy = turn_stops::lock_busy_of(tx, &erasure.identity_ids).await?;
+    let theirs = Some(erasure.identity_ids.as_slice());
+    turn_stops::stop_all(tx, &busy, theirs, StopReason::PersonErased, now).await?;
     delete(tx, &erasure, &accounts, now).await?;
     erased_people::insert(tx, &erasure).await?;
     jobs::insert(tx, ERASE_JOB, now).await?;

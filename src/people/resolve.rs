@@ -15,8 +15,9 @@ use crate::domain::viewer::{Namespace, Viewer};
 use crate::error::{Error, FieldError, Result};
 use crate::ids::{IdentityId, SlotId, UserId};
 use crate::sessions::{self, Arrival};
+use crate::store::presence::Seen;
 use crate::store::resolve::{self as statement, Known, KnownPlace};
-use crate::store::{TenantTx, presence, slots, users};
+use crate::store::{TenantTx, slots, users};
 
 /// As often as a person may be joined or parted under us before we give up.
 const ATTEMPTS: usize = 5;
@@ -65,7 +66,11 @@ pub async fn resolve(
         .last_seen
         .is_some_and(|(at, slot_id)| at > now - GRAIN && slot_id == Some(resolved.slot_id));
     if !heard {
-        presence::note(tx, resolved.identity_id, Some(resolved.slot_id), now).await?;
+        tx.note_presence(Seen {
+            identity_id: resolved.identity_id,
+            slot_id: Some(resolved.slot_id),
+            at: now,
+        });
     }
     Ok(Some(resolved))
 }

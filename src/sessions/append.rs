@@ -5,13 +5,14 @@ use chrono::{DateTime, Utc};
 use super::find;
 use crate::domain::message::{self, NewMessage, Role};
 use crate::domain::session::{Need, Tip};
-use crate::domain::session_name::SessionRef;
+use crate::domain::session_name::{SessionRef, session_not_found};
 use crate::domain::turn::session_busy;
-use crate::domain::viewer::Viewer;
+use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::messages::{self, Append};
-use crate::store::{TenantTx, presence, turns};
+use crate::store::presence::Seen;
+use crate::store::{TenantTx, identities, turns};
 
 /// As often as others may move the tip away under us before we give up.
 const ATTEMPTS: usize = 10;
@@ -45,7 +46,8 @@ pub async fn append(
             expected_last,
         };
         if let Some(first_seq) = messages::append(tx, &append, now).await? {
-            note_presence(tx, viewer, &tip, messages, now).await?;
+            check_again(tx, viewer, &tip, now).await?;
+            note_presence(tx, viewer, &tip, messages, now);
             return Ok(Appended { tip, first_seq });
         }
         // A turn is active, the tip has moved on, or its last number is another: the next look tells which.
@@ -66,18 +68,40 @@ pub async fn append(
     ))
 }
 
-/// Whoever speaks was heard, in the slot of the conversation.
-async fn note_presence(
+/// Checks the right of a user again, whose identity may have been unlinked while the session was waited for.
+async fn check_again(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    tip: &Tip,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let (Reach::Person(_), Some(speaker)) = (viewer.reach, &viewer.speaker) else {
+        return Ok(());
+    };
+    let user_id = identities::find_user(tx, speaker.id).await?;
+    let present = viewer.merged_into(user_id.ok_or_else(session_not_found)?);
+    let session = SessionRef::Id(tip.session_id);
+    find(tx, &present, &session, Need::ReadOrSpeak, now).await?;
+    Ok(())
+}
+
+/// Notes where the sender is present: in the slot of the conversation.
+fn note_presence(
     tx: &mut TenantTx,
     viewer: &Viewer,
     tip: &Tip,
     messages: &[NewMessage],
     now: DateTime<Utc>,
-) -> Result<()> {
+) {
     let spoke = messages.iter().any(|message| message.role == Role::User);
-    match &viewer.speaker {
-        Some(speaker) if spoke => presence::note(tx, speaker.id, tip.slot_id, now).await,
-        Some(_) | None => Ok(()),
+    if let Some(speaker) = &viewer.speaker
+        && spoke
+    {
+        tx.note_presence(Seen {
+            identity_id: speaker.id,
+            slot_id: tip.slot_id,
+            at: now,
+        });
     }
 }
 

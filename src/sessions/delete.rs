@@ -11,10 +11,9 @@ use crate::domain::session::{ChainName, Need};
 use crate::domain::session_name::{SessionRef, session_not_found};
 use crate::domain::turn::StopReason;
 use crate::domain::viewer::{Namespace, Viewer};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::SessionId;
-use crate::store::turn_stops::{self, Whose};
-use crate::store::{TenantTx, conversations, jobs, slots};
+use crate::store::{TenantTx, conversations, jobs, slots, turn_stops};
 
 /// The job that removes the rows.
 pub const ERASE_JOB: &str = "erase_conversations";
@@ -40,15 +39,37 @@ pub async fn delete(
     audit::append(&app.keyring, tx, entry.with(detail), now).await
 }
 
+/// As often as slots may be switched to a conversation while it is deleted.
+const ATTEMPTS: usize = 10;
+
 /// The same without an audit entry of its own. False if someone else has deleted it.
 pub async fn delete_quietly(
     tx: &mut TenantTx,
     name: &ChainName,
     now: DateTime<Utc>,
 ) -> Result<bool> {
-    slots::lock_leading_to(tx, name.conversation_id).await?;
+    lock_with_slots(tx, name.conversation_id).await?;
     let deleted = delete_held(tx, std::slice::from_ref(name), now).await?;
     Ok(deleted > 0)
+}
+
+/// Holds a conversation and every slot that leads to it. Slots come first in the lock order, so a slot that was
+/// switched to the conversation while it was waited for cannot be locked any more: all locks are given back and
+/// taken again.
+async fn lock_with_slots(tx: &mut TenantTx, conversation_id: SessionId) -> Result<()> {
+    tx.mark().await?;
+    for _ in 0..ATTEMPTS {
+        let held = slots::lock_leading_to(tx, conversation_id).await?;
+        conversations::lock(tx, conversation_id).await?;
+        if !slots::others_lead_to(tx, conversation_id, &held).await? {
+            return Ok(());
+        }
+        tx.roll_back_to_mark().await?;
+    }
+    Err(Error::unavailable(
+        "the conversation",
+        anyhow::anyhow!("slots are switched to it again and again"),
+    ))
 }
 
 /// Deletes conversations whose slots `tx` holds. Answers how many: those that someone else has deleted
@@ -63,13 +84,7 @@ pub async fn delete_held(
     if gone.is_empty() {
         return Ok(0);
     }
-    turn_stops::stop_all(
-        tx,
-        Whose::Conversations(&gone),
-        StopReason::ConversationDeleted,
-        now,
-    )
-    .await?;
+    turn_stops::stop_all(tx, &gone, None, StopReason::ConversationDeleted, now).await?;
     let digest = |name: &ChainName| Some(spent_digest(name.namespace, name.client_id.as_ref()?));
     let given: Vec<[u8; 32]> = names
         .iter()

@@ -92,6 +92,9 @@ pub(super) async fn obtain(
             identity_id: speaker.map(|speaker| speaker.id),
             agent: agent_for(tx, agent, None).await?,
         };
+        if let Some(user_id) = viewer.person {
+            users::lock_shared(tx, user_id).await?;
+        }
         // Lost or won: afterwards the name is there.
         slots::insert(tx, viewer.namespace, &slot, now).await?;
     }

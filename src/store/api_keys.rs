@@ -1,6 +1,9 @@
 //! A tenant's API keys. The digest is written here and compared inside Postgres, never read.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
+use sqlx::types::Uuid;
 
 use super::tenants::TermsRow;
 use super::{Db, TenantTx};
@@ -93,17 +96,55 @@ pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundK
     .bind(key.digest.as_slice())
     .fetch_optional(&mut *db.connection().await?)
     .await?;
-    let Some(row) = row else { return Ok(None) };
-    Ok(Some(FoundKey {
-        tenant_id: row.tenant_id,
-        id: row.id,
-        scopes: parse_scopes(&row.scopes)?,
-        platforms: parse_platforms(&row.platforms)?,
-        expires_at: row.expires_at,
-        revoked_at: row.revoked_at,
-        last_used_at: row.last_used_at,
-        terms: row.terms.try_into()?,
-    }))
+    row.map(FoundKey::try_from).transpose()
+}
+
+impl TryFrom<FoundRow> for FoundKey {
+    type Error = Error;
+
+    fn try_from(row: FoundRow) -> Result<Self> {
+        Ok(Self {
+            tenant_id: row.tenant_id,
+            id: row.id,
+            scopes: parse_scopes(&row.scopes)?,
+            platforms: parse_platforms(&row.platforms)?,
+            expires_at: row.expires_at,
+            revoked_at: row.revoked_at,
+            last_used_at: row.last_used_at,
+            terms: row.terms.try_into()?,
+        })
+    }
+}
+
+#[derive(sqlx::FromRow)]
+struct PlacedRow {
+    place: i64,
+    #[sqlx(flatten)]
+    found: FoundRow,
+}
+
+/// The same for many at once, of whichever tenants; each is found by its place in `keys`.
+pub async fn list_presented(db: &Db, keys: &[&PresentedKey]) -> Result<HashMap<usize, FoundKey>> {
+    if keys.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let tenants: Vec<Uuid> = keys.iter().map(|key| key.tenant_id.as_uuid()).collect();
+    let ids: Vec<Uuid> = keys.iter().map(|key| key.id.as_uuid()).collect();
+    let digests: Vec<&[u8]> = keys.iter().map(|key| key.digest.as_slice()).collect();
+    let rows = sqlx::query_as::<_, PlacedRow>(
+        "select k.place, f.tenant_id, f.id, f.scopes, f.platforms, f.expires_at, f.revoked_at,
+                f.last_used_at, f.tenant_state, f.tenant_limits, f.allowed_origins
+           from unnest($1::uuid[], $2::uuid[], $3::bytea[]) with ordinality
+                  as k (tenant_id, id, digest, place)
+          cross join find_api_key(k.tenant_id, k.id, k.digest) f",
+    )
+    .bind(tenants)
+    .bind(ids)
+    .bind(digests)
+    .fetch_all(&mut *db.connection().await?)
+    .await?;
+    let found = |row: PlacedRow| Ok((row.place as usize - 1, row.found.try_into()?));
+    rows.into_iter().map(found).collect()
 }
 
 pub async fn insert(

@@ -59,6 +59,23 @@ pub async fn lock(tx: &mut TenantTx, id: SessionId) -> Result<Option<SessionId>>
     .await?)
 }
 
+/// Holds the conversation until `tx` ends, unless somebody else does or it was deleted.
+pub async fn try_lock(tx: &mut TenantTx, id: SessionId) -> Result<bool> {
+    let held: Option<i32> = sqlx::query_scalar(
+        "select 1
+           from conversations
+          where tenant_id = $1
+            and id = $2
+            and deleted_at is null
+            for no key update skip locked",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(held.is_some())
+}
+
 /// Moves the tip, forward by compression and back by its undoing.
 pub async fn update_tip(tx: &mut TenantTx, id: SessionId, tip: SessionId) -> Result<()> {
     sqlx::query(

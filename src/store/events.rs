@@ -1,10 +1,12 @@
 //! What happened in conversations, as it was committed.
 
+use std::collections::{HashMap, HashSet};
+
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
-use sqlx::types::Json;
+use sqlx::types::{Json, Uuid};
 
 use super::TenantTx;
 use crate::domain::event::{Event, EventMessage, MESSAGE_DISCARDED, of_end};
@@ -97,6 +99,44 @@ pub async fn list(
         }
     };
     rows.iter().map(read_event).collect()
+}
+
+/// The number of the last event of each conversation that is there.
+pub async fn list_last(
+    tx: &mut TenantTx,
+    conversations: &[SessionId],
+) -> Result<HashMap<SessionId, i64>> {
+    let ids: Vec<Uuid> = conversations.iter().map(SessionId::as_uuid).collect();
+    let rows: Vec<(SessionId, i64)> = sqlx::query_as(LIST_LAST)
+        .bind(tx.tenant_id())
+        .bind(ids)
+        .fetch_all(tx.connection())
+        .await?;
+    Ok(rows.into_iter().collect())
+}
+
+/// Public for the test that reads its plan.
+pub const LIST_LAST: &str = "select c.id, c.next_event_seq - 1
+       from conversations c
+      where c.tenant_id = $1
+        and c.id = any ($2)
+        and c.deleted_at is null";
+
+/// Of these turns, those that have not ended.
+pub async fn list_unended_turns(tx: &mut TenantTx, ids: &[TurnId]) -> Result<HashSet<TurnId>> {
+    let ids: Vec<Uuid> = ids.iter().map(TurnId::as_uuid).collect();
+    let rows: Vec<TurnId> = sqlx::query_scalar(
+        "select id
+           from turns
+          where tenant_id = $1
+            and id = any ($2)
+            and ended_at is null",
+    )
+    .bind(tx.tenant_id())
+    .bind(ids)
+    .fetch_all(tx.connection())
+    .await?;
+    Ok(rows.into_iter().collect())
 }
 
 /// The last event of a turn that never ran.

@@ -80,6 +80,20 @@ pub async fn get(tx: &mut TenantTx, id: IdentityId) -> Result<Option<IdentityRec
     row.map(IdentityRecord::try_from).transpose()
 }
 
+/// The user that an identity belongs to now.
+pub async fn find_user(tx: &mut TenantTx, id: IdentityId) -> Result<Option<UserId>> {
+    Ok(sqlx::query_scalar(
+        "select user_id
+           from identities
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?)
+}
+
 /// Every account of a person, in the order they came to that person; none if there is no such person.
 pub async fn list(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<IdentityRecord>> {
     let rows = sqlx::query_as::<_, IdentityRow>(

@@ -10,7 +10,7 @@ use sqlx::types::Json;
 
 use super::TenantTx;
 use crate::domain::compression::Outline;
-use crate::domain::message::{Message, MessageKind, NewMessage, Role};
+use crate::domain::message::{Message, MessageKind, NewMessage, Role, ToolCall};
 use crate::domain::paging::{Page, PageRequest};
 use crate::domain::user::Identity;
 use crate::error::{Error, Result};
@@ -82,8 +82,8 @@ pub const APPEND: &str = "with place as (
           set next_seq = next_seq + $3,
               message_count = message_count + $3,
               token_count = token_count + $4,
-              last_active_at = $7,
-              last_person_at = case when $5 then $7 else last_person_at end,
+              last_active_at = greatest(last_active_at, $7),
+              last_person_at = case when $5 then greatest(last_active_at, $7) else last_person_at end,
               state = 'open',
               end_reason = null,
               ended_at = null
@@ -93,12 +93,12 @@ pub const APPEND: &str = "with place as (
           and end_reason is distinct from 'compression'
           and turn_id is null
           and ($6::bigint is null or next_seq - 1 = $6)
-    returning next_seq - $3 as first_seq
+    returning next_seq - $3 as first_seq, last_active_at as at
      ), put as (
        insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
                              identity_id, platform, token_count, created_at)
        select $1, $2, place.first_seq + m.place - 1, m.role, m.kind, m.content::json, m.tool_calls::json,
-              m.tool_call_id, case when m.spoken then $15 end, case when m.spoken then $16 end, m.tokens, $7
+              m.tool_call_id, case when m.spoken then $15 end, case when m.spoken then $16 end, m.tokens, place.at
          from place,
               unnest($8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::integer[],
                      $14::boolean[])
@@ -352,7 +352,7 @@ pub async fn outline(
              limit 1)
          )
          select m.seq, m.role, m.kind, m.token_count, m.tool_call_id,
-                array(select c ->> 'id' from json_array_elements(m.tool_calls) c) as tool_call_ids
+                m.tool_calls
            from seen
            join messages m
              on m.tenant_id = $1
@@ -368,12 +368,15 @@ pub async fn outline(
     .await?;
     rows.iter()
         .map(|row| {
+            // Not by `->>`, which fails on a text with U+0000: older rows may hold one.
+            let calls: Option<Json<Vec<ToolCall>>> = row.try_get("tool_calls")?;
+            let calls = calls.map_or_else(Vec::new, |Json(calls)| calls);
             Ok(Outline {
                 seq: row.try_get("seq")?,
                 role: Role::from_column(row.try_get("role")?)?,
                 kind: MessageKind::from_column(row.try_get("kind")?)?,
                 tokens: i64::from(row.try_get::<i32, _>("token_count")?),
-                tool_call_ids: row.try_get("tool_call_ids")?,
+                tool_call_ids: calls.into_iter().map(|call| call.id).collect(),
                 tool_call_id: row.try_get("tool_call_id")?,
             })
         })

@@ -2,6 +2,7 @@
 //! `TenantTx` is opened by `auth` for a caller. The store knows no policy: it reads and writes rows.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::Context;
 use secrecy::{ExposeSecret, SecretString};
@@ -10,6 +11,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
+use outages::Outages;
 use pool::{Lease, Pool};
 
 pub mod admin;
@@ -36,6 +38,7 @@ pub mod messages;
 pub mod migrate;
 pub mod moves;
 pub mod nodes;
+pub mod outages;
 pub mod outbox;
 pub mod partings;
 pub mod past;
@@ -50,6 +53,7 @@ pub mod retention;
 pub mod roles;
 pub mod sessions;
 pub mod slots;
+pub mod stream_rights;
 pub mod tenants;
 pub mod tips;
 pub mod turn_claims;
@@ -67,6 +71,8 @@ const MIN_SERVER_VERSION: i32 = 150_000;
 #[derive(Clone)]
 pub struct Db {
     pool: Pool,
+    /// When it did not answer.
+    pub outages: Arc<Outages>,
 }
 
 impl Db {
@@ -88,7 +94,10 @@ impl Db {
         roles::refuse_unsafe_role(&mut connection).await?;
         migrate::refuse_old_schema(&mut connection).await?;
         drop(connection);
-        Ok(Self { pool })
+        Ok(Self {
+            pool,
+            outages: Arc::default(),
+        })
     }
 
     /// Begins a transaction in which only rows of `tenant_id` exist. For `auth`, which has a caller
@@ -101,7 +110,11 @@ impl Db {
             tenant_id.as_uuid()
         );
         let lease = self.pool.begin(&statement).await?;
-        Ok(TenantTx { lease, tenant_id })
+        Ok(TenantTx {
+            lease,
+            tenant_id,
+            seen: None,
+        })
     }
 
     /// Whether Postgres answers.
@@ -124,6 +137,8 @@ impl Db {
 pub struct TenantTx {
     lease: Lease,
     tenant_id: TenantId,
+    /// An identity that spoke; written by `commit`.
+    seen: Option<presence::Seen>,
 }
 
 impl TenantTx {
@@ -131,8 +146,18 @@ impl TenantTx {
         self.tenant_id
     }
 
-    pub async fn commit(self) -> Result<()> {
+    /// Commits. Presence is written first, as the last statement: a transaction that waits for nothing
+    /// afterwards has no place in the lock order.
+    pub async fn commit(mut self) -> Result<()> {
+        if let Some(seen) = self.seen.take() {
+            presence::write(&mut self, &seen).await?;
+        }
         Ok(self.lease.commit().await?)
+    }
+
+    /// Notes that an identity spoke, for `commit` to write.
+    pub fn note_presence(&mut self, seen: presence::Seen) {
+        self.seen = Some(seen);
     }
 
     /// Goes on inside `tenant_id`, in the same transaction. The operator makes a tenant and its first
@@ -143,6 +168,22 @@ impl TenantTx {
             .execute(self.connection())
             .await?;
         self.tenant_id = tenant_id;
+        Ok(())
+    }
+
+    /// Marks where `roll_back_to_mark` goes back to.
+    pub async fn mark(&mut self) -> Result<()> {
+        sqlx::raw_sql("savepoint mark")
+            .execute(self.connection())
+            .await?;
+        Ok(())
+    }
+
+    /// Undoes what was done since `mark`; locks taken since then are given back.
+    pub async fn roll_back_to_mark(&mut self) -> Result<()> {
+        sqlx::raw_sql("rollback to savepoint mark")
+            .execute(self.connection())
+            .await?;
         Ok(())
     }
 

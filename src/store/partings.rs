@@ -8,7 +8,8 @@ use crate::domain::user::Identity;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 
-/// The conversations of a person in which nobody but this account spoke.
+/// The conversations of a user in which only this identity spoke, and in which nothing of another is accepted
+/// and not in the transcript yet.
 pub async fn list_own_conversations(
     tx: &mut TenantTx,
     user_id: UserId,
@@ -37,6 +38,12 @@ pub async fn list_own_conversations(
                                and m.identity_id is distinct from $3
                              where s.tenant_id = $1
                                and s.conversation_id = c.id)
+            and not exists (select 1
+                              from turns q
+                             where q.tenant_id = $1
+                               and q.conversation_id = c.id
+                               and q.state = 'queued'
+                               and q.identity_id is distinct from $3)
           order by c.id",
     )
     .bind(tx.tenant_id())
@@ -268,12 +275,30 @@ pub async fn end_belongings(
           where tenant_id = $1
             and identity_id = $2
             and answer_enc is not null",
-        // Turns that it began where it may not read any more have nobody to answer.
+        // Turns that it began where it may not read any more have nobody to answer: those that have not ended,
+        // and those whose answer nobody fetched.
         "update turns t
             set reply_via = null
            from conversations c, identities i
           where t.tenant_id = $1
-            and t.identity_id = $2
+            and t.id in (select q.id
+                           from turns q
+                          where q.tenant_id = $1
+                            and q.state = 'queued'
+                            and q.identity_id = $2
+                          union all
+                         select a.id
+                           from turns a
+                          where a.tenant_id = $1
+                            and a.state in ('running', 'waiting_client')
+                            and a.identity_id = $2
+                          union all
+                         select u.id
+                           from turns u
+                          where u.tenant_id = $1
+                            and u.reply_via = 'http'
+                            and u.ended_at is not null
+                            and u.identity_id = $2)
             and (t.reply_via = 'http' or t.reply_via = 'delivery' and t.ended_at is null)
             and c.tenant_id = $1
             and c.id = t.conversation_id

@@ -1,5 +1,6 @@
-//! When accounts were last heard, and where. Written at most once a minute: a chatty account must not
-//! make every message two writes.
+//! When identities were last seen, and where. Written at most once a minute: a chatty identity must not
+//! make every message two writes. Presence is in no lock order, so it never waits: a row that somebody else
+//! is writing is left to them.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
@@ -17,27 +18,51 @@ use crate::domain::viewer::Viewer;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 
-/// Public for the bench that runs it beside the service.
-pub const NOTE: &str = "insert into identity_presence as p (tenant_id, identity_id, last_seen_at, slot_id)
-     values ($1, $2, $3, $4)
-         on conflict on constraint identity_presence_pkey do update
-        set last_seen_at = greatest(p.last_seen_at, excluded.last_seen_at), slot_id = excluded.slot_id
-      where p.last_seen_at <= $5
-         or p.slot_id is distinct from excluded.slot_id";
+/// An identity that spoke.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    pub identity_id: IdentityId,
+    pub slot_id: Option<SlotId>,
+    pub at: DateTime<Utc>,
+}
 
-/// Says that an account was heard now; nothing is written if that was said within the last minute.
-pub async fn note(
-    tx: &mut TenantTx,
-    identity_id: IdentityId,
-    slot_id: Option<SlotId>,
-    now: DateTime<Utc>,
-) -> Result<()> {
-    sqlx::query(NOTE)
+/// Updates a row that is a minute old or names another slot, unless somebody holds it; inserts the first one.
+/// The insert may wait for another first one, whose transaction is at its end as well. Public for the bench
+/// that runs it beside the service.
+pub const WRITE: &str = "with due as (
+       select p.identity_id
+         from identity_presence p
+        where p.tenant_id = $1
+          and p.identity_id = $2
+          and (p.last_seen_at <= $5 or p.slot_id is distinct from $4)
+          for no key update skip locked
+     ), moved as (
+       update identity_presence p
+          set last_seen_at = greatest(p.last_seen_at, $3), slot_id = $4
+         from due
+        where p.tenant_id = $1
+          and p.identity_id = due.identity_id
+     )
+     insert into identity_presence (tenant_id, identity_id, last_seen_at, slot_id)
+     select $1, i.id, $3, $4
+       from identities i
+      where i.tenant_id = $1
+        and i.id = $2
+        and not exists (select 1
+                          from identity_presence p
+                         where p.tenant_id = $1
+                           and p.identity_id = $2)
+        for key share skip locked
+         on conflict on constraint identity_presence_pkey do nothing";
+
+/// Only for `TenantTx::commit`.
+pub(super) async fn write(tx: &mut TenantTx, seen: &Seen) -> Result<()> {
+    sqlx::query(WRITE)
         .bind(tx.tenant_id())
-        .bind(identity_id)
-        .bind(now)
-        .bind(slot_id)
-        .bind(now - GRAIN)
+        .bind(seen.identity_id)
+        .bind(seen.at)
+        .bind(seen.slot_id)
+        .bind(seen.at - GRAIN)
         .execute(tx.connection())
         .await?;
     Ok(())

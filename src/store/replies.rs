@@ -69,6 +69,22 @@ pub async fn take_untold(tx: &mut TenantTx, id: TurnId) -> Result<Option<ReplyTo
     Ok(to.flatten().map(|Json(to)| to))
 }
 
+/// Gives up making a delivery of an answer.
+pub async fn mark_failed(tx: &mut TenantTx, id: TurnId) -> Result<()> {
+    sqlx::query(
+        "update turns
+            set reply_via = 'failed'
+          where tenant_id = $1
+            and id = $2
+            and reply_via = 'http'",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
 /// How an answer gets to who asked.
 pub async fn find_via(tx: &mut TenantTx, id: TurnId) -> Result<Option<ReplyVia>> {
     let via: Option<Option<String>> = sqlx::query_scalar(

@@ -283,9 +283,9 @@ pub async fn update_chosen(tx: &mut TenantTx, id: SlotId, now: DateTime<Utc>) ->
     Ok(())
 }
 
-/// Holds every slot that leads to a conversation until `tx` ends.
-pub async fn lock_leading_to(tx: &mut TenantTx, conversation_id: SessionId) -> Result<()> {
-    sqlx::query(
+/// Holds the slots that lead to a conversation until `tx` ends, and answers them.
+pub async fn lock_leading_to(tx: &mut TenantTx, conversation_id: SessionId) -> Result<Vec<SlotId>> {
+    Ok(sqlx::query_scalar(
         "select id
            from slots
           where tenant_id = $1
@@ -295,9 +295,28 @@ pub async fn lock_leading_to(tx: &mut TenantTx, conversation_id: SessionId) -> R
     )
     .bind(tx.tenant_id())
     .bind(conversation_id)
-    .execute(tx.connection())
-    .await?;
-    Ok(())
+    .fetch_all(tx.connection())
+    .await?)
+}
+
+/// Whether a slot leads to a conversation that is not among `held`.
+pub async fn others_lead_to(
+    tx: &mut TenantTx,
+    conversation_id: SessionId,
+    held: &[SlotId],
+) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1
+                          from slots
+                         where tenant_id = $1
+                           and conversation_id = $2
+                           and id <> all ($3))",
+    )
+    .bind(tx.tenant_id())
+    .bind(conversation_id)
+    .bind(held)
+    .fetch_one(tx.connection())
+    .await?)
 }
 
 /// Lets a slot know a conversation.

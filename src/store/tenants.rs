@@ -130,6 +130,19 @@ pub async fn lock(tx: &mut TenantTx, id: TenantId) -> Result<Option<Tenant>> {
     .transpose()
 }
 
+/// Whether the tenant of `tx` is served.
+pub async fn is_active(tx: &mut TenantTx) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1
+                          from tenants
+                         where id = $1
+                           and state = 'active')",
+    )
+    .bind(tx.tenant_id())
+    .fetch_one(tx.connection())
+    .await?)
+}
+
 /// Sets the state of the tenant that `tx` has entered.
 pub async fn update_state(tx: &mut TenantTx, state: TenantState, now: DateTime<Utc>) -> Result<()> {
     let tenant_id = tx.tenant_id();

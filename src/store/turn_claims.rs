@@ -39,6 +39,8 @@ pub struct Taken {
     pub fence: i64,
     pub version: i64,
     pub attempt: i32,
+    /// How often its node was lost with it.
+    pub lost: i32,
     pub state: TurnState,
     pub cancelled: Option<StopReason>,
     pub created_at: DateTime<Utc>,
@@ -52,7 +54,7 @@ impl Taken {
         turn: &NewTurn<'_>,
         session_id: SessionId,
         user_id: Option<UserId>,
-        now: DateTime<Utc>,
+        at: DateTime<Utc>,
     ) -> Self {
         Self {
             id: turn.id,
@@ -71,10 +73,11 @@ impl Taken {
             fence: 1,
             version: 1,
             attempt: 1,
+            lost: 0,
             state: TurnState::Running,
             cancelled: None,
-            created_at: now,
-            started_at: Some(now),
+            created_at: at,
+            started_at: Some(at),
             reply_to: turn.reply.map(|(to, _)| to.clone()),
         }
     }
@@ -84,7 +87,7 @@ macro_rules! taken_columns {
     () => {
         "t.id, t.conversation_id, t.agent, t.input, t.told, t.identity_id, t.platform,
          coalesce(t.end_session_id, t.start_session_id) as session_id, t.steps, t.calls, t.fence, t.version,
-         t.attempt, t.state, t.cancel_requested_at is not null as cancelled, t.cancel_reason, t.created_at,
+         t.attempt, t.lost, t.state, t.cancel_requested_at is not null as cancelled, t.cancel_reason, t.created_at,
          t.started_at, t.reply_to,
          (select c.user_id
             from conversations c
@@ -116,6 +119,7 @@ fn read_taken(row: &PgRow) -> Result<Taken> {
         fence: row.try_get("fence")?,
         version: row.try_get("version")?,
         attempt: row.try_get("attempt")?,
+        lost: row.try_get("lost")?,
         state: TurnState::from_column(row.try_get("state")?)?,
         cancelled: cancelled.then(|| StopReason::from_column(cancel_reason.as_deref())),
         created_at: row.try_get("created_at")?,
@@ -136,7 +140,11 @@ const CLAIM_NEXT: &str = concat!(
                        and q.state = 'queued'
                      order by q.turn_no
                      limit 1)
-        and t.started_at is null
+        and t.state = 'queued'
+        and exists (select 1
+                      from tenants o
+                     where o.id = $1
+                       and o.state = 'active')
         and not exists (select 1
                           from turns a
                          where a.tenant_id = $1
@@ -174,7 +182,8 @@ pub async fn list_due(db: &Db, limit: i32) -> Result<Vec<(TenantId, TurnId)>> {
 pub async fn take_over(tx: &mut TenantTx, id: TurnId, runner: Runner) -> Result<Option<Taken>> {
     let row = sqlx::query(concat!(
         "update turns t
-            set fence = fence + 1, attempt = attempt + 1, node = $3,
+            set fence = fence + 1, attempt = attempt + 1,
+                lost = lost + case when node is null then 0 else 1 end, node = $3,
                 lease_until = clock_timestamp() + $4 * interval '1 millisecond'
           where t.tenant_id = $1
             and t.id = $2
@@ -244,30 +253,72 @@ pub async fn update_asked(
     Ok(())
 }
 
-/// The calls of a turn's last message that have no answer yet.
+/// The calls of a turn's last message that have no answer yet. Compared here and not in SQL: `->>` fails on a
+/// text with U+0000, which older rows may hold.
 pub async fn list_open_calls(tx: &mut TenantTx, id: TurnId) -> Result<Vec<ToolCall>> {
-    let open: Vec<Json<ToolCall>> = sqlx::query_scalar(
-        "select c.call
-           from (select m.step, m.tool_calls
-                   from messages m
-                  where m.tenant_id = $1
-                    and m.turn_id = $2
-                    and m.step is not null
-                    and m.role = 'assistant'
-                  order by m.step desc
-                  limit 1) last,
-                json_array_elements(last.tool_calls) with ordinality as c (call, place)
-          where not exists (select 1
-                              from messages a
-                             where a.tenant_id = $1
-                               and a.turn_id = $2
-                               and a.step > last.step
-                               and a.tool_call_id = c.call ->> 'id')
-          order by c.place",
+    let last: Option<(i32, Option<Json<Vec<ToolCall>>>)> = sqlx::query_as(
+        "select m.step, m.tool_calls
+           from messages m
+          where m.tenant_id = $1
+            and m.turn_id = $2
+            and m.step is not null
+            and m.role = 'assistant'
+          order by m.step desc
+          limit 1",
     )
     .bind(tx.tenant_id())
     .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    let Some((step, Some(Json(calls)))) = last else {
+        return Ok(Vec::new());
+    };
+    let answered: Vec<String> = sqlx::query_scalar(
+        "select a.tool_call_id
+           from messages a
+          where a.tenant_id = $1
+            and a.turn_id = $2
+            and a.step > $3
+            and a.tool_call_id is not null",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(step)
     .fetch_all(tx.connection())
     .await?;
-    Ok(open.into_iter().map(|Json(call)| call).collect())
+    let open = |call: &ToolCall| !answered.contains(&call.id);
+    Ok(calls.into_iter().filter(open).collect())
+}
+
+/// The turn that starts next in a conversation.
+pub async fn find_next(tx: &mut TenantTx, conversation_id: SessionId) -> Result<Option<TurnId>> {
+    Ok(sqlx::query_scalar(
+        "select id
+           from turns
+          where tenant_id = $1
+            and conversation_id = $2
+            and state = 'queued'
+          order by turn_no
+          limit 1",
+    )
+    .bind(tx.tenant_id())
+    .bind(conversation_id)
+    .fetch_optional(tx.connection())
+    .await?)
+}
+
+/// Puts a turn off that a sweeper failed with: twice as long each time. Answers how often that happened.
+pub async fn defer(tx: &mut TenantTx, id: TurnId) -> Result<Option<i32>> {
+    Ok(sqlx::query_scalar(
+        "update turns
+            set failures = failures + 1,
+                due_at = clock_timestamp() + least(power(2, failures), 600) * interval '1 second'
+          where tenant_id = $1
+            and id = $2
+      returning failures",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?)
 }

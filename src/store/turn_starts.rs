@@ -13,14 +13,14 @@ use super::turns::NewTurn;
 use crate::domain::event::NewEvent;
 use crate::domain::prompt::PastMessage;
 use crate::error::{Error, Result};
-use crate::ids::SessionId;
+use crate::ids::{SessionId, UserId};
 
 /// A conversation that rests has no turn that is queued or active. It is judged as it was when the statement
 /// began; if its row has moved since then, so may have its turns, and nothing is done: whoever accepts, writes
 /// or ends a turn moves the row. Public for the bench that runs it beside the service.
 pub const START: &str = concat!(
     "with resting as (
-       select c.next_turn_no, c.next_event_seq, c.tip_session_id, s.next_seq, s.token_count
+       select c.next_turn_no, c.next_event_seq, c.tip_session_id, s.next_seq, s.token_count, s.last_active_at
          from conversations c
          join sessions s
            on s.tenant_id = $1
@@ -35,14 +35,24 @@ pub const START: &str = concat!(
                            where q.tenant_id = $1
                              and q.conversation_id = $3
                              and q.state = 'queued')
-          and (select count(*)
-                 from turns r
-                where r.tenant_id = $1
-                  and r.state = 'running') < $31
+          and ($31::bigint is null
+               or $31 > (select count(*)
+                           from (select 1
+                                   from turns r
+                                  where r.tenant_id = $1
+                                    and r.state = 'running'
+                                  limit $31) counted))
+          and ($34::uuid is null
+               or exists (select 1
+                            from identities i
+                           where i.tenant_id = $1
+                             and i.id = $11
+                             and i.user_id = $34))
      ), gate as (
        update conversations c
           set next_turn_no = c.next_turn_no + 1,
-              next_event_seq = c.next_event_seq + $7
+              next_event_seq = c.next_event_seq + $7,
+              last_at = greatest(c.last_at, r.last_active_at, $4)
          from resting r
         where c.tenant_id = $1
           and c.id = $3
@@ -51,22 +61,22 @@ pub const START: &str = concat!(
           and c.next_turn_no = r.next_turn_no
           and c.next_event_seq = r.next_event_seq
     returning r.next_turn_no as turn_no, r.next_event_seq as first_event, r.tip_session_id as session_id,
-              r.next_seq as expected_seq, r.token_count as of_tokens, 0 as first_step
+              r.next_seq as expected_seq, r.token_count as of_tokens, 0 as first_step, c.last_at as at
      ), turn as (
        insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input, told,
                           identity_id, platform, start_session_id, end_session_id, steps, fence, version, attempt,
                           node, lease_until, created_at, started_at, reply_to, reply_via)
        select $1, $2, $3, gate.turn_no, 'running', $23, $24, $25, $26, $27, $11, $12, gate.session_id,
-              gate.session_id, $6, 1, 1, $8, $28, clock_timestamp() + $5 * interval '1 millisecond', $4, $4, $29,
-              $30
+              gate.session_id, $6, 1, 1, $8, $28, clock_timestamp() + $5 * interval '1 millisecond', gate.at,
+              gate.at, $29, $30
          from gate
      ), place as (
        update sessions s
           set next_seq = s.next_seq + $6,
               message_count = s.message_count + $6,
               token_count = s.token_count + $9,
-              last_active_at = $4,
-              last_person_at = case when $10 then $4 else s.last_person_at end,
+              last_active_at = gate.at,
+              last_person_at = case when $10 then gate.at else s.last_person_at end,
               state = 'open',
               end_reason = null,
               ended_at = null,
@@ -81,7 +91,7 @@ pub const START: &str = concat!(
      ), ",
     said_and_told!(),
     ")
-     select gate.session_id, gate.expected_seq, place.first_seq, p.*
+     select gate.session_id, gate.expected_seq, gate.at, place.first_seq, p.*
        from gate
        left join place
          on true
@@ -95,6 +105,7 @@ pub const START: &str = concat!(
 #[derive(Debug)]
 pub struct Started {
     pub session_id: SessionId,
+    pub at: DateTime<Utc>,
     /// What was said before it; `None` if something was said while it started.
     pub past: Option<Vec<PastMessage>>,
 }
@@ -103,8 +114,10 @@ pub struct Started {
 #[derive(Debug, Clone, Copy)]
 pub struct Allowance {
     pub runner: Runner,
-    /// The tenant's turns at one time.
-    pub running: i64,
+    /// It starts only if fewer turns of the tenant run; `None`: however many do.
+    pub running: Option<i64>,
+    /// It starts only if the sender belongs to this user; `None`: that is checked elsewhere.
+    pub sender_of: Option<UserId>,
     /// Tokens of what was said before it.
     pub tokens: i64,
 }
@@ -138,6 +151,7 @@ pub async fn start(
         .bind(allowance.running)
         .bind(allowance.tokens - written.tokens())
         .bind(MOST_PAST_MESSAGES)
+        .bind(allowance.sender_of)
         .fetch_optional(tx.connection())
         .await?;
     let Some(row) = row else {
@@ -153,6 +167,17 @@ pub async fn start(
     };
     Ok(Some(Started {
         session_id: row.try_get("session_id")?,
+        at: row.try_get("at")?,
         past,
     }))
+}
+
+/// Lets the starts of a tenant's turns happen one after the other until `tx` ends: only then is a count of
+/// those that run exact. The last lock that a transaction takes.
+pub async fn lock_count(tx: &mut TenantTx) -> Result<()> {
+    sqlx::query("select pg_advisory_xact_lock(hashtextextended('turns of ' || $1::text, 0))")
+        .bind(tx.tenant_id().as_uuid())
+        .execute(tx.connection())
+        .await?;
+    Ok(())
 }

@@ -56,50 +56,177 @@ pub async fn cancel_queued(
     Ok(done.rows_affected() == 1)
 }
 
-/// Whose turns are ended.
-#[derive(Debug, Clone, Copy)]
-pub enum Whose<'a> {
-    Tenant,
-    Conversations(&'a [SessionId]),
-    /// What these have begun, wherever that is.
-    Accounts(&'a [IdentityId]),
+/// Locks conversations of the tenant that have turns which have not ended, up to `limit`; those that somebody
+/// else holds are left out.
+pub async fn lock_busy(tx: &mut TenantTx, limit: i64) -> Result<Vec<SessionId>> {
+    Ok(sqlx::query_scalar(
+        "select c.id
+           from conversations c
+          where c.tenant_id = $1
+            and c.id in (select q.conversation_id
+                           from turns q
+                          where q.tenant_id = $1
+                            and q.state = 'queued'
+                          union
+                         select a.conversation_id
+                           from turns a
+                          where a.tenant_id = $1
+                            and a.state in ('running', 'waiting_client'))
+          order by c.id
+          limit $2
+            for no key update skip locked",
+    )
+    .bind(tx.tenant_id())
+    .bind(limit)
+    .fetch_all(tx.connection())
+    .await?)
 }
 
-/// Ends everything that has not ended, at once and without a word in the transcript: whoever runs it finds the
-/// fence moved.
+/// Locks the conversations in which these identities have turns that have not ended.
+pub async fn lock_busy_of(tx: &mut TenantTx, identities: &[IdentityId]) -> Result<Vec<SessionId>> {
+    Ok(sqlx::query_scalar(
+        "select c.id
+           from conversations c
+          where c.tenant_id = $1
+            and c.id in (select q.conversation_id
+                           from turns q
+                          where q.tenant_id = $1
+                            and q.identity_id = any ($2)
+                            and q.state = 'queued'
+                          union
+                         select a.conversation_id
+                           from turns a
+                          where a.tenant_id = $1
+                            and a.identity_id = any ($2)
+                            and a.state in ('running', 'waiting_client'))
+          order by c.id
+            for no key update",
+    )
+    .bind(tx.tenant_id())
+    .bind(identities)
+    .fetch_all(tx.connection())
+    .await?)
+}
+
+/// Ends everything in these conversations that has not ended, at once and without a message in the transcript:
+/// the node that runs it finds the fence moved. `tx` holds the conversations. With `identities`, only what
+/// these have begun. Two statements, because the second must see what others committed while the first waited.
 pub async fn stop_all(
     tx: &mut TenantTx,
-    whose: Whose<'_>,
+    conversations: &[SessionId],
+    identities: Option<&[IdentityId]>,
     reason: StopReason,
     now: DateTime<Utc>,
-) -> Result<()> {
-    let (conversations, accounts) = match whose {
-        Whose::Tenant => (None, None),
-        Whose::Conversations(ids) => (Some(ids), None),
-        Whose::Accounts(ids) => (None, Some(ids)),
-    };
-    sqlx::query(
-        "with stopped as (
-           update turns
-              set state = $4, reason = $5, ended_at = $6, fence = fence + 1, lease_until = null, node = null
-            where tenant_id = $1
-              and ($2::uuid[] is null or conversation_id = any ($2))
-              and ($3::uuid[] is null or identity_id = any ($3))
-              and state in ('queued', 'running', 'waiting_client')
-        returning id
-         )
-         update sessions s
-            set turn_id = null
-           from stopped
-          where s.tenant_id = $1
-            and s.turn_id = stopped.id",
+) -> Result<usize> {
+    let stopped: Vec<(TurnId, Option<SessionId>)> = sqlx::query_as(
+        "update turns
+            set state = $4, reason = $5, ended_at = greatest($6, created_at, started_at), fence = fence + 1,
+                lease_until = null, node = null, due_at = clock_timestamp() + interval '5 seconds', failures = 0
+          where tenant_id = $1
+            and id in (select q.id
+                         from turns q
+                        where q.tenant_id = $1
+                          and q.conversation_id = any ($2)
+                          and q.state = 'queued'
+                        union all
+                       select a.id
+                         from turns a
+                        where a.tenant_id = $1
+                          and a.conversation_id = any ($2)
+                          and a.state in ('running', 'waiting_client'))
+            and ($3::uuid[] is null or identity_id = any ($3))
+            and ended_at is null
+      returning id, coalesce(end_session_id, start_session_id)",
     )
     .bind(tx.tenant_id())
     .bind(conversations)
-    .bind(accounts)
+    .bind(identities)
     .bind(reason.state().as_str())
     .bind(reason.as_str())
     .bind(now)
+    .fetch_all(tx.connection())
+    .await?;
+    let (turns, sessions): (Vec<TurnId>, Vec<Option<SessionId>>) = stopped.into_iter().unzip();
+    release_sessions(
+        tx,
+        &turns,
+        &sessions.into_iter().flatten().collect::<Vec<_>>(),
+    )
+    .await?;
+    Ok(turns.len())
+}
+
+/// Ends one turn that cannot be run, whatever its row holds.
+pub async fn fail(
+    tx: &mut TenantTx,
+    id: TurnId,
+    reason: &str,
+    detail: &str,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    let failed: Option<Option<SessionId>> = sqlx::query_scalar(
+        "update turns
+            set state = 'failed', reason = $3, detail = $4, ended_at = greatest($5, created_at, started_at),
+                fence = fence + 1, lease_until = null, node = null,
+                due_at = clock_timestamp() + interval '5 seconds', failures = 0
+          where tenant_id = $1
+            and id = $2
+            and ended_at is null
+      returning coalesce(end_session_id, start_session_id)",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(reason)
+    .bind(detail)
+    .bind(now)
+    .fetch_optional(tx.connection())
+    .await?;
+    let Some(session_id) = failed else {
+        return Ok(false);
+    };
+    release_sessions(tx, &[id], session_id.as_slice()).await?;
+    Ok(true)
+}
+
+async fn release_sessions(
+    tx: &mut TenantTx,
+    turns: &[TurnId],
+    sessions: &[SessionId],
+) -> Result<()> {
+    if sessions.is_empty() {
+        return Ok(());
+    }
+    sqlx::query(
+        "update sessions
+            set turn_id = null
+          where tenant_id = $1
+            and id = any ($2)
+            and turn_id = any ($3)",
+    )
+    .bind(tx.tenant_id())
+    .bind(sessions)
+    .bind(turns)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Frees a session that names a turn which has ended, in a conversation that is held.
+pub async fn release_ended(tx: &mut TenantTx, session_id: SessionId) -> Result<()> {
+    sqlx::query(
+        "update sessions s
+            set turn_id = null
+          where s.tenant_id = $1
+            and s.id = $2
+            and s.turn_id is not null
+            and not exists (select 1
+                              from turns t
+                             where t.tenant_id = $1
+                               and t.id = s.turn_id
+                               and t.ended_at is null)",
+    )
+    .bind(tx.tenant_id())
+    .bind(session_id)
     .execute(tx.connection())
     .await?;
     Ok(())

@@ -4,7 +4,7 @@
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use sqlx::postgres::PgArguments;
+use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::types::Json;
 use sqlx::{Postgres, Row};
@@ -69,7 +69,7 @@ pub struct Heard {
 }
 
 /// Puts the messages and events of a write into their tables. Needs the rows `gate` (the session, the turn's
-/// first step and the first event's number) and `place` (the first message's number), and the values that
+/// first step, the first event's number and the time) and `place` (the first message's number), and the values that
 /// `bind_written` binds.
 macro_rules! said_and_told {
     () => {
@@ -78,7 +78,7 @@ macro_rules! said_and_told {
                                  identity_id, platform, token_count, turn_id, step, created_at)
            select $1, gate.session_id, place.first_seq + m.place - 1, m.role, m.kind, m.content::json,
                   m.tool_calls::json, m.tool_call_id, case when m.spoken then $11::uuid end,
-                  case when m.spoken then $12 end, m.tokens, $2, gate.first_step + m.place - 1, $4
+                  case when m.spoken then $12 end, m.tokens, $2, gate.first_step + m.place - 1, gate.at
              from place, gate,
                   unnest($13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::integer[],
                          $19::boolean[])
@@ -88,7 +88,7 @@ macro_rules! said_and_told {
            insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, message_seq,
                                data, created_at)
            select $1, $3, gate.first_event + e.place - 1, $2, $8, e.kind, gate.session_id,
-                  (select place.first_seq from place) + e.message, e.data::json, $4
+                  (select place.first_seq from place) + e.message, e.data::json, gate.at
              from gate,
                   unnest($20::text[], $21::bigint[], $22::text[])
                     with ordinality
@@ -174,7 +174,8 @@ pub(super) fn bind_written<'q>(
 pub const WRITE: &str = concat!(
     "with numbers as (
        update conversations c
-          set next_event_seq = c.next_event_seq + $7
+          set next_event_seq = c.next_event_seq + $7,
+              last_at = greatest(c.last_at, $4)
          from turns f
         where c.tenant_id = $1
           and c.id = $3
@@ -184,7 +185,7 @@ pub const WRITE: &str = concat!(
           and f.fence = $23
           and f.version = $24
           and f.ended_at is null
-    returning c.next_event_seq - $7 as first_event, c.next_turn_no
+    returning c.next_event_seq - $7 as first_event, c.next_turn_no, c.last_at as at
      ), gate as (
        update turns t
           set version = t.version + 1,
@@ -200,13 +201,17 @@ pub const WRITE: &str = concat!(
               usage_estimated = t.usage_estimated or $32,
               start_session_id = coalesce(t.start_session_id, $33),
               end_session_id = $33,
-              started_at = coalesce(t.started_at, $4),
+              started_at = coalesce(t.started_at, n.at),
               node = case when $25 = 'running' then t.node end,
               lease_until = case $25
                               when 'running' then clock_timestamp() + $5 * interval '1 millisecond'
                               when 'waiting_client' then clock_timestamp() + $34 * interval '1 millisecond'
                             end,
-              ended_at = case when $25 not in ('running', 'waiting_client') then $4 end
+              ended_at = case when $25 not in ('running', 'waiting_client') then n.at end,
+              due_at = case when $25 not in ('running', 'waiting_client')
+                         then clock_timestamp() + interval '5 seconds'
+                       end,
+              failures = 0
          from numbers n
         where t.tenant_id = $1
           and t.id = $2
@@ -214,15 +219,15 @@ pub const WRITE: &str = concat!(
           and t.version = $24
           and t.ended_at is null
     returning t.steps - $6 as first_step, t.end_session_id as session_id,
-              t.cancel_requested_at is not null as cancelled, t.cancel_reason, t.reply_via, n.first_event,
+              t.cancel_requested_at is not null as cancelled, t.cancel_reason, t.reply_via, n.first_event, n.at,
               n.next_turn_no > t.turn_no + 1 as followed
      ), place as (
        update sessions s
           set next_seq = s.next_seq + $6,
               message_count = s.message_count + $6,
               token_count = s.token_count + $9,
-              last_active_at = case when $6 > 0 then $4 else s.last_active_at end,
-              last_person_at = case when $10 then $4 else s.last_person_at end,
+              last_active_at = case when $6 > 0 then gate.at else s.last_active_at end,
+              last_person_at = case when $10 then gate.at else s.last_person_at end,
               state = case when $35 then 'open' else s.state end,
               end_reason = case when not $35 then s.end_reason end,
               ended_at = case when not $35 then s.ended_at end,
@@ -239,7 +244,8 @@ pub const WRITE: &str = concat!(
     said_and_told!(),
     ")
      select gate.cancelled, gate.cancel_reason, (select place.first_seq from place) as first_seq,
-            gate.reply_via, gate.followed
+            gate.reply_via, gate.followed,
+            (select o.state from tenants o where o.id = $1) as tenant_state
        from gate"
 );
 
@@ -286,12 +292,10 @@ pub async fn write(
         let detail = "the end of a conversation with an active turn was moved";
         return Err(Error::internal(anyhow::anyhow!(detail)));
     }
-    let cancelled: bool = row.try_get("cancelled")?;
-    let reason: Option<String> = row.try_get("cancel_reason")?;
     let reply_via: Option<String> = row.try_get("reply_via")?;
     Ok(Some(Heard {
         first_seq,
-        stop: cancelled.then(|| StopReason::from_column(reason.as_deref())),
+        stop: read_stop(&row)?,
         reply_via: reply_via
             .as_deref()
             .map(ReplyVia::from_column)
@@ -308,7 +312,7 @@ fn to_json<T: Serialize>(value: Option<&T>) -> Result<Option<String>> {
 
 /// Says that the turn's node lives, and hears whether it is to stop; `None` if the turn is lost.
 pub async fn renew(tx: &mut TenantTx, fence: Fence, runner: Runner) -> Result<Option<Heard>> {
-    let row: Option<(bool, Option<String>)> = sqlx::query_as(
+    let row = sqlx::query(
         "update turns
             set lease_until = clock_timestamp() + $4 * interval '1 millisecond'
           where tenant_id = $1
@@ -316,7 +320,8 @@ pub async fn renew(tx: &mut TenantTx, fence: Fence, runner: Runner) -> Result<Op
             and fence = $3
             and ended_at is null
             and node is not null
-      returning cancel_requested_at is not null, cancel_reason",
+      returning cancel_requested_at is not null as cancelled, cancel_reason,
+                (select o.state from tenants o where o.id = $1) as tenant_state",
     )
     .bind(tx.tenant_id())
     .bind(fence.turn_id)
@@ -324,10 +329,24 @@ pub async fn renew(tx: &mut TenantTx, fence: Fence, runner: Runner) -> Result<Op
     .bind(runner.lease_ms)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(row.map(|(cancelled, reason)| Heard {
-        stop: cancelled.then(|| StopReason::from_column(reason.as_deref())),
+    let Some(row) = row else {
+        return Ok(None);
+    };
+    Ok(Some(Heard {
+        stop: read_stop(&row)?,
         ..Heard::default()
     }))
+}
+
+/// Why the turn is to stop, if it is: somebody asked for it, or its tenant is not served any more.
+fn read_stop(row: &PgRow) -> Result<Option<StopReason>> {
+    let tenant_state: Option<String> = row.try_get("tenant_state")?;
+    if tenant_state.as_deref() != Some("active") {
+        return Ok(Some(StopReason::TenantSuspended));
+    }
+    let cancelled: bool = row.try_get("cancelled")?;
+    let reason: Option<String> = row.try_get("cancel_reason")?;
+    Ok(cancelled.then(|| StopReason::from_column(reason.as_deref())))
 }
 
 /// Gives a turn back: any node may take it at once.

@@ -141,14 +141,16 @@ pub async fn queue(tx: &mut TenantTx, turn: &NewTurn<'_>, now: DateTime<Utc>) ->
     sqlx::query(
         "with number as (
            update conversations
-              set next_turn_no = next_turn_no + 1
+              set next_turn_no = next_turn_no + 1,
+                  last_at = greatest(last_at, $11)
             where tenant_id = $1
               and id = $3
-        returning next_turn_no - 1 as turn_no
+        returning next_turn_no - 1 as turn_no, last_at
          )
          insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input,
-                            told, identity_id, platform, created_at, reply_to, reply_via)
-         select $1, $2, $3, turn_no, 'queued', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
+                            told, identity_id, platform, created_at, due_at, reply_to, reply_via)
+         select $1, $2, $3, turn_no, 'queued', $4, $5, $6, $7, $8, $9, $10, last_at,
+                clock_timestamp() + interval '2 seconds', $12, $13
            from number",
     )
     .bind(tx.tenant_id())

@@ -96,20 +96,21 @@ pub async fn lock(tx: &mut TenantTx, ids: &[UserId]) -> Result<Vec<User>> {
     Ok(rows.into_iter().map(User::from).collect())
 }
 
-/// Keeps a person from being merged away or erased until `tx` ends. False if that has happened.
-pub async fn hold(tx: &mut TenantTx, id: UserId) -> Result<bool> {
-    let there: Option<i32> = sqlx::query_scalar(
+/// Keeps a user from being linked, unlinked or erased until `tx` ends. Others may hold them so too: whoever makes
+/// a slot of the user does, before any other lock.
+pub async fn lock_shared(tx: &mut TenantTx, id: UserId) -> Result<()> {
+    sqlx::query(
         "select 1
            from users
           where tenant_id = $1
             and id = $2
-            for key share",
+            for share",
     )
     .bind(tx.tenant_id())
     .bind(id)
-    .fetch_optional(tx.connection())
+    .execute(tx.connection())
     .await?;
-    Ok(there.is_some())
+    Ok(())
 }
 
 /// The name of the zone a person lives by, as it was stored.

@@ -22,14 +22,15 @@ use crate::domain::turn::{
 };
 use crate::domain::viewer::Viewer;
 use crate::error::{Error, Result};
-use crate::ids::{BootId, SessionId, TurnId};
+use crate::ids::{BootId, SessionId, TurnId, UserId};
 use crate::model::Agent;
+use crate::store::presence::Seen;
 use crate::store::turn_claims::{self, Taken};
 use crate::store::turn_starts::{self, Allowance, Started};
 use crate::store::turn_stops;
 use crate::store::turn_writes::{self, Change, Fence, Write};
 use crate::store::turns::{self, NewTurn};
-use crate::store::{TenantTx, conversations, past, presence};
+use crate::store::{TenantTx, conversations, past};
 
 /// What somebody asks of an agent, in a session.
 pub struct Asked<'a> {
@@ -55,6 +56,8 @@ pub struct Accepted {
     pub name: ChainName,
     /// The end of the conversation.
     pub session_id: SessionId,
+    /// The sender's user, where a chat was named.
+    pub user_id: Option<UserId>,
     pub told: Told,
     pub became: Became,
 }
@@ -90,8 +93,8 @@ impl Asked<'_> {
     }
 }
 
-/// Accepts. Where the conversation rests it starts by one statement; otherwise the conversation is held until
-/// `tx` ends, and what happens there decides.
+/// Accepts. Where the conversation is idle the turn starts by one statement; otherwise the conversation is held
+/// until `tx` ends, and what happens there decides.
 pub async fn accept(
     app: &App,
     tx: &mut TenantTx,
@@ -99,27 +102,47 @@ pub async fn accept(
     now: DateTime<Utc>,
 ) -> Result<Accepted> {
     let agent = asked.agent.name.as_str();
-    let found = place::find(tx, asked.viewer, &asked.place, agent, &asked.input, now).await?;
-    if asked.is_new() {
-        let running = i64::from(asked.agent.limits.concurrent_turns);
-        if let Some(claimed) = start(app, tx, &asked, &found, running, now).await? {
-            note_presence(tx, &asked, &found, now).await?;
-            return Ok(found.started(claimed));
+    for _ in 0..place::ATTEMPTS {
+        let found = place::find(tx, asked.viewer, &asked.place, agent, &asked.input, now).await?;
+        if asked.is_new() {
+            let running = Some(uncounted(app, &asked));
+            if let Some(claimed) = start(app, tx, &asked, &found, running, now).await? {
+                // A chat's sender was checked by the statement itself, which began after the slot was held.
+                if found.chat_of.is_none() {
+                    place::still_holds(tx, asked.viewer, &found, now).await?;
+                }
+                note_presence(tx, &asked, &found, now);
+                return Ok(found.started(claimed));
+            }
+        }
+        let tip = conversations::lock(tx, found.tip.name.conversation_id).await?;
+        let tip = tip.ok_or_else(session_not_found)?;
+        if place::still_holds(tx, asked.viewer, &found, now).await? {
+            return accept_held(app, tx, asked, (found, tip), now).await;
         }
     }
-    accept_held(app, tx, asked, found, now).await
+    Err(Error::unavailable(
+        "the user",
+        anyhow::anyhow!("the identity is linked and unlinked again and again"),
+    ))
+}
+
+/// How many turns of the tenant may run for another one to start without a lock. Every transaction that starts
+/// one has a connection; so many may have started one that is not committed, and not counted, yet. Twice that,
+/// because nodes may have joined since they were counted.
+fn uncounted(app: &App, asked: &Asked<'_>) -> i64 {
+    let connections = i64::from(app.config.database_pool) * i64::from(app.limits.live_nodes());
+    (i64::from(asked.agent.limits.concurrent_turns) - 2 * connections).max(0)
 }
 
 async fn accept_held(
     app: &App,
     tx: &mut TenantTx,
     asked: Asked<'_>,
-    found: Found,
+    (found, tip): (Found, SessionId),
     now: DateTime<Utc>,
 ) -> Result<Accepted> {
     let conversation_id = found.tip.name.conversation_id;
-    let tip = conversations::lock(tx, conversation_id).await?;
-    let tip = tip.ok_or_else(session_not_found)?;
     let (busy, newest) = turns::look(tx, conversation_id).await?;
     if asked.is_retry
         && let Some(newest) = newest
@@ -128,7 +151,7 @@ async fn accept_held(
     {
         return Ok(found.accepted(newest.id, tip, Became::Attached));
     }
-    note_presence(tx, &asked, &found, now).await?;
+    note_presence(tx, &asked, &found, now);
     let waits = |(_, state): &(TurnId, TurnState)| *state == TurnState::WaitingClient;
     let waiting = busy.active.filter(waits).map(|(turn_id, _)| turn_id);
     if asked.input.answers_tools() {
@@ -137,13 +160,17 @@ async fn accept_held(
         return Ok(found.started(claimed));
     }
     let on_busy = asked.on_busy.unwrap_or(asked.agent.spec.on_busy);
-    let admission = busy.admit(on_busy, asked.agent.limits.concurrent_turns)?;
+    let concurrent_turns = asked.agent.limits.concurrent_turns;
+    let admission = busy.admit(on_busy, concurrent_turns)?;
     let stopped = make_room(app, tx, admission, waiting, now).await?;
     match admission {
-        Admission::Start | Admission::Supersede(_) => {
-            let claimed = start(app, tx, &asked, &found, i64::MAX, now).await?;
-            let moved = || Error::internal(anyhow::anyhow!("a held conversation does not rest"));
-            Ok(found.started(claimed.ok_or_else(moved)?))
+        Admission::Start => {
+            let claimed = start_counted(app, tx, &asked, &found, tip, now).await?;
+            Ok(found.started(claimed))
+        }
+        Admission::Supersede(_) => {
+            let claimed = start(app, tx, &asked, &found, None, now).await?;
+            Ok(found.started(claimed.ok_or_else(not_idle)?))
         }
         Admission::Queue | Admission::Interrupt(_) => {
             let turn = new_turn(&asked, &found);
@@ -158,12 +185,40 @@ async fn accept_held(
     }
 }
 
+fn not_idle() -> Error {
+    Error::internal(anyhow::anyhow!("a held conversation is not idle"))
+}
+
+/// Starts a turn in a conversation that is held and idle, if the tenant's limit allows one more.
+async fn start_counted(
+    app: &App,
+    tx: &mut TenantTx,
+    asked: &Asked<'_>,
+    found: &Found,
+    tip: SessionId,
+    now: DateTime<Utc>,
+) -> Result<Claimed> {
+    turn_starts::lock_count(tx).await?;
+    let concurrent_turns = asked.agent.limits.concurrent_turns;
+    let running = Some(i64::from(concurrent_turns));
+    if let Some(claimed) = start(app, tx, asked, found, running, now).await? {
+        return Ok(claimed);
+    }
+    let (busy, _) = turns::look(tx, found.tip.name.conversation_id).await?;
+    busy.admit(OnBusy::Queue, concurrent_turns)?;
+    // Neither the limit nor another turn is in the way: the session names a turn that has ended.
+    turn_stops::release_ended(tx, tip).await?;
+    let claimed = start(app, tx, asked, found, running, now).await?;
+    claimed.ok_or_else(not_idle)
+}
+
 impl Found {
     fn accepted(&self, turn_id: TurnId, session_id: SessionId, became: Became) -> Accepted {
         Accepted {
             turn_id,
             name: self.tip.name.clone(),
             session_id,
+            user_id: self.chat_of,
             told: self.told.clone(),
             became,
         }
@@ -190,24 +245,30 @@ fn new_turn<'a>(asked: &'a Asked<'_>, found: &'a Found) -> NewTurn<'a> {
     }
 }
 
-/// Starts a turn where its conversation rests and no more than `running` of the tenant's run.
+/// Starts a turn where its conversation is idle and fewer than `running` of the tenant's turns run.
 async fn start(
     app: &App,
     tx: &mut TenantTx,
     asked: &Asked<'_>,
     found: &Found,
-    running: i64,
+    running: Option<i64>,
     now: DateTime<Utc>,
 ) -> Result<Option<Claimed>> {
     let (turn, said) = (new_turn(asked, found), &asked.input.messages);
     let allowance = Allowance {
         runner: runner(app),
         running,
+        sender_of: found.chat_of,
         tokens: token_budget(&asked.agent.spec),
     };
     let told = beginning(said);
     let started = turn_starts::start(tx, &turn, &told, allowance, now).await?;
-    let Some(Started { session_id, past }) = started else {
+    let Some(Started {
+        session_id,
+        at,
+        past,
+    }) = started
+    else {
         return Ok(None);
     };
     let past = match past {
@@ -220,7 +281,7 @@ async fn start(
         None => None,
     };
     Ok(Some(Claimed {
-        taken: Taken::started(&turn, session_id, found.tip.owner.user_id, now),
+        taken: Taken::started(&turn, session_id, found.tip.owner.user_id, at),
         session_id,
         past,
     }))
@@ -344,17 +405,18 @@ async fn put(
     Ok(())
 }
 
-/// Whoever speaks was heard, in the slot of the conversation.
-async fn note_presence(
-    tx: &mut TenantTx,
-    asked: &Asked<'_>,
-    found: &Found,
-    now: DateTime<Utc>,
-) -> Result<()> {
+/// Notes where the sender is present. A chat that was resolved has noted it.
+fn note_presence(tx: &mut TenantTx, asked: &Asked<'_>, found: &Found, now: DateTime<Utc>) {
     let said = &asked.input.messages;
     let spoke = said.iter().any(|said| said.role == Role::User);
-    match &asked.viewer.speaker {
-        Some(speaker) if spoke => presence::note(tx, speaker.id, found.slot_id, now).await,
-        Some(_) | None => Ok(()),
+    if let Some(speaker) = &asked.viewer.speaker
+        && spoke
+        && found.chat_of.is_none()
+    {
+        tx.note_presence(Seen {
+            identity_id: speaker.id,
+            slot_id: found.slot_id,
+            at: now,
+        });
     }
 }

@@ -28,6 +28,8 @@ const BATCH_BYTES: usize = 1024;
 const MOST_TOGETHER: usize = 64;
 /// A node that is told to end lets its turns finish for this part of its grace.
 const DRAIN_PART: f64 = 0.6;
+/// After a renewal that failed: whoever renews first after an outage keeps the turn.
+const RENEW_AGAIN: Duration = Duration::from_millis(100);
 /// However long the lease: a turn that was ended elsewhere is noticed within this.
 const LONGEST_SILENCE: Duration = Duration::from_secs(3);
 
@@ -146,7 +148,8 @@ pub async fn call(
             }
             () = side.running.woken(), if side.writing.is_none() => side.renew(),
             () = &mut draining, if leave_at.is_none() => {
-                leave_at = Some(Instant::now() + app.config.shutdown_grace.mul_f64(DRAIN_PART));
+                let grace = app.config.shutdown_grace.mul_f64(DRAIN_PART);
+                leave_at = Some(app.drain_deadline(grace));
             }
         }
     };
@@ -283,6 +286,7 @@ impl Side<'_> {
             Ok(Wrote::Lost) => Some(Called::Lost),
             Err(error) => {
                 tracing::warn!(error = %error, "a turn's lease was not renewed");
+                self.renew_at = Instant::now() + RENEW_AGAIN;
                 None
             }
         }

@@ -1,6 +1,8 @@
-//! Following what is committed, from any node: events after a number, and waiting for more. Holds no
-//! connection to the database while it waits.
+//! Following what is committed, from any node: events after a number, and waiting for more. All who follow
+//! a conversation on this node share what is read of its end (`streams`). Holds no connection to the
+//! database while it waits, and asks it only when there is news.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -13,24 +15,39 @@ use crate::domain::event::Event;
 use crate::domain::turn::TurnState;
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
-use crate::live::Watching;
+use crate::live::News;
 use crate::store::{TenantTx, events, turns};
+use crate::streams::{MAX_BATCH, Read, Tail};
 
-/// Events that are read at once.
-pub const MAX_BATCH: i64 = 100;
-/// How often is looked although nobody poked: pokes of other nodes may be lost, or not come at all.
-const LOOK_HEARING: Duration = Duration::from_secs(5);
-const LOOK_DEAF: Duration = Duration::from_millis(500);
+/// Before the database is asked again that did not answer.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 pub struct Follower {
     app: App,
     tenant_id: TenantId,
     conversation_id: SessionId,
     turn_id: Option<TurnId>,
+    /// The last event that was given out.
     after: i64,
+    /// Up to where everything was read, in the conversation; `None` while it reads what was before.
+    place: Option<i64>,
+    /// When the last events were read.
+    read_at: Instant,
     /// Whether a turn that waits for its client has no more to tell.
     until_it_rests: bool,
-    watching: Watching,
+    /// Whether the turn that is followed may have no more to tell: its row says.
+    may_rest: bool,
+    empty_reads: u64,
+    tail: Arc<Tail>,
+    news: News,
+}
+
+/// What a look at the turn and its events found.
+struct Looked {
+    events: Vec<Event>,
+    rests: bool,
+    /// The last event that the conversation had by then.
+    last: i64,
 }
 
 impl Follower {
@@ -41,15 +58,24 @@ impl Follower {
         conversation_id: SessionId,
         after: i64,
     ) -> Self {
+        // Before the first look, so that nothing that comes after it is missed.
+        let tail = app
+            .streams
+            .tails
+            .open(&app.live, tenant_id, conversation_id);
         Self {
             app: app.clone(),
             tenant_id,
             conversation_id,
             turn_id: None,
             after,
+            place: None,
+            read_at: Instant::now(),
             until_it_rests: false,
-            // Before the first look, so that nothing that comes after it is missed.
-            watching: app.live.watch(conversation_id),
+            may_rest: false,
+            empty_reads: tail.empty_reads(),
+            news: tail.subscribe(),
+            tail,
         }
     }
 
@@ -61,65 +87,146 @@ impl Follower {
         turn_id: TurnId,
         after: i64,
     ) -> Self {
-        Self {
-            turn_id: Some(turn_id),
-            ..Self::of_conversation(app, tenant_id, conversation_id, after)
-        }
+        let mut follower = Self::of_conversation(app, tenant_id, conversation_id, after);
+        follower.turn_id = Some(turn_id);
+        follower.tail.follow_turn(turn_id);
+        follower
     }
 
     /// For who asked: there is nothing more to tell when the turn waits for them.
-    pub fn until_it_rests(self) -> Self {
-        Self {
-            until_it_rests: true,
-            ..self
-        }
+    pub fn until_it_rests(mut self) -> Self {
+        self.until_it_rests = true;
+        self
+    }
+
+    /// When the events were read that `next` gave last: a right that was checked later covers them.
+    pub fn read_at(&self) -> Instant {
+        self.read_at
     }
 
     /// The next events, or none once `until` has passed. Whoever follows a turn is also answered, with
     /// nothing, when there is nothing more to tell.
-    pub async fn next(&mut self, until: Instant) -> Result<Vec<Event>> {
+    pub async fn next(&mut self, until: Instant) -> Result<Vec<Arc<Event>>> {
         loop {
-            match self.look().await {
-                Ok((events, _)) if !events.is_empty() => {
-                    self.after = events.last().map_or(self.after, |last| last.seq);
-                    return Ok(events);
+            match self.advance().await {
+                Ok(Some(events)) => return Ok(events),
+                Ok(None) => {
+                    let woken = tokio::time::timeout_at(until, self.news.changed()).await;
+                    if woken.is_err() {
+                        return Ok(Vec::new());
+                    }
                 }
-                Ok((_, true)) => return Ok(Vec::new()),
-                Ok((_, false)) => {}
                 // What is committed will be there when it is back.
-                Err(error) if is_away(&error) => {}
+                Err(error) if is_away(&error) => {
+                    if Instant::now() >= until {
+                        return Ok(Vec::new());
+                    }
+                    let again = until.min(Instant::now() + RETRY_PAUSE);
+                    tokio::time::sleep_until(again).await;
+                }
                 Err(error) => return Err(error),
-            }
-            let interval = match self.app.live.hears_others() {
-                true => LOOK_HEARING,
-                false => LOOK_DEAF,
-            };
-            let again = until.min(Instant::now() + interval);
-            let woken = tokio::time::timeout_at(again, self.watching.news()).await;
-            if woken.is_err() && Instant::now() >= until {
-                return Ok(Vec::new());
             }
         }
     }
 
-    /// What there is, and whether there will be no more.
-    async fn look(&self) -> Result<(Vec<Event>, bool)> {
+    /// What there is; an empty answer if there will be no more, `None` if it has to be waited for.
+    async fn advance(&mut self) -> Result<Option<Vec<Arc<Event>>>> {
+        loop {
+            if let Some(events) = self.take_kept() {
+                return Ok(Some(events));
+            }
+            if self.place.is_none() || self.rests_perhaps() {
+                let version = self.tail.version();
+                let looked = self.look().await?;
+                self.may_rest = looked.rests;
+                if (looked.events.len() as i64) < MAX_BATCH {
+                    self.place = Some(looked.last.max(self.after));
+                    self.tail.begin_at(looked.last, version);
+                }
+                // What it said before it came to rest is told first.
+                if looked.rests || !looked.events.is_empty() {
+                    let events: Vec<_> = looked.events.into_iter().map(Arc::new).collect();
+                    self.give(&events);
+                    return Ok(Some(events));
+                }
+            }
+            if !self.tail.is_stale() {
+                return Ok(None);
+            }
+            self.tail.read(&self.app.db).await?;
+        }
+    }
+
+    /// What somebody has read for all. Forgets its place if it is too far behind for that.
+    fn take_kept(&mut self) -> Option<Vec<Arc<Event>>> {
+        let mut events = match self.tail.after(self.place?) {
+            Read::Events(events, read_at) => {
+                self.read_at = read_at;
+                events
+            }
+            Read::Nothing => return None,
+            Read::Behind => {
+                self.place = None;
+                return None;
+            }
+        };
+        self.place = events.last().map(|last| last.seq).or(self.place);
+        let (turn_id, after) = (self.turn_id, self.after);
+        events.retain(|event| {
+            event.seq > after && turn_id.is_none_or(|turn_id| event.turn_id == turn_id)
+        });
+        if events.is_empty() {
+            return None;
+        }
+        self.give(&events);
+        Some(events)
+    }
+
+    fn give(&mut self, events: &[Arc<Event>]) {
+        if let Some(last) = events.last() {
+            self.after = last.seq;
+            self.place = self.place.map(|place| place.max(last.seq));
+            self.may_rest |= last.rests_turn();
+        }
+    }
+
+    /// Whether the row of the turn that is followed has to be looked at.
+    fn rests_perhaps(&mut self) -> bool {
+        let Some(turn_id) = self.turn_id else {
+            return false;
+        };
+        let empty_reads = self.tail.empty_reads();
+        // There was news and no event: the turn may have been ended without one.
+        let woken_for_nothing = empty_reads != self.empty_reads;
+        self.empty_reads = empty_reads;
+        self.may_rest || woken_for_nothing || self.tail.has_ended(turn_id)
+    }
+
+    async fn look(&mut self) -> Result<Looked> {
         let mut tx = self.begin().await?;
         // Before the events: a turn that rests by then has told everything.
         let rests = match self.turn_id {
             Some(turn_id) => self.rests(turns::get(&mut tx, turn_id).await?.state),
             None => false,
         };
+        // Also before: all events up to that one are among those that are found.
+        let conversation_id = self.conversation_id;
+        let last = events::list_last(&mut tx, &[conversation_id]).await?;
         let (turn_id, after) = (self.turn_id, self.after);
-        let found = events::list(&mut tx, self.conversation_id, turn_id, after, MAX_BATCH).await?;
+        let events = events::list(&mut tx, conversation_id, turn_id, after, MAX_BATCH).await?;
         tx.commit().await?;
-        Ok((found, rests))
+        self.read_at = Instant::now();
+        Ok(Looked {
+            rests,
+            events,
+            last: last.get(&conversation_id).copied().unwrap_or(after),
+        })
     }
 
     /// How the turn that is followed ended, or that it waits for its client, once all of it was told; `None`
     /// while there is more to come, and while nobody can tell.
     pub async fn outcome(&self) -> Result<Option<Outcome>> {
-        let Some(turn_id) = self.turn_id else {
+        let Some(turn_id) = self.turn_id.filter(|_| self.may_rest) else {
             return Ok(None);
         };
         match self.read_outcome(turn_id).await {
@@ -139,7 +246,7 @@ impl Follower {
 
     /// Whether the turn that is followed has ended and all of it was told, as far as somebody can tell.
     pub async fn has_ended(&self) -> Result<bool> {
-        let Some(turn_id) = self.turn_id else {
+        let Some(turn_id) = self.turn_id.filter(|_| self.may_rest) else {
             return Ok(false);
         };
         match self.read_end(turn_id).await {
@@ -185,6 +292,14 @@ impl Follower {
             | TurnState::Failed
             | TurnState::Cancelled
             | TurnState::Interrupted => true,
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        if let Some(turn_id) = self.turn_id {
+            self.tail.unfollow_turn(turn_id);
         }
     }
 }

@@ -18,7 +18,7 @@ mod writer;
 
 pub use accept::{Accepted, Asked, Became, Claimed, accept};
 pub use cancel::cancel;
-pub use follow::{Follower, MAX_BATCH};
+pub use follow::Follower;
 pub use launch::{Ahead, launch};
 pub use outcome::{Outcome, Said};
 pub use place::Place;

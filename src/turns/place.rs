@@ -9,15 +9,15 @@ use crate::domain::session::{Need, Tip};
 use crate::domain::session_name::{SessionKey, SessionRef, session_not_found};
 use crate::domain::turn::{Told, ToldReset, TurnInput};
 use crate::domain::user::Identity;
-use crate::domain::viewer::Viewer;
+use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Code, Error, Result};
-use crate::ids::SlotId;
+use crate::ids::{SlotId, UserId};
 use crate::people;
 use crate::sessions::{self, Arrival, NewSession};
-use crate::store::{TenantTx, slots};
+use crate::store::{TenantTx, identities, slots};
 
 /// As often as what was found may be moved away under us before we give up.
-const ATTEMPTS: usize = 5;
+pub(super) const ATTEMPTS: usize = 5;
 
 /// How a request names the session.
 #[derive(Debug, Clone)]
@@ -39,8 +39,10 @@ pub enum Place {
 pub struct Found {
     pub tip: Tip,
     pub told: Told,
-    /// Where whoever spoke was heard.
+    /// Where the sender is present.
     pub slot_id: Option<SlotId>,
+    /// Whose chat it is, where a chat was named: the sender's user when it was resolved.
+    pub chat_of: Option<UserId>,
 }
 
 /// Finds the session, or makes it. A slot that chose it is held until `tx` ends.
@@ -110,6 +112,7 @@ async fn by_session(
         };
         return Ok(Found {
             slot_id: tip.slot_id,
+            chat_of: None,
             told,
             tip,
         });
@@ -172,6 +175,7 @@ async fn by_key(
     };
     Ok(Found {
         slot_id: Some(chosen.slot.id),
+        chat_of: None,
         told,
         tip,
     })
@@ -215,6 +219,7 @@ async fn in_chat(
         };
         return Ok(Found {
             slot_id: Some(resolved.slot_id),
+            chat_of: Some(resolved.user_id),
             told,
             tip,
         });
@@ -223,4 +228,29 @@ async fn in_chat(
         "the person's chat",
         anyhow::anyhow!("it is being moved again and again"),
     ))
+}
+
+/// Whether the sender still has the rights it had when `found` was looked for. Asked once the conversation is
+/// held: an unlink that was waited for has committed by then. `false`: another place has to be found.
+pub async fn still_holds(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    found: &Found,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    let Some(speaker) = &viewer.speaker else {
+        return Ok(true);
+    };
+    let user_id = identities::find_user(tx, speaker.id).await?;
+    let user_id = user_id.ok_or_else(session_not_found)?;
+    if let Some(chat_of) = found.chat_of {
+        return Ok(chat_of == user_id);
+    }
+    let present = match viewer.reach {
+        Reach::Person(_) => viewer.merged_into(user_id),
+        Reach::Tenant | Reach::Service => viewer.clone(),
+    };
+    let session = SessionRef::Id(found.tip.session_id);
+    sessions::find(tx, &present, &session, Need::ReadOrSpeak, now).await?;
+    Ok(true)
 }

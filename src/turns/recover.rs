@@ -1,33 +1,43 @@
 //! Turns that no node works on: their node was lost, their client did not come back, or nobody started
 //! them. Any node finds them, and goes on from the last step that was stored.
 
+use std::time::Instant;
+
 use futures_util::{StreamExt, stream};
 use serde_json::json;
 
 use super::accept::Claimed;
 use super::outcome::{begin_next, end, interrupted};
 use super::run::start;
-use super::runner;
+use super::{is_away, runner};
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::domain::event::{MESSAGE_DISCARDED, NewEvent};
 use crate::domain::message::{NewMessage, ToolCall};
-use crate::domain::turn::{MAX_ATTEMPTS, StopReason, TurnState, interrupted_result};
+use crate::domain::turn::{MAX_LOST, StopReason, TurnState, interrupted_result};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::turn_claims::{self, Taken};
 use crate::store::turn_writes::{self, Change, Fence, Write};
-use crate::store::turns;
-use crate::store::{TenantTx, conversations};
+use crate::store::{TenantTx, conversations, turn_stops, turns};
 use crate::telemetry;
 
 /// As many as one look takes; the rest is for the other nodes, or the next look.
 const BATCH: i32 = 50;
 const AT_ONCE: usize = 4;
 
-/// One look for such turns. Answers how many there were.
+/// After so many failures in a row a turn is ended as failed, without reading what it holds.
+const MAX_FAILURES: i32 = 8;
+
+/// One look for such turns. Answers how many there were. While the database did not answer no node could renew
+/// its leases: after such a time everybody gets one lease's length to do so, before anything is taken over.
 pub async fn sweep(app: &App) -> Result<usize> {
-    let due = turn_claims::list_due(&app.db, BATCH).await?;
+    let (began, lease) = (Instant::now(), app.config.turn_lease);
+    let due = turn_claims::list_due(&app.db, BATCH).await;
+    if due.is_err() || began.elapsed() > lease / 3 {
+        app.db.outages.note(lease);
+    }
+    let due = due?;
     let count = due.len();
     // Several at once: one whose conversation somebody holds must not keep the others waiting.
     let recovering = async |(tenant_id, turn_id): (TenantId, TurnId)| {
@@ -35,13 +45,52 @@ pub async fn sweep(app: &App) -> Result<usize> {
             return;
         }
         if let Err(error) = recover(app, tenant_id, turn_id).await {
-            tracing::warn!(turn = %turn_id, error = %error, cause = ?error.cause, "a turn was not taken over");
+            tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
+                           "a turn was not recovered");
+            if is_away(&error) {
+                return;
+            }
+            if let Err(error) = put_off(app, tenant_id, turn_id).await {
+                tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error,
+                               "a turn was not put off");
+            }
         }
     };
     stream::iter(due)
         .for_each_concurrent(AT_ONCE, recovering)
         .await;
     Ok(count)
+}
+
+/// Lets others go before a turn that cannot be recovered. One that fails again and again ends.
+async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
+    let caller = JobCaller::of_served_tenant(tenant_id);
+    let mut tx = caller.begin(&app.db).await?;
+    let Some(turn) = turns::find(&mut tx, turn_id).await? else {
+        return Ok(());
+    };
+    conversations::lock(&mut tx, turn.conversation_id).await?;
+    // A queue fails with its first turn, whichever was looked at.
+    let first = turn_claims::find_next(&mut tx, turn.conversation_id).await?;
+    let failing = match turn.state {
+        TurnState::Queued => first.unwrap_or(turn_id),
+        TurnState::Running
+        | TurnState::WaitingClient
+        | TurnState::Completed
+        | TurnState::Failed
+        | TurnState::Cancelled
+        | TurnState::Interrupted => turn_id,
+    };
+    let failures = turn_claims::defer(&mut tx, failing).await?.unwrap_or(0);
+    if failures >= MAX_FAILURES {
+        let detail = "the turn could not be recovered";
+        let now = app.clock.now();
+        turn_stops::fail(&mut tx, failing, Code::TurnAbandoned.as_str(), detail, now).await?;
+        tracing::warn!(tenant = %tenant_id, turn = %failing, failures, "a turn was ended as failed");
+    }
+    tx.commit().await?;
+    app.live.poke(turn.conversation_id);
+    Ok(())
 }
 
 async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
@@ -51,13 +100,12 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
         return Ok(());
     };
     let conversation_id = turn.conversation_id;
-    if conversations::lock(&mut tx, conversation_id)
-        .await?
-        .is_none()
-    {
+    // Somebody who holds it recovers it, or moves it on.
+    if !conversations::try_lock(&mut tx, conversation_id).await? {
         return Ok(());
     }
     let claimed = match turn.state {
+        TurnState::Running if app.db.outages.is_recent() => return Ok(()),
         TurnState::Running => take_over(app, &mut tx, turn_id).await?,
         TurnState::WaitingClient => {
             let now = app.clock.now();
@@ -95,9 +143,7 @@ async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Opti
     let results = interrupted_tools(tx, turn_id).await?;
     let over = match taken.cancelled {
         Some(reason) => Some((reason.state(), reason.as_str())),
-        None if taken.attempt > MAX_ATTEMPTS => {
-            Some((TurnState::Failed, Code::TurnAbandoned.as_str()))
-        }
+        None if taken.lost >= MAX_LOST => Some((TurnState::Failed, Code::TurnAbandoned.as_str())),
         None => None,
     };
     if let Some(how) = over {

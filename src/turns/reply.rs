@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::follow::Follower;
+use super::is_away;
 use super::launch::Ahead;
 use super::outcome::{Outcome, Said};
 use crate::app::App;
@@ -14,7 +15,7 @@ use crate::domain::delivery::{DeliveryKind, NewDelivery, ReplyTo};
 use crate::domain::turn::StopReason;
 use crate::error::{Code, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
-use crate::store::{TenantTx, outbox, replies, turns};
+use crate::store::{TenantTx, outbox, replies, turn_claims, turns};
 
 /// As many as one look takes.
 const BATCH: i32 = 50;
@@ -73,28 +74,54 @@ pub fn text_of(outcome: &Outcome) -> Result<&str, &str> {
     }
 }
 
-/// Makes deliveries of answers that nobody fetched: whoever waited is gone.
+/// After so many failures an answer is not tried any more.
+const MAX_FAILURES: i32 = 8;
+
+/// Makes deliveries of answers that nobody fetched: the caller that waited is gone. Each on its own: one that
+/// fails is put off, and does not hold up the others.
 pub async fn deliver_untold(app: &App) -> Result<usize> {
     let untold = replies::list_untold(&app.db, BATCH).await?;
     for (tenant_id, turn_id) in &untold {
-        let mut tx = JobCaller::of_served_tenant(*tenant_id)
-            .begin(&app.db)
-            .await?;
-        let Some(to) = replies::take_untold(&mut tx, *turn_id).await? else {
-            continue;
-        };
-        let turn = turns::get(&mut tx, *turn_id).await?;
-        let outcome = Outcome::of(&mut tx, turn).await?;
-        let turn = AnsweredTurn {
-            id: outcome.turn_id,
-            conversation_id: outcome.conversation_id,
-            session_id: outcome.session_id,
-        };
-        deliver(&mut tx, turn, &to, text_of(&outcome), app.clock.now()).await?;
-        tx.commit().await?;
-        app.live.poke_deliveries(*tenant_id);
+        if let Err(error) = deliver_one(app, *tenant_id, *turn_id).await {
+            tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
+                           "an answer did not become a delivery");
+            if is_away(&error) {
+                return Err(error);
+            }
+            put_off(app, *tenant_id, *turn_id).await?;
+        }
     }
     Ok(untold.len())
+}
+
+async fn deliver_one(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
+    let caller = JobCaller::of_served_tenant(tenant_id);
+    let mut tx = caller.begin(&app.db).await?;
+    let Some(to) = replies::take_untold(&mut tx, turn_id).await? else {
+        return Ok(());
+    };
+    let turn = turns::get(&mut tx, turn_id).await?;
+    let outcome = Outcome::of(&mut tx, turn).await?;
+    let turn = AnsweredTurn {
+        id: outcome.turn_id,
+        conversation_id: outcome.conversation_id,
+        session_id: outcome.session_id,
+    };
+    deliver(&mut tx, turn, &to, text_of(&outcome), app.clock.now()).await?;
+    tx.commit().await?;
+    app.live.poke_deliveries(tenant_id);
+    Ok(())
+}
+
+async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
+    let caller = JobCaller::of_served_tenant(tenant_id);
+    let mut tx = caller.begin(&app.db).await?;
+    let failures = turn_claims::defer(&mut tx, turn_id).await?.unwrap_or(0);
+    if failures >= MAX_FAILURES {
+        replies::mark_failed(&mut tx, turn_id).await?;
+        tracing::error!(tenant = %tenant_id, turn = %turn_id, failures, "an answer is not delivered");
+    }
+    tx.commit().await
 }
 
 /// Somebody who waits for a turn's end.

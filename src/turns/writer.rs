@@ -141,15 +141,15 @@ impl Writer {
         let Some(heard) = turn_writes::write(&mut tx, self.fence, &write, now).await? else {
             return self.judge_nothing(tx, again).await;
         };
-        let mut next = None;
         if frees {
             self.deliver(&mut tx, &heard, messages, change).await?;
-            if heard.followed {
-                next = begin_next(&app, &mut tx, self.conversation_id, now).await?;
-            }
         }
         tx.commit().await?;
         self.fence.version += 1;
+        let next = match frees && heard.followed {
+            true => self.begin_next().await,
+            false => None,
+        };
         app.live.poke(self.conversation_id);
         if frees && self.reply_to.is_some() {
             app.live.poke_deliveries(self.tenant_id);
@@ -190,19 +190,41 @@ impl Writer {
         if !again || !turn_writes::was_made(&mut tx, self.fence).await? {
             return Ok((self.lost(), None));
         }
+        drop(tx);
         self.fence.version += 1;
-        // What the lost answer would have brought: a turn that was begun then is this node's, and found by
-        // its lease.
-        conversations::lock(&mut tx, self.conversation_id).await?;
-        let next = begin_next(
-            &self.app,
-            &mut tx,
-            self.conversation_id,
-            self.app.clock.now(),
-        )
-        .await?;
-        tx.commit().await?;
+        let next = self.begin_next().await;
         self.app.live.poke(self.conversation_id);
         Ok((Wrote::Fine(Heard::default()), next))
+    }
+
+    /// The conversation's next turn, after this one's end was committed: whatever is wrong with the next one
+    /// must not undo that. What is not started here is found by the sweepers. A node that is shutting down
+    /// leaves it to others.
+    async fn begin_next(&self) -> Option<Claimed> {
+        if self.app.draining.is_cancelled() {
+            return None;
+        }
+        match self.try_begin_next().await {
+            Ok(next) => next,
+            Err(error) => {
+                tracing::warn!(tenant = %self.tenant_id, turn = %self.fence.turn_id, error = %error,
+                               cause = ?error.cause, "the turn after this one was not started");
+                None
+            }
+        }
+    }
+
+    async fn try_begin_next(&self) -> Result<Option<Claimed>> {
+        let caller = JobCaller::of_served_tenant(self.tenant_id);
+        let mut tx = caller.begin(&self.app.db).await?;
+        let tip = conversations::lock(&mut tx, self.conversation_id).await?;
+        if tip.is_none() {
+            return Ok(None);
+        }
+        let now = self.app.clock.now();
+        let next = begin_next(&self.app, &mut tx, self.conversation_id, now).await?;
+        tx.commit().await?;
+        self.app.live.poke(self.conversation_id);
+        Ok(next)
     }
 }

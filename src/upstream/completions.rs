@@ -16,6 +16,7 @@ use tokio::time::{Instant as Deadline, timeout_at};
 use url::Url;
 
 use super::breaker::Breaker;
+use super::call_error::CallError;
 use super::client::{FetchError, GuardedClient};
 use super::sse::Events;
 use crate::domain::completion_object::{CompletionObject, NoCompletion};
@@ -31,92 +32,10 @@ const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 const MAX_MESSAGE_CHARS: usize = 500;
 const MAX_RETRIES: u32 = 2;
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// A server that asks for more patience is not waited for.
-const MOST_PATIENCE: Duration = Duration::from_secs(5);
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const JSON_OR_EVENTS: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 /// Then those that nothing is remembered of are forgotten.
 const MANY_SERVERS: usize = 1024;
-
-/// Why a call brought no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum CallError {
-    #[error("the model's server cannot be called: {0}")]
-    NotReached(#[source] FetchError),
-    #[error("the model's server did not answer in time")]
-    TooSlow,
-    #[error("the model's server failed with status {0}")]
-    Failed(u16),
-    #[error("the model's server asks to wait")]
-    Busy { retry_after: Option<Duration> },
-    #[error("the model's server is not available")]
-    Unavailable { retry_after: Duration },
-    /// In the answer itself, whose status was a success.
-    #[error("the model's server reports an error: {0}")]
-    Reported(String),
-    #[error("the conversation is too long for the model: {0}")]
-    TooLong(String),
-    #[error("the model's server does not take the agent's key (status {0})")]
-    NotAllowed(u16),
-    /// It does not take the request; `message` is what it says about it.
-    #[error("the model's server refuses the request: {message}")]
-    Refused { status: u16, message: String },
-    #[error("the model's server failed again and again, and is left alone for now")]
-    LeftAlone { retry_after: Duration },
-    #[error("the connection to the model's server broke")]
-    Broken,
-    #[error("the model's server answered something that is no completion")]
-    Malformed,
-    #[error("the model's answer is too large")]
-    TooLarge,
-}
-
-impl CallError {
-    /// Whether the server is to blame: a refusal shows that it works.
-    fn is_outage(&self) -> bool {
-        match self {
-            Self::NotReached(_)
-            | Self::TooSlow
-            | Self::Failed(_)
-            | Self::Unavailable { .. }
-            | Self::Broken => true,
-            Self::Busy { .. }
-            | Self::Reported(_)
-            | Self::TooLong(_)
-            | Self::NotAllowed(_)
-            | Self::Refused { .. }
-            | Self::LeftAlone { .. }
-            | Self::Malformed
-            | Self::TooLarge => false,
-        }
-    }
-
-    /// How long to wait before the same call may be made again, where it may.
-    fn pause_before_retry(&self, attempt: u32) -> Option<Duration> {
-        let backoff = FIRST_PAUSE * 2u32.pow(attempt);
-        match self {
-            Self::NotReached(FetchError::Refused(_)) => None,
-            Self::NotReached(_) | Self::Failed(_) => Some(backoff),
-            Self::Busy { retry_after } => {
-                let asked = retry_after.unwrap_or(backoff);
-                (asked <= MOST_PATIENCE).then_some(asked)
-            }
-            Self::Unavailable { retry_after } => {
-                (*retry_after <= MOST_PATIENCE).then_some(*retry_after)
-            }
-            Self::TooSlow
-            | Self::Reported(_)
-            | Self::TooLong(_)
-            | Self::NotAllowed(_)
-            | Self::Refused { .. }
-            | Self::LeftAlone { .. }
-            | Self::Broken
-            | Self::Malformed
-            | Self::TooLarge => None,
-        }
-    }
-}
 
 /// Where a model is. Made once for many calls.
 #[derive(Debug, Clone)]

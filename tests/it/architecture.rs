@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 26] = [
+const ALLOWED: [(&str, &[&str]); 27] = [
     ("domain", &["ground"]),
     (
         "main",
@@ -37,6 +37,7 @@ const ALLOWED: [(&str, &[&str]); 26] = [
             "app",
             "limits",
             "live",
+            "streams",
             "auth",
             "store",
             "domain",
@@ -53,6 +54,8 @@ const ALLOWED: [(&str, &[&str]); 26] = [
             "tenants",
             "turns",
             "app",
+            "live",
+            "streams",
             "auth",
             "store",
             "ground",
@@ -61,7 +64,8 @@ const ALLOWED: [(&str, &[&str]); 26] = [
     (
         "turns",
         &[
-            "people", "sessions", "app", "live", "model", "auth", "store", "domain", "ground",
+            "people", "sessions", "app", "live", "model", "streams", "auth", "store", "domain",
+            "ground",
         ],
     ),
     (
@@ -105,9 +109,11 @@ const ALLOWED: [(&str, &[&str]); 26] = [
     (
         "app",
         &[
-            "limits", "live", "model", "usage", "auth", "store", "redis", "upstream", "ground",
+            "limits", "live", "model", "streams", "usage", "auth", "store", "redis", "upstream",
+            "ground",
         ],
     ),
+    ("streams", &["live", "auth", "store", "domain", "ground"]),
     ("model", &["auth", "store", "upstream", "domain", "ground"]),
     ("live", &["redis", "ground"]),
     ("limits", &["redis", "ground"]),

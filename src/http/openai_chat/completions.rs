@@ -23,11 +23,13 @@ use crate::domain::turn::ToldReset;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Converser;
 use crate::http::callers::Credential;
+use crate::http::context;
 use crate::http::event_stream::{self, ALIVE, HEARTBEAT};
 use crate::http::json_body::{BodyHash, LargeJsonObject};
 use crate::http::problem;
 use crate::http::retry::Retryable;
 use crate::ids::TurnId;
+use crate::telemetry::{self, CalledFor};
 use crate::turns::Place;
 
 const SESSION_ID: &str = "X-Hermes-Session-Id";
@@ -180,7 +182,7 @@ pub async fn create_chat_completion(
         },
         (None, None, None) => {
             let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, asked).await?;
-            return answer_stateless(call).await;
+            return answer_stateless(call, context::id_of(&request)).await;
         }
     };
     let asking = Asking {
@@ -234,7 +236,7 @@ fn is_retry(request: &HttpRequest) -> bool {
     count.is_some_and(|count| count > 0)
 }
 
-async fn answer_stateless(call: Call) -> Result<HttpResponse> {
+async fn answer_stateless(call: Call, request_id: String) -> Result<HttpResponse> {
     if !call.wants_stream() {
         let answer = call.complete().await?;
         let head = &mut HttpResponse::Ok();
@@ -249,6 +251,7 @@ async fn answer_stateless(call: Call) -> Result<HttpResponse> {
     };
     let telling = Telling {
         source,
+        request_id,
         ended: false,
     };
     let events = stream::unfold(telling, async |mut telling| {
@@ -291,6 +294,7 @@ impl Source {
 /// A stream that is under way.
 struct Telling {
     source: Source,
+    request_id: String,
     ended: bool,
 }
 
@@ -326,7 +330,11 @@ impl Telling {
                 "[DONE]".to_owned()
             }
             Err(error) => {
-                tracing::warn!(code = error.code.as_str(), "a stream broke off: {error}");
+                if let Some(failed) = &error.failed_call {
+                    telemetry::warn_of_failed_call(failed, CalledFor::Request(&self.request_id));
+                } else {
+                    tracing::warn!(code = error.code.as_str(), "a stream broke off: {error}");
+                }
                 self.ended = true;
                 problem::openai_body(&error).to_string()
             }

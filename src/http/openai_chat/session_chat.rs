@@ -252,7 +252,7 @@ struct Telling {
 /// What comes next of a turn.
 enum Next {
     Delta(Map<String, Value>),
-    Events(Vec<Event>),
+    Events(Vec<std::sync::Arc<Event>>),
     Ended(Box<Outcome>),
     /// The node lost it: the rest is in the events.
     Elsewhere,
@@ -282,7 +282,7 @@ impl Telling {
                     let acting = &self.allowed.acting;
                     let (content, calls, finish) =
                         chunks::said(&outcome).map_err(|error| Error {
-                            headers: headers(acting, &self.turn),
+                            headers: headers(acting, &self.turn).into(),
                             ..error
                         })?;
                     let hermes = chunks::hermes(&outcome, &self.turn.name, &acting.viewer);

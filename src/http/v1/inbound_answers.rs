@@ -18,7 +18,7 @@ use crate::http::acting::find_present_user;
 use crate::http::callers::Credential;
 use crate::http::v1::link_codes::guarded;
 use crate::http::vouching::Vouched;
-use crate::ids::{SessionId, TurnId};
+use crate::ids::{SessionId, TurnId, UserId};
 use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Notice, Preview, Speaker};
 use crate::store::{TenantTx, replies};
 use crate::turns::{self, Accepted, Outcome, Waiter};
@@ -42,6 +42,8 @@ struct Shown {
     session_id: SessionId,
     session_key: Option<String>,
     reset: Option<ToldReset>,
+    /// The sender's user when it was accepted.
+    user_id: UserId,
     duplicate: bool,
 }
 
@@ -81,6 +83,7 @@ impl Taking {
             session_key: accepted.told.session_key.clone(),
             reset: accepted.told.reset.clone(),
             name: accepted.name,
+            user_id: accepted.user_id.unwrap_or(self.speaker.user_id),
             duplicate: false,
         };
         let ahead = turns::launch(app, tenant_id, conversation_id, accepted.became, waits);
@@ -186,7 +189,7 @@ impl Taking {
             session_key: shown.session_key.clone(),
             session_id: Some(shown.name.shown_link(shown.session_id, &viewer)),
             conversation_id: Some(shown.name.shown(&viewer)),
-            user_id: self.speaker.user_id,
+            user_id: shown.user_id,
             reply: None,
             notices: Vec::new(),
             reset: shown.reset.clone(),
@@ -219,6 +222,7 @@ impl Taking {
             session_key: turn.told.session_key.clone(),
             reset: turn.told.reset.clone(),
             name,
+            user_id: self.speaker.user_id,
             duplicate: true,
         };
         let by_http = matches!(via, Some(ReplyVia::Http | ReplyVia::Told));

@@ -178,6 +178,7 @@ pub async fn delete_tenant(
     let mut tx = operator.begin(&app.db).await?;
     let tenant = tenants::delete(&app, &mut tx, &operator.principal(), id).await?;
     tx.commit().await?;
+    stop_turns(&app, id).await;
     Ok(HttpResponse::Accepted().json(TenantResponse::from(tenant)))
 }
 
@@ -190,5 +191,15 @@ async fn set_state(
     let mut tx = operator.begin(&app.db).await?;
     let tenant = tenants::update_state(app, &mut tx, &operator.principal(), id, state).await?;
     tx.commit().await?;
+    if state != TenantState::Active {
+        stop_turns(app, id).await;
+    }
     Ok(HttpResponse::Ok().json(TenantResponse::from(tenant)))
+}
+
+/// What cannot be stopped now is left to the job.
+async fn stop_turns(app: &App, id: TenantId) {
+    if let Err(error) = tenants::stop_turns(app, id).await {
+        tracing::warn!(tenant = %id, error = %error, "turns of a suspended tenant are stopped later");
+    }
 }

@@ -20,6 +20,7 @@ const PASSWORD: &str = "a-password-for-one-test-run";
 
 pub struct Cluster {
     postgres: PostgresServer,
+    postgres_log: PathBuf,
     redis: RedisServer,
     next: AtomicU32,
 }
@@ -63,13 +64,19 @@ pub fn scratch_dir(name: &str) -> PathBuf {
 }
 
 async fn start() -> anyhow::Result<Cluster> {
-    let postgres = PostgresServer::start(&setup(scratch_dir("postgres")), PASSWORD).await?;
+    let postgres_dir = scratch_dir("postgres");
+    let postgres = PostgresServer::start(&setup(postgres_dir.clone()), PASSWORD).await?;
     let redis = RedisServer::start(&setup(scratch_dir("redis")), PASSWORD).await?;
     let cluster = Cluster {
         postgres,
+        postgres_log: postgres_dir.join("postgres.log"),
         redis,
         next: AtomicU32::new(0),
     };
+    cluster
+        .admin_sql("alter system set log_line_prefix = 'database=%d '")
+        .await;
+    cluster.admin_sql("select pg_reload_conf()").await;
     let superuser = cluster.postgres.superuser("postgres");
     store::admin::ensure_database(&superuser, OWNER, PASSWORD, TEMPLATE).await?;
     store::migrate::run(&cluster.migrate_config(TEMPLATE)).await?;
@@ -110,6 +117,26 @@ impl Cluster {
             .execute(&mut admin)
             .await
             .unwrap();
+    }
+
+    /// Fails the test whose database met a deadlock. Read from the log, where it is at once: the statistics
+    /// show it up to a second later.
+    pub fn assert_no_deadlock(&self, database: &str) {
+        if std::thread::panicking() {
+            return;
+        }
+        let log = std::fs::read_to_string(&self.postgres_log).unwrap_or_default();
+        let prefix = format!("database={database} ");
+        let lines: Vec<&str> = log.lines().collect();
+        let is_one = |line: &&str| line.starts_with(&prefix) && line.contains("deadlock detected");
+        if let Some(first) = lines.iter().position(is_one) {
+            // The statements of both sides follow.
+            let shown: Vec<&str> = lines.into_iter().skip(first).take(120).collect();
+            panic!(
+                "a deadlock in the database of this test:\n{}",
+                shown.join("\n")
+            );
+        }
     }
 
     pub async fn superuser(&self, database: &str) -> PgConnection {

@@ -156,6 +156,12 @@ impl Nodes {
     }
 }
 
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        cluster().assert_no_deadlock(&self.database);
+    }
+}
+
 impl ServedNode {
     fn dead() -> Self {
         Self {

@@ -22,14 +22,19 @@ pub async fn person(world: &World, tenant: &Tenant, name: &str) -> Person {
         .put(&tenant.key, "/v1/issuers/people", issuer)
         .await
         .expect_success();
-    let expires = world.clock.now().timestamp() + 20 * 3600;
-    let claims = json!({"iss": ISSUER, "aud": tenant.id, "sub": name, "exp": expires});
-    let token = tokens::hs256(&claims, SECRET);
+    let token = token(world, tenant, name);
     let user = world.get(&token, "/v1/users/me").await.expect(200);
     Person {
         user_id: user["id"].as_str().unwrap().to_owned(),
         token,
     }
+}
+
+/// A token of the issuer that `person` registers; nobody has used it yet.
+pub fn token(world: &World, tenant: &Tenant, name: &str) -> String {
+    let expires = world.clock.now().timestamp() + 20 * 3600;
+    let claims = json!({"iss": ISSUER, "aud": tenant.id, "sub": name, "exp": expires});
+    tokens::hs256(&claims, SECRET)
 }
 
 /// A bridge's request for one person.

@@ -1,5 +1,7 @@
 //! Somebody of whom there is something in every table, beside others who must not notice their end.
 
+use std::time::Duration;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
@@ -8,7 +10,7 @@ use throughline::ids::{IdentityId, SessionId, UserId};
 use super::conversations::{answered, id_of, said};
 use super::linking::bridge;
 use super::people::{Person, as_bridge, person};
-use super::{Reply, Tenant, World};
+use super::{Reply, Tenant, World, eventually};
 use crate::sessions::grant;
 use crate::tenancy::uuid_of;
 
@@ -218,7 +220,11 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     }
 
     // What they used is counted now, and not while somebody looks.
-    throughline::jobs::flush_usage::tick(world.app()).await;
+    eventually("the turn is counted", Duration::from_secs(10), async || {
+        throughline::jobs::flush_usage::tick(world.app()).await;
+        counts_turns(world, tenant).await
+    })
+    .await;
 
     // Guests both ways.
     let bobs = world
@@ -278,6 +284,16 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
         parted,
         ada,
     }
+}
+
+async fn counts_turns(world: &World, tenant: &Tenant) -> bool {
+    sqlx::query_scalar(
+        "select exists (select 1 from usage_hourly where tenant_id = $1 and turns > 0)",
+    )
+    .bind(uuid_of(tenant))
+    .fetch_one(&mut world.superuser().await)
+    .await
+    .unwrap()
 }
 
 /// What turns will count for a person.

@@ -179,6 +179,12 @@ impl World {
     }
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        cluster().assert_no_deadlock(&self.database);
+    }
+}
+
 /// What `serve` would read, for a node of the tests.
 pub fn node_environment(database: &str, redis_url: &str) -> Vec<(String, String)> {
     [

@@ -1,0 +1,89 @@
+//! The credentials of open streams and long polls: each is checked once for all who use it on this node.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+
+use tokio::time::Instant;
+
+use super::{BATCH, Verdict, lock};
+use crate::auth::{self, Presented, Verifiers};
+use crate::error::{Error, Result};
+
+/// All credentials of open streams on this node.
+#[derive(Default)]
+pub struct Credentials {
+    open: Arc<Mutex<HashMap<Presented, Weak<CheckedCredential>>>>,
+}
+
+pub struct CheckedCredential {
+    open: Arc<Mutex<HashMap<Presented, Weak<CheckedCredential>>>>,
+    presented: Presented,
+    verdict: Verdict,
+}
+
+impl Credentials {
+    /// A credential that was just accepted.
+    pub fn open(&self, presented: &Presented) -> Arc<CheckedCredential> {
+        let mut open = lock(&self.open);
+        if let Some(credential) = open.get(presented).and_then(Weak::upgrade)
+            && !credential.verdict.is_refused()
+        {
+            return credential;
+        }
+        let credential = Arc::new(CheckedCredential {
+            open: self.open.clone(),
+            presented: presented.clone(),
+            verdict: Verdict::new(),
+        });
+        open.insert(presented.clone(), Arc::downgrade(&credential));
+        credential
+    }
+
+    /// Checks all of them.
+    pub async fn renew(&self, verifiers: &Verifiers) {
+        let open: Vec<Arc<CheckedCredential>> = lock(&self.open)
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for credentials in open.chunks(BATCH) {
+            check(verifiers, credentials).await;
+        }
+    }
+}
+
+impl CheckedCredential {
+    pub fn read(&self) -> Result<()> {
+        self.verdict.read()
+    }
+
+    pub async fn refused(&self) {
+        self.verdict.refused().await;
+    }
+
+    /// Fails when it is no longer accepted. Looks only if nobody has for a while.
+    pub async fn check(self: &Arc<Self>, verifiers: &Verifiers) -> Result<()> {
+        if !self.verdict.is_fresh() {
+            check(verifiers, std::slice::from_ref(self)).await;
+        }
+        self.read()
+    }
+}
+
+impl Drop for CheckedCredential {
+    fn drop(&mut self) {
+        let mut open = lock(&self.open);
+        let gone = |credential: &Weak<CheckedCredential>| credential.strong_count() == 0;
+        if open.get(&self.presented).is_some_and(gone) {
+            open.remove(&self.presented);
+        }
+    }
+}
+
+async fn check(verifiers: &Verifiers, credentials: &[Arc<CheckedCredential>]) {
+    let began = Instant::now();
+    let presented: Vec<&Presented> = credentials.iter().map(|one| &one.presented).collect();
+    let checked: Vec<Result<(), Error>> = auth::recheck(verifiers, &presented).await;
+    for (credential, checked) in credentials.iter().zip(checked) {
+        credential.verdict.set(began, checked);
+    }
+}
