@@ -37,6 +37,7 @@ mod linking;
 mod model_script;
 mod openai_client;
 mod openapi;
+mod outside_text;
 mod people_erasure;
 mod people_export;
 mod pool;
