@@ -63,6 +63,8 @@ mod tenancy_turns;
 mod tenants;
 mod turn_events;
 mod turn_faults;
+mod turn_limits;
+mod turn_outages;
 mod turn_races;
 mod turn_recovery;
 mod turn_starts;
