@@ -18,7 +18,7 @@ use crate::error::FailedCall;
 use crate::ids::TurnId;
 
 /// The target of the one line about each request.
-pub const REQUESTS: &str = "throughline::requests";
+pub const REQUESTS: &str = "throughline::telemetry::requests";
 
 /// Logs go to standard error: standard output belongs to what a command answers.
 pub fn init_logs(config: &LogConfig) -> anyhow::Result<()> {

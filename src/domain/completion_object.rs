@@ -1,6 +1,7 @@
 //! What a model's server says, whole or in chunks: an object in OpenAI's words, kept as it came. It is read
 //! just far enough for what we count, store and pass on. Nothing in it is trusted.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
@@ -10,6 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::domain::completion::TokenUsage;
+use crate::domain::outside_text::normalise_json;
 
 /// Why a text is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +38,10 @@ pub struct CompletionObject {
 
 impl CompletionObject {
     pub fn read(text: Vec<u8>) -> Result<Self, NoCompletion> {
+        let text = match normalise_json(&text) {
+            Cow::Borrowed(_) => text,
+            Cow::Owned(normal) => normal,
+        };
         let text = String::from_utf8(text).map_err(|_| NoCompletion::Malformed)?;
         let members: Members = serde_json::from_str(&text).map_err(|_| NoCompletion::Malformed)?;
         if let Some(error) = members.error {

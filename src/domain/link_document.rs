@@ -294,10 +294,6 @@ impl Reader {
             self.refuse(at, format!("must be a text, and not {}", item.kind()));
             return None;
         };
-        if text.contains('\0') {
-            self.refuse(at, "must not contain the character U+0000");
-            return None;
-        }
         match text.parse::<ToolName>() {
             Ok(tool) => Some(tool),
             Err(problem) => {

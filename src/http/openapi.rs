@@ -58,18 +58,20 @@ pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
     });
     // Where the document was fetched from.
     document["servers"] = json!([{"url": "/", "description": "This deployment"}]);
-    refuse_nul(&mut document);
     refer_to_items(&mut document["components"]["schemas"]);
     for (path, item) in members(&mut document["paths"]) {
         let shape = Shape::of_path(&path);
         for (method, operation) in members(item) {
+            if let Some(parameters) = operation.get_mut("parameters") {
+                refuse_nul(parameters);
+            }
             share(&method, shape, operation);
         }
     }
     Ok(document)
 }
 
-/// Says of each text that a client may give what `extract` holds them all to.
+/// Says of each parameter what `extract` holds them all to. In bodies U+0000 is replaced.
 fn refuse_nul(schema: &mut Value) {
     if schema.get("maxLength").is_some() && schema.get("pattern").is_none() {
         schema["pattern"] = json!(r"^[^\u0000]*$");
