@@ -179,8 +179,13 @@ impl Call {
             Credential::Key(key) => viewer_of_key(app, key, self.taken, named).await?,
             Credential::User(user) => viewer_of_user(app, user, named).await?,
         };
+        let name = match &self.credential {
+            Credential::Key(_) => named.map(ToString::to_string),
+            Credential::User(user) => Some(user.identity().name.to_string()),
+        };
         Ok(Acting {
             viewer,
+            name,
             credential: self.credential,
         })
     }
@@ -359,6 +364,8 @@ fn no_such_user() -> Error {
 /// A call and for whom it is.
 pub struct Acting {
     pub viewer: Viewer,
+    /// Who is acted for, as the caller names them: it stays the same when users are merged.
+    name: Option<String>,
     credential: Credential,
 }
 
@@ -424,12 +431,12 @@ impl Acting {
         &self.credential
     }
 
-    /// The credential and the person it acts for: one key's retries for two people never meet, and those
-    /// of an account end with its belonging to a person.
+    /// The credential and who it acts for: one key's retries for two users never meet. An unlink deletes what
+    /// is stored under an identity's name.
     pub fn principal(&self) -> String {
         let actor = self.actor();
-        match self.viewer.person {
-            Some(person) => format!("{actor}/{person}"),
+        match &self.name {
+            Some(name) => format!("{actor}/{name}"),
             None => actor,
         }
     }

@@ -31,6 +31,7 @@ mod idle_streams;
 mod inbound;
 mod inbound_faults;
 mod inbound_parting;
+mod inbound_retries;
 mod jobs;
 mod key_sets;
 mod limits;

@@ -130,6 +130,9 @@ pub struct EffectiveSession {
 /// session, as with `user: "me"`, unless `store` is false. Otherwise it is stateless: history is what the request
 /// holds, the answer ends with the connection and has the header `X-Throughline-Stateless: true`.
 ///
+/// With an `Idempotency-Key` a request about a session is one turn, however often it is repeated. A stateless one
+/// stores nothing that could be given again: there the key has no effect.
+///
 /// An answer that is not streamed is waited for as long as the agent's `upstream.timeout_seconds` says, and nothing is
 /// sent before it; a stream gets a comment every five seconds while the model is silent, and an error that comes then
 /// is told in the stream. Errors that cost a model call carry `x-should-retry: false`.

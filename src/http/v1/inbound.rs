@@ -19,6 +19,7 @@ use crate::domain::turn::ToldReset;
 use crate::error::{Error, FieldError, Result};
 use crate::http::callers::Credential;
 use crate::http::json_body::JsonBody;
+use crate::http::retry::Retryable;
 use crate::http::v1::inbound_answers::Taking;
 use crate::http::vouching::Voucher;
 use crate::ids::{TurnId, UserId};
@@ -106,6 +107,7 @@ pub async fn create_inbound(
     app: web::Data<App>,
     caller: Voucher,
     credential: Credential,
+    retry: Retryable,
     body: JsonBody<InboundRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
@@ -147,6 +149,7 @@ pub async fn create_inbound(
     };
     let taking = Taking {
         app,
+        request: retry.request(vouched.principal(), body.hash),
         vouched,
         credential,
         speaker,

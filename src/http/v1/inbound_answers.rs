@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use actix_web::http::StatusCode;
+use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::{HttpResponse, web};
 use tokio::time::Instant;
 
@@ -16,8 +18,10 @@ use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, Result};
 use crate::http::acting::find_present_user;
 use crate::http::callers::Credential;
+use crate::http::retry;
 use crate::http::v1::link_codes::guarded;
 use crate::http::vouching::Vouched;
+use crate::idempotency::{self, Answer, Earlier};
 use crate::ids::{SessionId, TurnId, UserId};
 use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Notice, Preview, Speaker};
 use crate::store::{TenantTx, replies};
@@ -29,6 +33,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 /// A message on its way in.
 pub struct Taking {
     pub app: web::Data<App>,
+    /// Where the caller gave an `Idempotency-Key`.
+    pub request: Option<idempotency::Request>,
     pub vouched: Vouched,
     /// Checked again while an answer is waited for.
     pub credential: Credential,
@@ -66,11 +72,63 @@ impl Taking {
         let tenant_id = self.vouched.tenant_id();
         self.app.limits.check_tokens(tenant_id, limit).await?;
         let mut tx = self.begin().await?;
+        if let Some(earlier) = self.find_earlier(&mut tx).await? {
+            return self.replay(tx, earlier, message.waits).await;
+        }
         if let Some(before) = inbound::claim(&self.app, &mut tx, &self.speaker, message).await? {
             return self.again(tx, before, message.waits).await;
         }
         let accepted = inbound::ask(&self.app, &mut tx, &self.speaker, message, input).await?;
+        self.note_turn(&mut tx, accepted.turn_id).await?;
         self.answer(tx, accepted, message.waits).await
+    }
+
+    /// What the first request with the same `Idempotency-Key` came to.
+    async fn find_earlier(&self, tx: &mut TenantTx) -> Result<Option<Earlier>> {
+        match &self.request {
+            Some(request) => idempotency::find_earlier(&self.app, tx, request).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn note_turn(&self, tx: &mut TenantTx, turn_id: TurnId) -> Result<()> {
+        match &self.request {
+            Some(request) => idempotency::note_turn(tx, request, turn_id).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Commits, and answers what is no turn.
+    async fn settle(
+        &self,
+        mut tx: TenantTx,
+        status: StatusCode,
+        response: &InboundResponse,
+    ) -> Result<HttpResponse> {
+        if let Some(request) = &self.request {
+            let answer = Answer::new(status.as_u16(), response)?;
+            idempotency::note_answer(&self.app, &mut tx, request, &answer).await?;
+        }
+        tx.commit().await?;
+        Ok(HttpResponse::build(status).json(response))
+    }
+
+    /// Gives the first answer again: a turn's as it stands now.
+    async fn replay(&self, tx: TenantTx, earlier: Earlier, waits: bool) -> Result<HttpResponse> {
+        let mut response = match earlier {
+            Earlier::Turn(turn_id) => self.attach(tx, turn_id, waits, false).await?,
+            Earlier::Answer(answer) => {
+                let status = StatusCode::from_u16(answer.status).map_err(Error::internal)?;
+                HttpResponse::build(status).json(answer.into_body())
+            }
+        };
+        let (name, value) = retry::REPLAYED;
+        let (name, value) = (
+            HeaderName::from_static(name),
+            HeaderValue::from_static(value),
+        );
+        response.headers_mut().insert(name, value);
+        Ok(response)
     }
 
     async fn answer(&self, tx: TenantTx, accepted: Accepted, waits: bool) -> Result<HttpResponse> {
@@ -200,17 +258,30 @@ impl Taking {
 
     /// Answers a message that was taken before: as its first answer was, or will be.
     async fn again(&self, mut tx: TenantTx, before: Before, waits: bool) -> Result<HttpResponse> {
-        let turn_id = match before {
-            Before::Turn(turn_id) => turn_id,
+        match before {
+            Before::Turn(turn_id) => {
+                self.note_turn(&mut tx, turn_id).await?;
+                self.attach(tx, turn_id, waits, true).await
+            }
             Before::Command(answer) => {
-                tx.commit().await?;
-                return Ok(HttpResponse::Ok().json(self.of_command(answer, true)));
+                let response = self.of_command(answer, true);
+                self.settle(tx, StatusCode::OK, &response).await
             }
             Before::Nothing => {
-                tx.commit().await?;
-                return Ok(HttpResponse::Accepted().json(self.of_nothing(true)));
+                let response = self.of_nothing(true);
+                self.settle(tx, StatusCode::ACCEPTED, &response).await
             }
-        };
+        }
+    }
+
+    /// Answers with a turn that was accepted before.
+    async fn attach(
+        &self,
+        mut tx: TenantTx,
+        turn_id: TurnId,
+        waits: bool,
+        duplicate: bool,
+    ) -> Result<HttpResponse> {
         let now = self.app.clock.now();
         let before = inbound::find_before(&self.app, &mut tx, &self.speaker, turn_id).await?;
         let (turn, name) = before;
@@ -223,7 +294,7 @@ impl Taking {
             reset: turn.told.reset.clone(),
             name,
             user_id: self.speaker.user_id,
-            duplicate: true,
+            duplicate,
         };
         let by_http = matches!(via, Some(ReplyVia::Http | ReplyVia::Told));
         if !waits || !by_http {
@@ -272,19 +343,24 @@ impl Taking {
             message.preview = Some(self.preview(code).await?);
         }
         let mut tx = self.begin().await?;
+        if let Some(earlier) = self.find_earlier(&mut tx).await? {
+            return self.replay(tx, earlier, message.waits).await;
+        }
         if let Some(before) = inbound::claim(&self.app, &mut tx, &self.speaker, &message).await? {
             return self.again(tx, before, message.waits).await;
         }
         let done = inbound::command(&self.app, &mut tx, &self.speaker, &message, command).await?;
         match done {
             Done::Answered(answer, after) => {
-                tx.commit().await?;
+                let response = self.of_command(*answer, false);
+                let answered = self.settle(tx, StatusCode::OK, &response).await?;
                 self.finish(after);
-                Ok(HttpResponse::Ok().json(self.of_command(*answer, false)))
+                Ok(answered)
             }
             Done::Again(input) => {
                 let accepted =
                     inbound::ask(&self.app, &mut tx, &self.speaker, &message, input).await?;
+                self.note_turn(&mut tx, accepted.turn_id).await?;
                 self.answer(tx, accepted, message.waits).await
             }
         }
@@ -329,19 +405,25 @@ impl Taking {
         };
         let input = inbound::input(message, text, &self.speaker)?;
         let mut tx = self.begin().await?;
+        if let Some(earlier) = self.find_earlier(&mut tx).await? {
+            return self.replay(tx, earlier, message.waits).await;
+        }
         let turn_id = inbound::edit(&self.app, &mut tx, &self.speaker, message, &input).await?;
-        tx.commit().await?;
-        Ok(HttpResponse::Accepted().json(InboundResponse {
+        let response = InboundResponse {
             turn_id,
             ..self.of_nothing(turn_id.is_some())
-        }))
+        };
+        self.settle(tx, StatusCode::ACCEPTED, &response).await
     }
 
     /// What was not said to the agent is only known.
     pub async fn only_note(&self, message: &Message<'_>) -> Result<HttpResponse> {
         let mut tx = self.begin().await?;
+        if let Some(earlier) = self.find_earlier(&mut tx).await? {
+            return self.replay(tx, earlier, message.waits).await;
+        }
         let before = inbound::claim(&self.app, &mut tx, &self.speaker, message).await?;
-        tx.commit().await?;
-        Ok(HttpResponse::Accepted().json(self.of_nothing(before.is_some())))
+        let response = self.of_nothing(before.is_some());
+        self.settle(tx, StatusCode::ACCEPTED, &response).await
     }
 }
