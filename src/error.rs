@@ -58,6 +58,7 @@ error_codes! {
     InvalidSessionId, "invalid_session_id", 400, Useless, "The session id is not valid";
     ToolCallUnknown, "tool_call_unknown", 400, Useless, "No turn waits for the result of this call";
     UpstreamRefused, "upstream_refused", 400, Useless, "The model's server refuses the request";
+    ContextLengthExceeded, "context_length_exceeded", 400, Useless, "The conversation is too long for the model";
     InvalidSessionKey, "invalid_session_key", 400, Useless, "The session key is not valid";
     Unauthorized, "unauthorized", 401, Useless, "The credential is missing or not valid";
     KeyExpired, "key_expired", 401, Useless, "The API key has expired";
@@ -180,6 +181,8 @@ pub struct Error {
     pub retry_after: Option<u32>,
     /// Whether asking again changes nothing, whatever the code usually means.
     pub is_final: bool,
+    /// Headers that name what it is about.
+    pub headers: Box<[(&'static str, String)]>,
     /// Logged once where the error is answered, never shown.
     pub cause: Option<anyhow::Error>,
     /// The call of a model that failed, where that is the reason. Logged once, never shown.
@@ -195,6 +198,7 @@ impl Error {
             allow: None,
             retry_after: None,
             is_final: false,
+            headers: Box::default(),
             cause: None,
             failed_call: None,
         }

@@ -15,7 +15,7 @@ use crate::domain::agent::{AgentSpec, UpstreamKind};
 use crate::domain::completion_object::CompletionObject;
 use crate::domain::demo_model;
 use crate::domain::limits::Limits;
-use crate::error::{Code, Error, FailedCall, Result};
+use crate::error::{Code, Error, FailedCall, FieldError, Result};
 use crate::ids::TenantId;
 use crate::store::{Db, agents, tenants};
 use crate::upstream::{CallError, CompletionStream, Completions, GuardedClient, ModelServer};
@@ -193,7 +193,8 @@ fn model_of(
         UpstreamKind::Openai => {
             let base_url = spec.upstream.base_url.as_deref().unwrap_or_default();
             let base_url: Url = base_url.parse().map_err(Error::internal)?;
-            let server = ModelServer::new(&tenant_id.to_string(), &base_url, api_key);
+            let timeout = Duration::from_secs(spec.upstream.timeout_seconds.into());
+            let server = ModelServer::new(&tenant_id.to_string(), &base_url, api_key, timeout);
             let called = CalledServer {
                 tenant_id,
                 agent: agent.to_owned(),
@@ -223,11 +224,15 @@ fn refusal(called: &CalledServer, error: &CallError) -> Error {
     let detail = error.to_string();
     let (code, retry_after) = match error {
         CallError::Refused { .. } => (Code::UpstreamRefused, None),
-        CallError::Busy { retry_after, .. } => (Code::UpstreamBusy, *retry_after),
-        CallError::LeftAlone { retry_after } => (Code::UpstreamFailed, Some(*retry_after)),
+        CallError::Busy { retry_after } => (Code::UpstreamBusy, *retry_after),
+        CallError::LeftAlone { retry_after } | CallError::Unavailable { retry_after } => {
+            (Code::UpstreamFailed, Some(*retry_after))
+        }
+        CallError::TooLong(_) => (Code::ContextLengthExceeded, None),
         CallError::TooSlow => (Code::UpstreamTimeout, None),
         CallError::NotReached(_)
         | CallError::Failed(_)
+        | CallError::Reported(_)
         | CallError::NotAllowed(_)
         | CallError::Broken
         | CallError::Malformed
@@ -235,8 +240,15 @@ fn refusal(called: &CalledServer, error: &CallError) -> Error {
     };
     let seconds =
         |time: Duration| u32::try_from(time.as_secs_f64().ceil() as u64).unwrap_or(u32::MAX);
+    let mut errors = Vec::new();
+    if let CallError::TooLong(_) = &error {
+        errors.push(FieldError::new("/messages", detail.clone()));
+    }
     Error {
         retry_after: retry_after.map(seconds),
+        // A call that took long was paid for, and a wrong key stays wrong.
+        is_final: matches!(error, CallError::TooSlow | CallError::NotAllowed(_)),
+        errors,
         failed_call: Some(Box::new(FailedCall {
             tenant_id: called.tenant_id,
             agent: called.agent.clone(),

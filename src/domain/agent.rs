@@ -78,6 +78,18 @@ pub struct Upstream {
     /// Sends `X-Hermes-Session-Key` upstream, so that a memory provider there is scoped by it.
     #[serde(default)]
     pub forward_session_key: bool,
+    /// How many seconds the model may be silent: before the first byte, between two pieces of a stream, and in all
+    /// where an answer is not streamed. Who waits for it is not cut off before.
+    #[serde(default = "default_timeout")]
+    #[schema(minimum = 1, maximum = 3600)]
+    pub timeout_seconds: u32,
+}
+
+/// As long as the official clients wait.
+const DEFAULT_TIMEOUT_SECONDS: u32 = 600;
+
+const fn default_timeout() -> u32 {
+    DEFAULT_TIMEOUT_SECONDS
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -316,6 +328,7 @@ impl AgentSpec {
                 model: None,
                 api_key: KeyChange::Keep,
                 forward_session_key: false,
+                timeout_seconds: default_timeout(),
             },
             system_prompt: String::new(),
             context_window: default_context_window(),

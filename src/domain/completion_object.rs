@@ -14,11 +14,11 @@ use crate::domain::completion::TokenUsage;
 use crate::domain::outside_text::normalise_json;
 
 /// Why a text is none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoCompletion {
     Malformed,
-    /// It tells of an error.
-    Error,
+    /// It tells of an error: the text of its member `error`.
+    Error(String),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -44,8 +44,8 @@ impl CompletionObject {
         };
         let text = String::from_utf8(text).map_err(|_| NoCompletion::Malformed)?;
         let members: Members = serde_json::from_str(&text).map_err(|_| NoCompletion::Malformed)?;
-        if members.error.is_some() {
-            return Err(NoCompletion::Error);
+        if let Some(error) = members.error {
+            return Err(NoCompletion::Error(error.get().to_owned()));
         }
         let choices = members.choices.ok_or(NoCompletion::Malformed)?;
         let place = |part: &RawValue| {
@@ -97,7 +97,8 @@ struct Members<'a> {
     model: Option<&'a RawValue>,
     #[serde(default)]
     usage: Value,
-    error: Option<IgnoredAny>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
 }
 
 /// Where it is null, too: it is replaced, and not named twice.
@@ -313,7 +314,8 @@ mod tests {
             NoCompletion::Malformed
         );
         let error = r#"{"error": {"message": "no"}, "choices": []}"#;
-        assert_eq!(read(error).unwrap_err(), NoCompletion::Error);
+        let told = NoCompletion::Error(r#"{"message": "no"}"#.to_owned());
+        assert_eq!(read(error).unwrap_err(), told);
     }
 
     #[test]

@@ -22,6 +22,9 @@ const MAX_REQUEST_ID: usize = 64;
 const MAX_URI: usize = 8 * 1024;
 /// Longer than the longest wait an endpoint promises (55 s); streams have begun by then.
 const DEADLINE: Duration = Duration::from_secs(65);
+/// Chat waits for a model as long as its agent says, an hour at most, and for turns that came before. Each of its
+/// own steps ends sooner.
+const CHAT_DEADLINE: Duration = Duration::from_secs(2 * 3600);
 /// Asked for every second by balancers: their lines would hide all others.
 const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 
@@ -53,7 +56,8 @@ pub async fn surround(
     } else if let Some(answer) = cors::preflight(&method, request.headers()) {
         Ok(request.into_response(answer))
     } else {
-        match tokio::time::timeout(DEADLINE, next.call(request)).await {
+        let deadline = deadline_of(request.path());
+        match tokio::time::timeout(deadline, next.call(request)).await {
             Ok(outcome) => outcome.map(|response| rendered(response, &id, shape)),
             Err(_) => Err(Error::new(Code::Timeout, "the request took too long").into()),
         }
@@ -98,6 +102,13 @@ pub async fn surround(
         took: started.elapsed(),
     });
     Ok(response)
+}
+
+fn deadline_of(path: &str) -> Duration {
+    match path {
+        "/v1/chat/completions" => CHAT_DEADLINE,
+        _ => DEADLINE,
+    }
 }
 
 /// Renders an error that a handler or extractor left in its response.
@@ -189,5 +200,16 @@ fn log_request(answered: &Answered) {
         log_line!(debug, answered);
     } else {
         log_line!(info, answered);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chat_is_not_cut_off_before_a_model_may_answer() {
+        assert!(deadline_of("/v1/chat/completions") > Duration::from_secs(3600));
+        assert_eq!(deadline_of("/v1/inbound"), DEADLINE);
     }
 }

@@ -3,8 +3,8 @@
 use std::error::Error as StdError;
 use std::io::{self, ErrorKind};
 
+use super::call_error::CallError;
 use super::client::FetchError;
-use super::completions::CallError;
 
 impl CallError {
     /// The class of the failure: `refused`, `dns`, `tls`, `timeout`, `status 401`, `breaker open`, …
@@ -12,13 +12,14 @@ impl CallError {
         match self {
             Self::NotReached(error) => fetch_reason(error),
             Self::TooSlow => "timeout".to_owned(),
-            // An error that a server sends inside a stream that began well.
-            Self::Failed(200) => "error in the stream".to_owned(),
+            Self::Reported(_) => "error in the answer".to_owned(),
+            Self::TooLong(_) => "context too long".to_owned(),
+            Self::Busy { .. } => "status 429".to_owned(),
+            Self::Unavailable { .. } => "status 503".to_owned(),
             Self::NotAllowed(0) => "key not sendable".to_owned(),
-            Self::Failed(status)
-            | Self::NotAllowed(status)
-            | Self::Busy { status, .. }
-            | Self::Refused { status, .. } => format!("status {status}"),
+            Self::Failed(status) | Self::NotAllowed(status) | Self::Refused { status, .. } => {
+                format!("status {status}")
+            }
             Self::LeftAlone { .. } => "breaker open".to_owned(),
             Self::Broken => "connection broken".to_owned(),
             Self::Malformed => "not a completion".to_owned(),
@@ -71,7 +72,12 @@ mod tests {
 
     async fn reason_of(base_url: &str) -> String {
         let client = GuardedClient::new(PrivateUpstreams::Allowed, OwnPorts::default()).unwrap();
-        let server = ModelServer::new("owner", &base_url.parse().unwrap(), None);
+        let server = ModelServer::new(
+            "owner",
+            &base_url.parse().unwrap(),
+            None,
+            Duration::from_secs(30),
+        );
         let completions = Completions::new(client);
         match completions.complete(&server, b"{}".to_vec()).await {
             Ok(_) => panic!("{base_url} answered"),
@@ -102,15 +108,10 @@ mod tests {
         for (error, reason) in [
             (CallError::TooSlow, "timeout"),
             (CallError::Failed(502), "status 502"),
-            (CallError::Failed(200), "error in the stream"),
+            (CallError::Reported(String::new()), "error in the answer"),
             (CallError::NotAllowed(401), "status 401"),
-            (
-                CallError::Busy {
-                    status: 429,
-                    retry_after: None,
-                },
-                "status 429",
-            ),
+            (CallError::Busy { retry_after: None }, "status 429"),
+            (CallError::Unavailable { retry_after: wait }, "status 503"),
             (CallError::LeftAlone { retry_after: wait }, "breaker open"),
             (CallError::NotReached(FetchError::Unresolved), "dns"),
         ] {

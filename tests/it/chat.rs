@@ -183,7 +183,7 @@ async fn errors_have_openais_shape_and_tell_whose_fault_it_is() {
         400,
         "invalid_request",
     );
-    assert_eq!(wrong["param"], "/messages");
+    assert_eq!(wrong["param"], "messages");
     expect_error(&chat.ask(json!({"user": 5})).await, 400, "invalid_request");
     let no_key = chat
         .world

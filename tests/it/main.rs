@@ -71,6 +71,7 @@ mod turn_starts;
 mod turn_tools;
 mod turns;
 mod unlink_races;
+mod upstream_errors;
 mod user_chat;
 mod user_tokens;
 mod waiting_callers;

@@ -1,6 +1,8 @@
 //! `/v1/chat/completions`, as OpenAI's clients know it. What names no session is stateless: passed to the
 //! agent's model and back, and gone with the connection. The rest is a turn.
 
+use std::pin::Pin;
+
 use actix_web::http::header::ContentType;
 use actix_web::web::Bytes;
 use actix_web::{HttpRequest, HttpResponse, post, web};
@@ -8,6 +10,7 @@ use futures_util::{FutureExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::task::yield_now;
+use tokio::time::timeout;
 
 use super::session_chat::{self, Asking};
 use crate::app::App;
@@ -21,7 +24,7 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Converser;
 use crate::http::callers::Credential;
 use crate::http::context;
-use crate::http::event_stream;
+use crate::http::event_stream::{self, ALIVE, HEARTBEAT};
 use crate::http::json_body::{BodyHash, LargeJsonObject};
 use crate::http::problem;
 use crate::http::retry::Retryable;
@@ -126,6 +129,10 @@ pub struct EffectiveSession {
 /// store, and a dropped connection does not stop it. A user token that gives none of them speaks in its user's own
 /// session, as with `user: "me"`, unless `store` is false. Otherwise it is stateless: history is what the request
 /// holds, the answer ends with the connection and has the header `X-Throughline-Stateless: true`.
+///
+/// An answer that is not streamed is waited for as long as the agent's `upstream.timeout_seconds` says, and nothing is
+/// sent before it; a stream gets a comment every five seconds while the model is silent, and an error that comes then
+/// is told in the stream. Errors that cost a model call carry `x-should-retry: false`.
 #[utoipa::path(
     operation_id = "create_chat_completion",
     tag = "chat",
@@ -236,8 +243,14 @@ async fn answer_stateless(call: Call, request_id: String) -> Result<HttpResponse
         head.insert_header(STATELESS);
         return Ok(head.content_type(ContentType::json()).body(answer));
     }
+    let mut opening: Opening = Box::pin(call.stream());
+    // Until then what goes wrong has a status of its own; afterwards the client hears that it is waited for.
+    let source = match timeout(HEARTBEAT, &mut opening).await {
+        Ok(opened) => Source::Open(opened?),
+        Err(_) => Source::Opening(opening),
+    };
     let telling = Telling {
-        answering: call.stream().await?,
+        source,
         request_id,
         ended: false,
     };
@@ -250,9 +263,37 @@ async fn answer_stateless(call: Call, request_id: String) -> Result<HttpResponse
     Ok(head.streaming(events))
 }
 
+type Opening = Pin<Box<dyn Future<Output = Result<Answering>>>>;
+
+/// Where the chunks come from. A server that has not answered yet is waited for in one place, however often the
+/// wait is interrupted.
+enum Source {
+    Opening(Opening),
+    Open(Answering),
+}
+
+impl Source {
+    fn has_begun(&self) -> bool {
+        match self {
+            Self::Opening(_) => false,
+            Self::Open(answering) => answering.has_begun(),
+        }
+    }
+
+    /// The next chunk. Nothing is lost when its future is dropped.
+    async fn next(&mut self) -> Result<Option<String>> {
+        loop {
+            match self {
+                Self::Opening(opening) => *self = Self::Open(opening.await?),
+                Self::Open(answering) => return answering.next().await,
+            }
+        }
+    }
+}
+
 /// A stream that is under way.
 struct Telling {
-    answering: Answering,
+    source: Source,
     request_id: String,
     ended: bool,
 }
@@ -264,13 +305,15 @@ impl Telling {
             return None;
         }
         let mut events = String::new();
-        let has_begun = self.answering.has_begun();
-        let first = self.answering.next().await;
+        let has_begun = self.source.has_begun();
+        let Ok(first) = timeout(HEARTBEAT, self.source.next()).await else {
+            return Some(ALIVE);
+        };
         self.put(&mut events, first);
         while has_begun && !self.ended && events.len() < MOST_TOGETHER {
             // Lets the connection to the model read on.
             yield_now().await;
-            let Some(next) = self.answering.next().now_or_never() else {
+            let Some(next) = self.source.next().now_or_never() else {
                 break;
             };
             self.put(&mut events, next);
