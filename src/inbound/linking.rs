@@ -150,6 +150,7 @@ fn context(tx: &TenantTx, speaker: &Speaker) -> String {
 
 async fn join(app: &App, tx: &mut TenantTx, speaker: &Speaker) -> Result<(CommandAnswer, bool)> {
     let now = app.clock.now();
+    tx.mark().await?;
     let Some(sealed) = pending_links::take(tx, speaker.identity.id, now).await? else {
         let text = "There is nothing to confirm. Write /link and the code of your other account.";
         return Ok((CommandAnswer::saying(text), false));
@@ -174,7 +175,11 @@ async fn join(app: &App, tx: &mut TenantTx, speaker: &Speaker) -> Result<(Comman
             }
             Ok((CommandAnswer::saying(text), true))
         }
-        Err(error) if error.code.status() < 500 => Ok((refused(error.code), false)),
+        // The answer is committed; the code, which was taken, is good as before.
+        Err(error) if error.code.status() < 500 => {
+            tx.roll_back_to_mark().await?;
+            Ok((refused(error.code), false))
+        }
         Err(error) => Err(error),
     }
 }
