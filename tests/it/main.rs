@@ -70,6 +70,7 @@ mod turn_limits;
 mod turn_outages;
 mod turn_races;
 mod turn_recovery;
+mod turn_scale;
 mod turn_starts;
 mod turn_tools;
 mod turns;

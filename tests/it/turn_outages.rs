@@ -12,7 +12,9 @@ use crate::support::eventually;
 use crate::support::model::Step;
 use crate::support::nodes::NodesOptions;
 use crate::support::sse::{self, Sse};
-use crate::turn_recovery::{LEASE, Pair};
+use crate::turn_recovery::{GRACE, LEASE, Pair};
+
+const TURNS: usize = 12;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_longer_than_the_lease_restarts_no_turn() {
@@ -25,27 +27,39 @@ async fn an_outage_longer_than_the_lease_restarts_no_turn() {
         redis_url: servers.redis.as_ref().map(|redis| redis.url.clone()),
         ..NodesOptions::default()
     };
-    let pair = Pair::with(options, [Step::held("one two ", "three")]).await;
-    let mut stream = Sse::open(pair.saying(0, "hi", true)).await;
-    stream.hears("one two ").await;
-    let turn = stream.header("x-throughline-turn-id");
+    let held = vec![Step::held("one two ", "three"); TURNS];
+    let pair = Pair::with(options, held).await;
+    let mut streams = Vec::new();
+    for place in 0..TURNS {
+        let request = pair.saying_in(place % 2, &format!("s-{place}"), "hi", true);
+        let mut stream = Sse::open(request).await;
+        stream.hears("one two ").await;
+        streams.push(stream);
+    }
     servers
         .restart_postgres_after(Signal::SIGINT, LEASE * 3)
         .await;
     // Long enough for sweepers to look, on both nodes.
     tokio::time::sleep(LEASE * 3).await;
-    pair.model.release();
-    assert_eq!(sse::said(&stream.rest().await), "three");
-    let ended = pair.completes(1, &turn).await;
-    assert_eq!(ended["attempt"], json!(1));
-    assert_eq!(pair.model.requests().len(), 1, "the model is asked once");
+    for stream in &mut streams {
+        pair.model.release();
+        let turn = stream.header("x-throughline-turn-id");
+        let ended = pair.completes(1, &turn).await;
+        assert_eq!(ended["attempt"], json!(1));
+    }
+    for mut stream in streams {
+        assert_eq!(sse::said(&stream.rest().await), "three");
+    }
+    assert_eq!(pair.model.requests().len(), TURNS, "each is asked once");
     drop(pair);
     servers.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_ends_leaves_the_next_turn_to_another() {
-    let pair = Pair::new([Step::held("one ", "two"), Step::say("next")]).await;
+    // It would not end within the node's grace.
+    let slow = Step::Wait(GRACE + Duration::from_secs(1));
+    let pair = Pair::new([Step::held("one ", "two"), slow, Step::say("next")]).await;
     let mut stream = Sse::open(pair.saying(0, "first", true)).await;
     stream.hears("one ").await;
     let second = tokio::spawn(pair.saying(0, "second", true).send());
@@ -55,7 +69,7 @@ async fn a_node_that_ends_leaves_the_next_turn_to_another() {
             .await
             .unwrap()
     };
-    let patience = Duration::from_secs(10);
+    let patience = Duration::from_secs(20);
     eventually("both are accepted", patience, async || count().await == 2).await;
     let nodes = pair.nodes.clone();
     let ending = tokio::spawn(async move { nodes.terminate(0).await });

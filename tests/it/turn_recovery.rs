@@ -16,7 +16,7 @@ use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
 
 pub const LEASE: Duration = Duration::from_secs(1);
-const GRACE: Duration = Duration::from_secs(3);
+pub const GRACE: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Two processes, and a model that is held in the middle of its first answer.
@@ -58,9 +58,19 @@ impl Pair {
     }
 
     pub fn saying(&self, node: usize, text: &str, stream: bool) -> reqwest::RequestBuilder {
+        self.saying_in(node, "s-1", text, stream)
+    }
+
+    pub fn saying_in(
+        &self,
+        node: usize,
+        session: &str,
+        text: &str,
+        stream: bool,
+    ) -> reqwest::RequestBuilder {
         let url = self.nodes.url_on(node, "/v1/chat/completions");
         let request = self.nodes.client.post(url).bearer_auth(&self.key);
-        let request = request.header("x-hermes-session-id", "s-1");
+        let request = request.header("x-hermes-session-id", session);
         request.json(&with_model(
             json!({"messages": [said(text)], "stream": stream}),
         ))
