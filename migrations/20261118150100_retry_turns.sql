@@ -6,6 +6,9 @@
 --              should have it by then; after a failure: the end of the backoff
 --   failures   how often a sweeper failed with it
 --   lost       how often its node was lost with it. A node that released it on shutdown does not count
+-- Behind a long statement everybody else would wait too: then this fails, and may be run again.
+set local lock_timeout = '5s';
+
 alter table turns
   add column due_at    timestamptz,
   add column failures  integer not null default 0,
@@ -14,10 +17,7 @@ alter table turns
 -- `failed`: the answer could not become a delivery.
 alter table turns
   drop constraint turns_reply_via_known,
-  add constraint turns_reply_via_known check (reply_via in ('http', 'told', 'delivery', 'failed'));
-
--- The time of the last write. Times within a conversation never run backwards, whichever node writes.
-alter table conversations add column last_at timestamptz;
+  add constraint turns_reply_via_known check (reply_via in ('http', 'told', 'delivery', 'failed')) not valid;
 
 -- `lease_until` changes with every write of a running turn: in an index it would make each of them a new entry
 -- in every index of the table. `turns_one_active` has the few that are active, led by the tenant.
@@ -41,6 +41,17 @@ as $$
      from turns t
     where t.state = 'queued'
       and (t.due_at is null or t.due_at <= clock_timestamp())
+      and exists (select 1
+                    from tenants n
+                   where n.id = t.tenant_id
+                     and n.state = 'active')
+      -- Only the first of a queue, by whose failures the queue is put off.
+      and not exists (select 1
+                        from turns f
+                       where f.tenant_id = t.tenant_id
+                         and f.conversation_id = t.conversation_id
+                         and f.state = 'queued'
+                         and f.turn_no < t.turn_no)
       and not exists (select 1
                         from turns o
                        where o.tenant_id = t.tenant_id
@@ -58,7 +69,7 @@ as $$
     from turns t
    where t.reply_via = 'http'
      and t.ended_at is not null
-     and (t.due_at is null or t.due_at <= clock_timestamp())
+     and coalesce(t.due_at, t.ended_at + interval '5 seconds') <= clock_timestamp()
    order by random()
    limit p_limit
 $$;

@@ -120,15 +120,14 @@ const LATE_TURNS: TimeDelta = TimeDelta::seconds(2);
 /// Conversations whose turns are stopped in one transaction.
 const STOP_BATCH: i64 = 200;
 
-/// Stops the turns of a tenant that is suspended or being deleted, after that was committed. Answers how many
-/// there were. Conversations that somebody holds are left to the job.
-pub async fn stop_turns(app: &App, id: TenantId) -> Result<usize> {
+/// Stops the turns of a tenant that is suspended or being deleted, after that was committed. Answers whether
+/// some are left: those of conversations that somebody holds, for the job.
+pub async fn stop_turns(app: &App, id: TenantId) -> Result<bool> {
     let caller = JobCaller::of_served_tenant(id);
-    let mut stopped = 0;
     loop {
         let mut tx = caller.begin(&app.db).await?;
         if tenants::is_active(&mut tx).await? {
-            return Ok(stopped);
+            return Ok(false);
         }
         let busy = turn_stops::lock_busy(&mut tx, STOP_BATCH).await?;
         let (reason, now) = (StopReason::TenantSuspended, app.clock.now());
@@ -137,9 +136,9 @@ pub async fn stop_turns(app: &App, id: TenantId) -> Result<usize> {
         for conversation_id in &busy {
             app.live.poke(*conversation_id);
         }
-        stopped += count;
         if count == 0 {
-            return Ok(stopped);
+            let mut tx = caller.begin(&app.db).await?;
+            return turn_stops::has_open(&mut tx).await;
         }
     }
 }

@@ -63,8 +63,8 @@ pub struct ReplyTo {
 }
 
 words!(
-    /// How the answer of a turn gets to who asked.
-    ReplyVia { Http = "http", Told = "told", Delivery = "delivery" }
+    /// How the answer of a turn gets to who asked. `Failed`: it could not become a delivery.
+    ReplyVia { Http = "http", Told = "told", Delivery = "delivery", Failed = "failed" }
 );
 
 /// A delivery that is to be written.

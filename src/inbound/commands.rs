@@ -91,6 +91,7 @@ const ATTEMPTS: usize = 5;
 /// unlinks the identity while its command runs.
 async fn hold_user(tx: &mut TenantTx, speaker: &Speaker) -> Result<Speaker> {
     let mut user_id = speaker.user_id;
+    tx.mark().await?;
     for _ in 0..ATTEMPTS {
         users::lock(tx, &[user_id]).await?;
         let present = identities::find_user(tx, speaker.identity.id).await?;
@@ -102,6 +103,8 @@ async fn hold_user(tx: &mut TenantTx, speaker: &Speaker) -> Result<Speaker> {
             });
         }
         user_id = present;
+        // Two users are locked by id: the one that is held is given back first.
+        tx.roll_back_to_mark().await?;
     }
     Err(Error::unavailable(
         "the user",

@@ -13,7 +13,7 @@ const AGAIN: TimeDelta = TimeDelta::seconds(2);
 const WHILE_IDLE: TimeDelta = TimeDelta::days(1);
 
 pub async fn run(app: &App, tenant_id: TenantId) -> Result<DateTime<Utc>> {
-    let stopped = tenants::stop_turns(app, tenant_id).await?;
-    let pause = if stopped > 0 { AGAIN } else { WHILE_IDLE };
+    let left = tenants::stop_turns(app, tenant_id).await?;
+    let pause = if left { AGAIN } else { WHILE_IDLE };
     Ok(app.clock.now() + pause)
 }

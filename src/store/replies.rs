@@ -17,7 +17,7 @@ pub async fn mark_told(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
             set reply_via = 'told'
           where tenant_id = $1
             and id = $2
-            and reply_via in ('http', 'told')",
+            and reply_via in ('http', 'told', 'failed')",
     )
     .bind(tx.tenant_id())
     .bind(id)

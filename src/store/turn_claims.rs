@@ -307,7 +307,8 @@ pub async fn find_next(tx: &mut TenantTx, conversation_id: SessionId) -> Result<
     .await?)
 }
 
-/// Puts a turn off that a sweeper failed with: twice as long each time. Answers how often that happened.
+/// Puts a turn off that a sweeper failed with: twice as long each time. Answers how often that happened; `None` if
+/// another node has just put it off.
 pub async fn defer(tx: &mut TenantTx, id: TurnId) -> Result<Option<i32>> {
     Ok(sqlx::query_scalar(
         "update turns
@@ -315,6 +316,7 @@ pub async fn defer(tx: &mut TenantTx, id: TurnId) -> Result<Option<i32>> {
                 due_at = clock_timestamp() + least(power(2, failures), 600) * interval '1 second'
           where tenant_id = $1
             and id = $2
+            and (due_at is null or due_at <= clock_timestamp())
       returning failures",
     )
     .bind(tx.tenant_id())

@@ -41,7 +41,8 @@ pub async fn cancel_queued(
 ) -> Result<bool> {
     let done = sqlx::query(
         "update turns
-            set state = $3, reason = $4, ended_at = $5
+            set state = $3, reason = $4, ended_at = greatest($5, created_at),
+                due_at = clock_timestamp() + interval '5 seconds'
           where tenant_id = $1
             and id = $2
             and state = 'queued'",
@@ -79,6 +80,23 @@ pub async fn lock_busy(tx: &mut TenantTx, limit: i64) -> Result<Vec<SessionId>> 
     .bind(tx.tenant_id())
     .bind(limit)
     .fetch_all(tx.connection())
+    .await?)
+}
+
+/// Whether any turn of the tenant has not ended.
+pub async fn has_open(tx: &mut TenantTx) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1
+                          from turns
+                         where tenant_id = $1
+                           and state = 'queued')
+             or exists (select 1
+                          from turns
+                         where tenant_id = $1
+                           and state in ('running', 'waiting_client'))",
+    )
+    .bind(tx.tenant_id())
+    .fetch_one(tx.connection())
     .await?)
 }
 
@@ -168,7 +186,9 @@ pub async fn fail(
         "update turns
             set state = 'failed', reason = $3, detail = $4, ended_at = greatest($5, created_at, started_at),
                 fence = fence + 1, lease_until = null, node = null,
-                due_at = clock_timestamp() + interval '5 seconds', failures = 0
+                due_at = clock_timestamp() + interval '5 seconds', failures = 0,
+                -- The sweeper of answers says that there is none.
+                reply_via = case reply_via when 'delivery' then 'http' else reply_via end
           where tenant_id = $1
             and id = $2
             and ended_at is null

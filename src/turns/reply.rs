@@ -6,7 +6,6 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::follow::Follower;
-use super::is_away;
 use super::launch::Ahead;
 use super::outcome::{Outcome, Said};
 use crate::app::App;
@@ -85,9 +84,7 @@ pub async fn deliver_untold(app: &App) -> Result<usize> {
         if let Err(error) = deliver_one(app, *tenant_id, *turn_id).await {
             tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
                            "an answer did not become a delivery");
-            if is_away(&error) {
-                return Err(error);
-            }
+            // Fails too while the database is away: then none of the others could be delivered either.
             put_off(app, *tenant_id, *turn_id).await?;
         }
     }

@@ -146,14 +146,14 @@ impl Writer {
         }
         tx.commit().await?;
         self.fence.version += 1;
-        let next = match frees && heard.followed {
-            true => self.begin_next().await,
-            false => None,
-        };
         app.live.poke(self.conversation_id);
         if frees && self.reply_to.is_some() {
             app.live.poke_deliveries(self.tenant_id);
         }
+        let next = match frees && heard.followed {
+            true => self.begin_next().await,
+            false => None,
+        };
         Ok((Wrote::Fine(heard), next))
     }
 

@@ -167,7 +167,12 @@ async fn execute(database: &mut PgConnection, sql: &'static str) {
 const POISON: &str = "
   insert into turns
   select (jsonb_populate_record(t, jsonb_build_object(
-            'id', gen_random_uuid(), 'turn_no', 1000 + n, 'reply_via', 'http', 'reply_to', '{\"odd\": true}'::jsonb,
+            'id', gen_random_uuid(), 'turn_no', 1000 + n, 'reply_via', 'http',
+            -- One that cannot be read, or one of an identity that is no more.
+            'reply_to', case n % 2
+                        when 0 then '{\"odd\": true}'::jsonb
+                        else jsonb_set(t.reply_to::jsonb, '{identity_id}', to_jsonb('idn_01900000000070008000000000000000'::text))
+                        end,
             'due_at', now() - interval '1 hour', 'failures', case n when 1 then 7 else 0 end))).*
     from turns t, generate_series(1, 60) n
    where t.turn_no = 1;
@@ -259,4 +264,43 @@ async fn turns_that_cannot_be_recovered_hold_up_no_other() {
         tried == 60
     })
     .await;
+}
+
+/// A queue of two, the first of which cannot be read.
+const POISON_QUEUE: &str = "
+  insert into turns
+  select (jsonb_populate_record(t, jsonb_build_object(
+            'id', gen_random_uuid(), 'turn_no', 1 + n, 'state', 'queued', 'started_at', null, 'ended_at', null,
+            'start_session_id', null, 'end_session_id', null, 'steps', 0, 'attempt', 0, 'fence', 0, 'version', 0,
+            'due_at', now(), 'input', case n when 1 then '{\"odd\": true}'::jsonb else t.input::jsonb end))).*
+    from turns t, generate_series(1, 2) n
+   where t.turn_no = 1;
+  update conversations
+     set next_turn_no = 4";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_tried_again_no_sooner_because_more_wait_in_it() {
+    let chat = Chat::new([Step::Echo(Duration::ZERO)]).await;
+    answer(&chat.say(0, "s", "hello").await);
+    execute(&mut chat.world.superuser().await, POISON_QUEUE).await;
+    // After one second, two and four: the fourth try is due after seven.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let (state, failures): (String, i32) =
+        sqlx::query_as("select state, failures from turns where turn_no = 2")
+            .fetch_one(&mut chat.world.superuser().await)
+            .await
+            .unwrap();
+    assert_eq!(state, "queued");
+    assert!((1..=3).contains(&failures), "{failures} failures");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_could_not_be_delivered_is_given_to_who_asks_again() {
+    let b = bridged([Step::Echo(Duration::ZERO)]).await;
+    let body = json!({"identity": "telegram:1", "text": "one", "message_id": "m1", "wait": true});
+    b.bring(body.clone()).await.expect(200);
+    let failed = "update turns set reply_via = 'failed'";
+    execute(&mut b.world.superuser().await, failed).await;
+    let again = b.bring(body).await.expect(200);
+    assert_eq!(again["reply"]["text"], json!(echo("one")));
 }

@@ -296,7 +296,10 @@ impl Taking {
             user_id: self.speaker.user_id,
             duplicate,
         };
-        let by_http = matches!(via, Some(ReplyVia::Http | ReplyVia::Told));
+        let by_http = matches!(
+            via,
+            Some(ReplyVia::Http | ReplyVia::Told | ReplyVia::Failed)
+        );
         if !waits || !by_http {
             return self.taken(shown);
         }
