@@ -25,6 +25,7 @@ pub mod deliveries;
 pub mod erased_people;
 pub mod erasures;
 pub mod events;
+pub mod expiry;
 pub mod folds;
 pub mod grants;
 pub mod home_channels;
