@@ -122,6 +122,16 @@ pub async fn update_turn(tx: &mut TenantTx, name: &RequestName, turn_id: TurnId)
     Ok(())
 }
 
+/// Public for the test that reads its plan.
+pub const DELETE_OF_PERSON: &str = "delete from idempotency
+          where tenant_id = $1
+            and (principal, route, key) in (
+                  select principal, route, key
+                    from idempotency
+                   where tenant_id = $1
+                     and (caller = any ($2) or acted_for = any ($3))
+                     for update skip locked)";
+
 /// Deletes the answers that were given to accounts, and to whoever acted for someone of `acted_for`. Those
 /// that a request holds in this moment are left: who waits for a request must not hold what it needs.
 pub async fn delete_of_person(
@@ -129,21 +139,12 @@ pub async fn delete_of_person(
     accounts: &[String],
     acted_for: &[String],
 ) -> Result<u64> {
-    let done = sqlx::query(
-        "delete from idempotency
-          where tenant_id = $1
-            and (principal, route, key) in (
-                  select principal, route, key
-                    from idempotency
-                   where tenant_id = $1
-                     and (caller = any ($2) or acted_for = any ($3))
-                     for update skip locked)",
-    )
-    .bind(tx.tenant_id())
-    .bind(accounts)
-    .bind(acted_for)
-    .execute(tx.connection())
-    .await?;
+    let done = sqlx::query(DELETE_OF_PERSON)
+        .bind(tx.tenant_id())
+        .bind(accounts)
+        .bind(acted_for)
+        .execute(tx.connection())
+        .await?;
     Ok(done.rows_affected())
 }
 

@@ -15,6 +15,7 @@ mod api_keys;
 mod architecture;
 mod audit;
 mod authorization;
+mod background_plans;
 mod bad_input;
 mod bridge_example;
 mod bursts;
