@@ -144,7 +144,7 @@ async fn background_statements_read_what_they_change() {
     ] {
         let values = ["now() - interval '400 days'", "1000"];
         let touched = buffers(&world, &tenant, what.delete_sql(), &values).await;
-        measured.push((format!("{what:?}"), touched, 400));
+        measured.push((format!("{what:?}"), touched, 120));
     }
     for (name, part) in [
         ("events", Part::Events),
