@@ -49,6 +49,10 @@ impl Call {
         let body = self.request.for_model(&self.agent.spec)?;
         let answer = self.app.models.complete(&self.agent, body).await?;
         self.count(answer.usage, answer.said);
+        if answer.choices == 0 {
+            let detail = "the model's server answered without a choice";
+            return Err(Error::new(Code::UpstreamFailed, detail));
+        }
         Ok(answer.renamed(&self.agent.name))
     }
 

@@ -27,6 +27,8 @@ pub const CLUSTER_VARIABLES: [&str; 11] = [
 
 /// By default; each costs memory, and Postgres is busy long before more of them are.
 const MOST_HTTP_WORKERS: usize = 8;
+/// Postgres sends notices such as "already exists, skipping", which sqlx logs as INFO.
+const DEFAULT_LOG: &str = "info,actix_server=warn,sqlx=warn";
 /// Shorter keys can be guessed.
 const MIN_SECRET_CHARS: usize = 32;
 
@@ -67,6 +69,8 @@ pub enum LogFormat {
     Auto,
     Json,
     Text,
+    /// One short line a request; what `dev` writes unless another format is set.
+    Short,
 }
 
 #[derive(Debug, Clone)]
@@ -178,12 +182,19 @@ impl ProgramDirs {
 }
 
 impl LogConfig {
+    /// As `dev` logs: for the person who started it, also into a file.
+    pub fn for_dev(self) -> Self {
+        let format = match self.format {
+            LogFormat::Auto => LogFormat::Short,
+            chosen @ (LogFormat::Json | LogFormat::Text | LogFormat::Short) => chosen,
+        };
+        Self { format, ..self }
+    }
+
     pub fn from_lookup(lookup: Lookup) -> Result<Self, ConfigError> {
         let vars = Vars { lookup };
         Ok(Self {
-            filter: vars.or("LOG", "info,actix_server=warn".to_owned(), |text| {
-                Ok(text.to_owned())
-            })?,
+            filter: vars.or("LOG", DEFAULT_LOG.to_owned(), |text| Ok(text.to_owned()))?,
             format: vars.or("LOG_FORMAT", LogFormat::Auto, |text| match text {
                 "auto" => Ok(LogFormat::Auto),
                 "json" => Ok(LogFormat::Json),

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::ids::TenantId;
+
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 macro_rules! error_codes {
@@ -56,6 +58,7 @@ error_codes! {
     InvalidSessionId, "invalid_session_id", 400, Useless, "The session id is not valid";
     ToolCallUnknown, "tool_call_unknown", 400, Useless, "No turn waits for the result of this call";
     UpstreamRefused, "upstream_refused", 400, Useless, "The model's server refuses the request";
+    ContextLengthExceeded, "context_length_exceeded", 400, Useless, "The conversation is too long for the model";
     InvalidSessionKey, "invalid_session_key", 400, Useless, "The session key is not valid";
     Unauthorized, "unauthorized", 401, Useless, "The credential is missing or not valid";
     KeyExpired, "key_expired", 401, Useless, "The API key has expired";
@@ -155,6 +158,17 @@ pub fn escape_pointer(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
+/// A call of a model that failed, for the log: no URL, no key, no text.
+#[derive(Debug, Clone)]
+pub struct FailedCall {
+    pub tenant_id: TenantId,
+    pub agent: String,
+    /// Host and port of the model's server.
+    pub host: String,
+    /// A short class, such as `refused`, `timeout` or `status 401`.
+    pub reason: String,
+}
+
 /// A failure on its way to a client: a row of the table and what is particular to this case.
 #[derive(Debug)]
 pub struct Error {
@@ -167,8 +181,12 @@ pub struct Error {
     pub retry_after: Option<u32>,
     /// Whether asking again changes nothing, whatever the code usually means.
     pub is_final: bool,
+    /// Headers that name what it is about.
+    pub headers: Box<[(&'static str, String)]>,
     /// Logged once where the error is answered, never shown.
     pub cause: Option<anyhow::Error>,
+    /// The call of a model that failed, where that is the reason. Logged once, never shown.
+    pub failed_call: Option<Box<FailedCall>>,
 }
 
 impl Error {
@@ -180,7 +198,9 @@ impl Error {
             allow: None,
             retry_after: None,
             is_final: false,
+            headers: Box::default(),
             cause: None,
+            failed_call: None,
         }
     }
 
@@ -197,12 +217,13 @@ impl Error {
         }
     }
 
-    /// `code` with the fields it is about; the detail names the first.
+    /// `code` with the fields it is about; the detail names the first. An empty pointer is the whole body.
     pub fn fields(code: Code, errors: Vec<FieldError>) -> Self {
-        let detail = errors
-            .first()
-            .map(|first| format!("{}: {}", first.pointer, first.detail))
-            .unwrap_or_default();
+        let detail = match errors.first() {
+            Some(first) if first.pointer.is_empty() => first.detail.clone(),
+            Some(first) => format!("{}: {}", first.pointer, first.detail),
+            None => String::new(),
+        };
         Self {
             errors,
             ..Self::new(code, detail)
@@ -263,6 +284,19 @@ mod tests {
             })
             .collect();
         insta::assert_snapshot!(rows.join("\n"));
+    }
+
+    #[test]
+    fn the_detail_names_the_first_field_if_it_has_a_name() {
+        let fields = |pointer: &str| {
+            Error::fields(
+                Code::InvalidJson,
+                vec![FieldError::new(pointer, "is cut off")],
+            )
+        };
+        assert_eq!(fields("").detail, "is cut off");
+        assert_eq!(fields("/name").detail, "/name: is cut off");
+        assert_eq!(Error::fields(Code::InvalidJson, Vec::new()).detail, "");
     }
 
     #[test]

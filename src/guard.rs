@@ -88,6 +88,15 @@ impl Guarded {
         !matches!(self.guard.try_wait(), Ok(None))
     }
 
+    /// For a guard that has ended: leaves nothing of its child. A guard that was killed did not get to that.
+    pub fn clear(mut self) {
+        drop(self.pipe.take());
+        let in_order = self.guard.wait().is_ok_and(|status| status.success());
+        if !in_order && let Ok(group) = i32::try_from(self.pid) {
+            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+        }
+    }
+
     /// Stops the child and waits until nothing of it is left.
     pub fn stop(mut self) {
         drop(self.pipe.take());

@@ -72,6 +72,12 @@ pub struct Request {
     pub hash: [u8; 32],
 }
 
+/// What an earlier request of the same name came to.
+pub enum Earlier {
+    Turn(TurnId),
+    Answer(Answer),
+}
+
 /// Runs `work` in `tx` and commits, or answers what the first such request was answered. When `work`
 /// fails nothing is stored: the client may mend the cause and use the key again.
 pub async fn once(
@@ -80,13 +86,65 @@ pub async fn once(
     request: &Request,
     work: impl AsyncFnOnce(&mut TenantTx) -> Result<Answer>,
 ) -> Result<Outcome> {
-    let now = app.clock.now();
-    let mine = idempotency::claim(&mut tx, &request.name, request.hash, now, now - KEPT).await?;
-    if !mine {
-        return replay(app, tx, request).await.map(Outcome::Replayed);
+    match find_earlier(app, &mut tx, request).await? {
+        Some(Earlier::Answer(answer)) => return Ok(Outcome::Replayed(answer)),
+        Some(Earlier::Turn(_)) => return Err(unfit()),
+        None => {}
     }
     let answer = work(&mut tx).await?;
-    let context = context(&tx, &request.name);
+    note_answer(app, &mut tx, request, &answer).await?;
+    tx.commit().await?;
+    Ok(Outcome::Fresh(answer))
+}
+
+fn unfit() -> Error {
+    Error::internal(anyhow::anyhow!("a stored request came to something else"))
+}
+
+/// What an earlier request of this name came to; `None` if this is the first, whose turn or answer has to be
+/// noted in the same transaction.
+pub async fn find_earlier(
+    app: &App,
+    tx: &mut TenantTx,
+    request: &Request,
+) -> Result<Option<Earlier>> {
+    let now = app.clock.now();
+    if idempotency::claim(tx, &request.name, request.hash, now, now - KEPT).await? {
+        return Ok(None);
+    }
+    let stored = idempotency::find(tx, &request.name).await?;
+    let gone = || {
+        Error::internal(anyhow::anyhow!(
+            "a stored request vanished while it was read"
+        ))
+    };
+    let stored = stored.ok_or_else(gone)?;
+    check_hash(&stored, request)?;
+    if let Some(turn_id) = stored.turn_id {
+        return Ok(Some(Earlier::Turn(turn_id)));
+    }
+    let answer = open(app, tx, request, stored)?;
+    Ok(Some(Earlier::Answer(answer)))
+}
+
+/// The turn that an earlier request of this name became; `None` if this is the first, whose turn has to be
+/// noted in the same transaction.
+pub async fn find_turn(app: &App, tx: &mut TenantTx, request: &Request) -> Result<Option<TurnId>> {
+    match find_earlier(app, tx, request).await? {
+        Some(Earlier::Turn(turn_id)) => Ok(Some(turn_id)),
+        Some(Earlier::Answer(_)) => Err(unfit()),
+        None => Ok(None),
+    }
+}
+
+/// Stores the answer to a request whose name this transaction has claimed.
+pub async fn note_answer(
+    app: &App,
+    tx: &mut TenantTx,
+    request: &Request,
+    answer: &Answer,
+) -> Result<()> {
+    let context = context(tx, &request.name);
     let seal = |part: &Map<String, Value>| -> Result<Vec<u8>> {
         let plain = serde_json::to_vec(part).map_err(Error::internal)?;
         Ok(app.keyring.seal(&context, &plain)?)
@@ -95,28 +153,12 @@ pub async fn once(
     let secrets = match answer.secrets.is_empty() {
         true => None,
         false => {
-            plan_expiry(&mut tx, now).await?;
+            plan_expiry(tx, app.clock.now()).await?;
             Some(seal(&answer.secrets)?)
         }
     };
     let status = i16::try_from(answer.status).map_err(Error::internal)?;
-    idempotency::update_answer(&mut tx, &request.name, status, &body, secrets.as_deref()).await?;
-    tx.commit().await?;
-    Ok(Outcome::Fresh(answer))
-}
-
-/// The turn that an earlier request of this name became; `None` if this is the first, whose turn has to be
-/// noted in the same transaction.
-pub async fn find_turn(app: &App, tx: &mut TenantTx, request: &Request) -> Result<Option<TurnId>> {
-    let now = app.clock.now();
-    if idempotency::claim(tx, &request.name, request.hash, now, now - KEPT).await? {
-        return Ok(None);
-    }
-    let stored = idempotency::find(tx, &request.name).await?;
-    let gone = || Error::internal(anyhow::anyhow!("a stored request has no turn"));
-    let stored = stored.ok_or_else(gone)?;
-    check_hash(&stored, request)?;
-    stored.turn_id.ok_or_else(gone).map(Some)
+    idempotency::update_answer(tx, &request.name, status, &body, secrets.as_deref()).await
 }
 
 pub async fn note_turn(tx: &mut TenantTx, request: &Request, turn_id: TurnId) -> Result<()> {
@@ -133,16 +175,7 @@ fn check_hash(stored: &StoredAnswer, request: &Request) -> Result<()> {
     }
 }
 
-async fn replay(app: &App, mut tx: TenantTx, request: &Request) -> Result<Answer> {
-    let gone = || {
-        Error::internal(anyhow::anyhow!(
-            "a stored answer vanished while it was read"
-        ))
-    };
-    let stored = idempotency::find(&mut tx, &request.name)
-        .await?
-        .ok_or_else(gone)?;
-    check_hash(&stored, request)?;
+fn open(app: &App, tx: &TenantTx, request: &Request, stored: StoredAnswer) -> Result<Answer> {
     let StoredAnswer {
         status: Some(status),
         answer_enc: Some(answer),
@@ -151,9 +184,9 @@ async fn replay(app: &App, mut tx: TenantTx, request: &Request) -> Result<Answer
         ..
     } = stored
     else {
-        return Err(gone());
+        return Err(unfit());
     };
-    let context = context(&tx, &request.name);
+    let context = context(tx, &request.name);
     let open = |sealed: &[u8]| -> Result<Map<String, Value>> {
         let plain = app
             .keyring

@@ -26,7 +26,7 @@ enum Command {
         port: u16,
         #[arg(long, default_value = ".throughline")]
         data_dir: PathBuf,
-        /// Written, for other programs, when everything answers
+        /// Another place for the ready file, besides ready.json in the data directory
         #[arg(long)]
         ready_file: Option<PathBuf>,
     },
@@ -76,7 +76,11 @@ fn run(command: Command) -> anyhow::Result<()> {
         // Before any thread or log: the guard is as small as it can be.
         return guard::run(spec);
     }
-    telemetry::init_logs(&LogConfig::from_lookup(&environment)?)?;
+    let mut logs = LogConfig::from_lookup(&environment)?;
+    if matches!(command, Command::Dev { .. }) {
+        logs = logs.for_dev();
+    }
+    telemetry::init_logs(&logs)?;
     let config = || Config::from_lookup(&environment);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

@@ -15,7 +15,7 @@ use crate::domain::agent::{AgentSpec, UpstreamKind};
 use crate::domain::completion_object::CompletionObject;
 use crate::domain::demo_model;
 use crate::domain::limits::Limits;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, FailedCall, FieldError, Result};
 use crate::ids::TenantId;
 use crate::store::{Db, agents, tenants};
 use crate::upstream::{CallError, CompletionStream, Completions, GuardedClient, ModelServer};
@@ -37,7 +37,14 @@ pub struct Agent {
 /// Who answers for an agent.
 enum Model {
     Demo,
-    Server(ModelServer),
+    Server(ModelServer, Arc<CalledServer>),
+}
+
+/// A model's server as the log names it when a call fails: no path, no key.
+pub struct CalledServer {
+    tenant_id: TenantId,
+    agent: String,
+    host: String,
 }
 
 #[derive(Clone)]
@@ -115,7 +122,7 @@ impl Models {
         Ok(Some(Agent {
             tenant_id,
             name: row.name,
-            model: model_of(tenant_id, &row.spec, api_key.as_ref())?,
+            model: model_of(tenant_id, name, &row.spec, api_key.as_ref())?,
             spec: row.spec,
             limits,
         }))
@@ -125,9 +132,9 @@ impl Models {
     pub async fn complete(&self, agent: &Agent, body: Vec<u8>) -> Result<CompletionObject> {
         match &agent.model {
             Model::Demo => of_demo(&demo_model::complete(&parse(&body)?)),
-            Model::Server(server) => {
+            Model::Server(server, called) => {
                 let answer = self.completions.complete(server, body).await;
-                answer.map_err(refusal)
+                answer.map_err(|error| refusal(called, &error))
             }
         }
     }
@@ -144,9 +151,10 @@ impl Models {
                 let chunks = demo_model::stream(&parse(&body)?);
                 Ok(Chunks::Demo(chunks.into_iter()))
             }
-            Model::Server(server) => {
+            Model::Server(server, called) => {
                 let stream = self.completions.stream(server, session_key, body).await;
-                stream.map(Box::new).map(Chunks::Upstream).map_err(refusal)
+                let stream = stream.map_err(|error| refusal(called, &error))?;
+                Ok(Chunks::Upstream(Box::new(stream), called.clone()))
             }
         }
     }
@@ -158,14 +166,17 @@ fn parse(body: &[u8]) -> Result<Value> {
 
 /// The chunks of an answer, as they come.
 pub enum Chunks {
-    Upstream(Box<CompletionStream>),
+    Upstream(Box<CompletionStream>, Arc<CalledServer>),
     Demo(std::vec::IntoIter<Value>),
 }
 
 impl Chunks {
     pub async fn next(&mut self) -> Result<Option<CompletionObject>> {
         match self {
-            Self::Upstream(stream) => stream.next().await.map_err(refusal),
+            Self::Upstream(stream, called) => {
+                let next = stream.next().await;
+                next.map_err(|error| refusal(called, &error))
+            }
             Self::Demo(chunks) => chunks.next().as_ref().map(of_demo).transpose(),
         }
     }
@@ -173,6 +184,7 @@ impl Chunks {
 
 fn model_of(
     tenant_id: TenantId,
+    agent: &str,
     spec: &AgentSpec,
     api_key: Option<&SecretString>,
 ) -> Result<Model> {
@@ -181,9 +193,24 @@ fn model_of(
         UpstreamKind::Openai => {
             let base_url = spec.upstream.base_url.as_deref().unwrap_or_default();
             let base_url: Url = base_url.parse().map_err(Error::internal)?;
-            let server = ModelServer::new(&tenant_id.to_string(), &base_url, api_key);
-            Ok(Model::Server(server))
+            let timeout = Duration::from_secs(spec.upstream.timeout_seconds.into());
+            let server = ModelServer::new(&tenant_id.to_string(), &base_url, api_key, timeout);
+            let called = CalledServer {
+                tenant_id,
+                agent: agent.to_owned(),
+                host: host_of(&base_url),
+            };
+            Ok(Model::Server(server, Arc::new(called)))
         }
+    }
+}
+
+/// Host and port of a URL, without the rest.
+fn host_of(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    match url.port() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_owned(),
     }
 }
 
@@ -193,15 +220,19 @@ fn of_demo(said: &Value) -> Result<CompletionObject> {
 }
 
 /// What a client is told of a call that failed: whose fault it is, and whether to try again.
-fn refusal(error: CallError) -> Error {
+fn refusal(called: &CalledServer, error: &CallError) -> Error {
     let detail = error.to_string();
-    let (code, retry_after) = match &error {
+    let (code, retry_after) = match error {
         CallError::Refused { .. } => (Code::UpstreamRefused, None),
         CallError::Busy { retry_after } => (Code::UpstreamBusy, *retry_after),
-        CallError::LeftAlone { retry_after } => (Code::UpstreamFailed, Some(*retry_after)),
+        CallError::LeftAlone { retry_after } | CallError::Unavailable { retry_after } => {
+            (Code::UpstreamFailed, Some(*retry_after))
+        }
+        CallError::TooLong(_) => (Code::ContextLengthExceeded, None),
         CallError::TooSlow => (Code::UpstreamTimeout, None),
         CallError::NotReached(_)
         | CallError::Failed(_)
+        | CallError::Reported(_)
         | CallError::NotAllowed(_)
         | CallError::Broken
         | CallError::Malformed
@@ -209,8 +240,21 @@ fn refusal(error: CallError) -> Error {
     };
     let seconds =
         |time: Duration| u32::try_from(time.as_secs_f64().ceil() as u64).unwrap_or(u32::MAX);
+    let mut errors = Vec::new();
+    if let CallError::TooLong(_) = &error {
+        errors.push(FieldError::new("/messages", detail.clone()));
+    }
     Error {
         retry_after: retry_after.map(seconds),
+        // A call that took long was paid for, and a wrong key stays wrong.
+        is_final: matches!(error, CallError::TooSlow | CallError::NotAllowed(_)),
+        errors,
+        failed_call: Some(Box::new(FailedCall {
+            tenant_id: called.tenant_id,
+            agent: called.agent.clone(),
+            host: called.host.clone(),
+            reason: error.reason(),
+        })),
         ..Error::new(code, detail)
     }
 }

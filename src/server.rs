@@ -1,5 +1,6 @@
 //! One running node: its listeners, its background loops, and an orderly end.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
@@ -38,6 +39,16 @@ pub struct Node {
 impl Node {
     /// Listens and starts to serve. `metrics` is the process's recorder, where it has one.
     pub async fn start(app: App, metrics: Option<PrometheusHandle>) -> anyhow::Result<Self> {
+        let listener = listen("LISTEN", app.config.listen)?;
+        Self::start_on(listener, app, metrics).await
+    }
+
+    /// Serves on a listener that is bound already.
+    pub async fn start_on(
+        listener: TcpListener,
+        app: App,
+        metrics: Option<PrometheusHandle>,
+    ) -> anyhow::Result<Self> {
         let surface = match app.config.operator_listen {
             Some(_) => Surface::Tenants,
             None => Surface::All,
@@ -51,9 +62,10 @@ impl Node {
             background: JoinSet::new(),
             ended: CancellationToken::new(),
         };
-        node.address = node.serve("LISTEN", node.app.config.listen, surface)?;
+        node.address = node.serve(listener, surface)?;
         if let Some(address) = node.app.config.operator_listen {
-            node.serve("OPERATOR_LISTEN", address, Surface::Operator)?;
+            let listener = listen("OPERATOR_LISTEN", address)?;
+            node.serve(listener, Surface::Operator)?;
         }
         if let Some(metrics) = metrics {
             node.metrics_address = Some(node.serve_metrics(metrics)?);
@@ -85,13 +97,8 @@ impl Node {
         Ok(node)
     }
 
-    fn serve(
-        &mut self,
-        variable: &str,
-        address: SocketAddr,
-        surface: Surface,
-    ) -> anyhow::Result<SocketAddr> {
-        let (listener, address) = listen(variable, address)?;
+    fn serve(&mut self, listener: TcpListener, surface: Surface) -> anyhow::Result<SocketAddr> {
+        let address = listener.local_addr()?;
         self.app.upstream.add_own_port(address.port());
         let shared = Shared::new(self.app.clone(), surface);
         let grace = self.app.config.shutdown_grace.as_secs().max(1);
@@ -110,7 +117,8 @@ impl Node {
     }
 
     fn serve_metrics(&mut self, metrics: PrometheusHandle) -> anyhow::Result<SocketAddr> {
-        let (listener, address) = listen("METRICS_LISTEN", self.app.config.metrics_listen)?;
+        let listener = listen("METRICS_LISTEN", self.app.config.metrics_listen)?;
+        let address = listener.local_addr()?;
         self.app.upstream.add_own_port(address.port());
         let render = move || {
             let metrics = metrics.clone();
@@ -169,12 +177,15 @@ impl Node {
     }
 }
 
-fn listen(variable: &str, address: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind(address)
-        .with_context(|| format!("THROUGHLINE_{variable}: cannot listen on {address}"))?;
+fn listen(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    bind(address).with_context(|| format!("THROUGHLINE_{variable}: cannot listen on {address}"))
+}
+
+/// A listener as `Node::start_on` takes it.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
-    let bound = listener.local_addr()?;
-    Ok((listener, bound))
+    Ok(listener)
 }
 
 /// `throughline serve`: runs until SIGTERM or SIGINT.

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::clock::Clock;
 use crate::domain::issuer::{TokenAlgorithm, VerifyingKey, verifying_keys};
+use crate::domain::outside_text::normalise_json;
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
 use crate::upstream::GuardedClient;
@@ -143,7 +144,7 @@ impl KeySets {
     async fn fetch_document(&self, url: &str) -> anyhow::Result<Value> {
         let url = self.client.check_url(url)?;
         let bytes = self.client.get_bytes(&url, MAX_BYTES, DEADLINE).await?;
-        let document: Value = serde_json::from_slice(&bytes)?;
+        let document: Value = serde_json::from_slice(&normalise_json(&bytes))?;
         // An error page that happens to be JSON must not push good keys out.
         let has_keys = document["keys"]
             .as_array()

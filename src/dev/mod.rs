@@ -2,13 +2,11 @@
 //! directory, for one developer. It is the same node that `serve` runs.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::{ErrorKind, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::Context;
 use secrecy::ExposeSecret;
-use serde::Serialize;
 
 use crate::api_keys;
 use crate::app::App;
@@ -18,19 +16,22 @@ use crate::config::{CLUSTER_VARIABLES, Config, MigrateConfig, PREFIX, ProgramDir
 use crate::domain::api_key::{NewApiKey, Scope};
 use crate::domain::display_name::DisplayName;
 use crate::domain::paging::{MAX_LIMIT, PageRequest};
-use crate::ids::TenantId;
-use crate::server::{Node, Signals};
+use crate::server::{self, Node, Signals};
 use crate::store;
 use crate::telemetry;
 use crate::tenants;
 
 pub mod place;
 pub mod programs;
+mod ready;
 pub mod servers;
 mod state;
+mod supervisor;
 
+use ready::{Ready, ReadyFiles};
 use servers::{PostgresServer, RedisServer, Setup};
 use state::{DataDir, Demo, State};
+use supervisor::Supervisor;
 
 const DATABASE: &str = "throughline";
 const OWNER: &str = "throughline_owner";
@@ -40,29 +41,16 @@ const DEMO_NAME: &str = "Demo";
 pub struct Options {
     pub port: u16,
     pub data_dir: PathBuf,
+    /// Another place for the ready file.
     pub ready_file: Option<PathBuf>,
 }
 
-/// What tools that started us read when we are ready.
-#[derive(Serialize)]
-struct Ready {
-    url: String,
-    metrics_url: String,
-    operator_key: String,
-    tenant_id: TenantId,
-    api_key: String,
-    database_url: String,
-    redis_url: String,
-    env: BTreeMap<String, String>,
-}
-
-/// Runs until it is asked to end, or one of its servers ends.
+/// Runs until it is asked to end, or one of its servers cannot be kept running.
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
-    if let Some(file) = &options.ready_file {
-        let _ = std::fs::remove_file(file);
-    }
     let data_dir = DataDir::open(&options.data_dir)?;
+    let ready_files = ReadyFiles::new(data_dir.path(), options.ready_file);
+    let listener = bind(options.port)?;
     let setup = setup(&data_dir)?;
     let mut state = data_dir.load(&setup.dir)?;
     let postgres = PostgresServer::start(&setup, &state.superuser_password).await?;
@@ -70,9 +58,10 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let env = cluster_environment(&state, &postgres, &redis);
     migrate(&state, &postgres, &env).await?;
     let metrics = telemetry::init_metrics()?;
-    let app = App::build(node_config(&env, options.port)?, Clock::system()).await?;
+    let config = node_config(&env, listener.local_addr()?)?;
+    let app = App::build(config, Clock::system()).await?;
     let demo = ensure_demo(&app, &data_dir, &mut state).await?;
-    let node = Node::start(app, Some(metrics)).await?;
+    let node = Node::start_on(listener, app, Some(metrics)).await?;
     let ready = Ready {
         url: format!("http://{}", node.address),
         metrics_url: node
@@ -86,27 +75,35 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         redis_url: redis.url.clone(),
         env,
     };
-    announce(&ready, options.ready_file.as_deref(), data_dir.path())?;
-    let mut servers = [postgres.guarded, redis.guarded];
-    let ended = async {
-        while !servers.iter_mut().any(|server| server.has_ended()) {
-            tokio::time::sleep(Duration::from_millis(300)).await;
-        }
-    };
+    announce(&ready, data_dir.path(), &setup.dir);
+    ready_files.write(&ready)?;
+    let mut supervisor = Supervisor::new(setup, &state, postgres, redis);
     let outcome = tokio::select! {
         () = signals.wait() => Ok(()),
-        () = ended => Err(anyhow::anyhow!(
-            "Postgres or Redis ended; see the logs in {}", setup.dir.display()
-        )),
+        error = supervisor.run() => Err(error),
     };
+    drop(ready_files);
     node.stop().await;
-    if let Some(file) = &options.ready_file {
-        let _ = std::fs::remove_file(file);
-    }
-    for server in servers {
-        server.stop();
+    supervisor.stop();
+    if outcome.is_ok() {
+        let kept = options.data_dir.display();
+        // The terminal may be gone: that is a reason to end, and not to fail.
+        let _ = writeln!(std::io::stdout(), "Stopped. Data is kept in {kept}.");
     }
     outcome
+}
+
+/// Before anything is started: a port that is taken is the most usual mistake.
+fn bind(port: u16) -> anyhow::Result<TcpListener> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    server::bind(address).map_err(|error| {
+        if error.kind() == ErrorKind::AddrInUse {
+            let other = if port == 9000 { 9001 } else { 9000 };
+            anyhow::anyhow!("port {port} is taken: make dev ARGS=\"--port {other}\"")
+        } else {
+            anyhow::Error::new(error).context(format!("cannot listen on {address}"))
+        }
+    })
 }
 
 fn setup(data_dir: &DataDir) -> anyhow::Result<Setup> {
@@ -132,8 +129,12 @@ fn cluster_environment(
 ) -> BTreeMap<String, String> {
     let own = CLUSTER_VARIABLES
         .iter()
-        .filter_map(|name| Some((variable(name), environment(&variable(name))?)));
+        .filter_map(|name| Some((variable(name), environment(&variable(name))?)))
+        // An empty value counts as not set.
+        .filter(|(_, value)| !value.trim().is_empty());
     let mut env = BTreeMap::from([
+        // A model on the developer's machine is the first that is tried.
+        (variable("ALLOW_PRIVATE_UPSTREAMS"), "true".to_owned()),
         // A developer's tools are the developer's own; `dev` says so when it starts.
         (variable("MCP_ISOLATION"), "none".to_owned()),
         (variable("OPERATOR_KEY"), state.operator_key.clone()),
@@ -168,10 +169,10 @@ async fn migrate(
     Ok(())
 }
 
-fn node_config(env: &BTreeMap<String, String>, port: u16) -> anyhow::Result<Config> {
+fn node_config(env: &BTreeMap<String, String>, listen: SocketAddr) -> anyhow::Result<Config> {
     let mut config =
         Config::from_lookup(&|name| env.get(name).cloned().or_else(|| environment(name)))?;
-    config.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    config.listen = listen;
     config.operator_listen = None;
     config.metrics_listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     Ok(config)
@@ -226,7 +227,7 @@ async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow
     Ok(demo)
 }
 
-fn announce(ready: &Ready, ready_file: Option<&Path>, data_dir: &Path) -> anyhow::Result<()> {
+fn announce(ready: &Ready, data_dir: &Path, server_dir: &Path) {
     println!(
         "Throughline is running. Its data is in {data}.\n\n  \
          URL           {url}\n  \
@@ -234,24 +235,41 @@ fn announce(ready: &Ready, ready_file: Option<&Path>, data_dir: &Path) -> anyhow
          Metrics       {metrics}\n  \
          Tenant        {tenant}\n  \
          Admin key     {key}\n  \
-         Operator key  {operator}\n\n\
+         Operator key  {operator}\n  \
+         Ready file    {data}/ready.json\n  \
+         Server logs   {servers}/*.log\n\n\
+         {upstreams}\
          {isolation}\
          Try it:\n\n  \
-         curl -s -H 'Authorization: Bearer {key}' {url}/v1/tenant\n",
+         curl -s {url}/v1/inbound -H 'Authorization: Bearer {key}' \
+         -H 'Content-Type: application/json' -d '{{\"identity\": \"telegram:42\", \"text\": \"Hello\"}}'\n",
         data = data_dir.display(),
         url = ready.url,
         metrics = ready.metrics_url,
         tenant = ready.tenant_id,
         key = ready.api_key,
         operator = ready.operator_key,
+        servers = server_dir.display(),
+        upstreams = upstreams_line(&ready.env[&variable("ALLOW_PRIVATE_UPSTREAMS")]),
         isolation = match ready.env[&variable("MCP_ISOLATION")].as_str() {
             "none" => "Tool servers are not isolated in dev (MCP_ISOLATION=none).\n\n",
             _ => "",
         },
     );
-    if let Some(file) = ready_file {
-        place::write_private(file, &serde_json::to_string_pretty(ready)?, None)
-            .context("the ready file")?;
+}
+
+/// What `ALLOW_PRIVATE_UPSTREAMS` means for models on this machine.
+fn upstreams_line(allowed: &str) -> String {
+    match allowed {
+        "true" => "Agents may call models on this machine and on private networks, such as Ollama \
+                   (ALLOW_PRIVATE_UPSTREAMS=true).\n\n"
+            .to_owned(),
+        "false" => {
+            "Agents may not call models on private addresses (ALLOW_PRIVATE_UPSTREAMS=false).\n\n"
+                .to_owned()
+        }
+        networks => format!(
+            "Agents may call models on these private networks: {networks} (ALLOW_PRIVATE_UPSTREAMS).\n\n"
+        ),
     }
-    Ok(())
 }

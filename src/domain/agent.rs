@@ -33,23 +33,26 @@ pub struct AgentSpec {
     pub linked_sessions: LinkedSessions,
     #[serde(default)]
     pub group_scope: GroupScope,
-    /// Whether MCP tools are offered in groups.
+    /// Whether MCP tools are offered in groups. Stored, not used yet.
     #[serde(default)]
     pub group_tools: bool,
     #[serde(default)]
     pub reset: ResetPolicy,
+    /// Stored, not used yet: a transcript that is longer than the context window is cut at its beginning.
     #[serde(default)]
     pub compression: Compression,
-    /// The tools offered on each platform; `no_mcp` turns MCP tools off.
+    /// The tools offered on each platform; `no_mcp` turns MCP tools off. Stored, not used yet.
     #[serde(default)]
     #[schema(value_type = BTreeMap<PlatformScope, Vec<ToolName>>)]
     pub toolsets: BTreeMap<String, Vec<ToolName>>,
-    /// Where a handoff to a platform goes when the person has no place of their own there.
+    /// Where a handoff to a platform goes when the person has no place of their own there. Stored, not
+    /// used yet.
     #[serde(default)]
     #[schema(value_type = BTreeMap<PlatformScope, HomeChannel>)]
     pub home_channels: BTreeMap<String, HomeChannel>,
     #[serde(default)]
     pub on_busy: OnBusy,
+    /// How long after a message elsewhere a conversation is offered here. Stored, not used yet.
     #[serde(default = "default_offer_window")]
     #[schema(minimum = 0, maximum = 720)]
     pub offer_window_hours: u32,
@@ -75,6 +78,18 @@ pub struct Upstream {
     /// Sends `X-Hermes-Session-Key` upstream, so that a memory provider there is scoped by it.
     #[serde(default)]
     pub forward_session_key: bool,
+    /// How many seconds the model may be silent: before the first byte, between two pieces of a stream, and in all
+    /// where an answer is not streamed. Who waits for it is not cut off before.
+    #[serde(default = "default_timeout")]
+    #[schema(minimum = 1, maximum = 3600)]
+    pub timeout_seconds: u32,
+}
+
+/// As long as the official clients wait.
+const DEFAULT_TIMEOUT_SECONDS: u32 = 600;
+
+const fn default_timeout() -> u32 {
+    DEFAULT_TIMEOUT_SECONDS
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -244,17 +259,19 @@ pub enum ChatType {
     Thread,
 }
 
+/// When a conversation is compressed by itself. Stored, not used yet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Compression {
+    /// Stored, not used yet.
     pub enabled: bool,
-    /// The part of the context window past which a conversation is compressed.
+    /// The part of the context window past which a conversation is compressed. Stored, not used yet.
     #[schema(minimum = 0.1, maximum = 0.95)]
     pub threshold: f64,
-    /// The part of the threshold that the kept tail may fill.
+    /// The part of the threshold that the kept tail may fill. Stored, not used yet.
     #[schema(minimum = 0.05, maximum = 0.9)]
     pub tail_ratio: f64,
-    /// The model that writes summaries; null takes the agent's own.
+    /// The model that writes summaries; null takes the agent's own. Stored, not used yet.
     #[schema(min_length = 1, max_length = 200)]
     pub summary_model: Option<String>,
 }
@@ -311,6 +328,7 @@ impl AgentSpec {
                 model: None,
                 api_key: KeyChange::Keep,
                 forward_session_key: false,
+                timeout_seconds: default_timeout(),
             },
             system_prompt: String::new(),
             context_window: default_context_window(),

@@ -69,6 +69,7 @@ impl AgentSpec {
 impl Upstream {
     fn check(&self, errors: &mut Errors) {
         let model = self.model.as_deref().unwrap_or_default();
+        errors.number("/upstream/timeout_seconds", self.timeout_seconds, 1, 3600);
         match self.kind {
             UpstreamKind::Openai => {
                 errors.text("/upstream/model", model, 1, 200);

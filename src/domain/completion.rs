@@ -30,6 +30,8 @@ pub struct CompletionRequest {
     pub include_hermes_events: bool,
     /// Who speaks, or a label that means nothing to us.
     pub user: Option<String>,
+    /// Whether it may be stored in a session.
+    pub stores: bool,
     body: Map<String, Value>,
 }
 
@@ -77,6 +79,7 @@ impl CompletionRequest {
             include_hermes_events: options
                 .is_some_and(|options| options["include_hermes_events"] == true),
             user: text("user"),
+            stores: body.get("store") != Some(&Value::Bool(false)),
             body,
         })
     }

@@ -1,6 +1,7 @@
 //! What a model's server says, whole or in chunks: an object in OpenAI's words, kept as it came. It is read
 //! just far enough for what we count, store and pass on. Nothing in it is trusted.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
@@ -10,13 +11,14 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::domain::completion::TokenUsage;
+use crate::domain::outside_text::normalise_json;
 
 /// Why a text is none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoCompletion {
     Malformed,
-    /// It tells of an error.
-    Error,
+    /// It tells of an error: the text of its member `error`.
+    Error(String),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -36,10 +38,14 @@ pub struct CompletionObject {
 
 impl CompletionObject {
     pub fn read(text: Vec<u8>) -> Result<Self, NoCompletion> {
+        let text = match normalise_json(&text) {
+            Cow::Borrowed(_) => text,
+            Cow::Owned(normal) => normal,
+        };
         let text = String::from_utf8(text).map_err(|_| NoCompletion::Malformed)?;
         let members: Members = serde_json::from_str(&text).map_err(|_| NoCompletion::Malformed)?;
-        if members.error.is_some() {
-            return Err(NoCompletion::Error);
+        if let Some(error) = members.error {
+            return Err(NoCompletion::Error(error.get().to_owned()));
         }
         let choices = members.choices.ok_or(NoCompletion::Malformed)?;
         let place = |part: &RawValue| {
@@ -91,7 +97,8 @@ struct Members<'a> {
     model: Option<&'a RawValue>,
     #[serde(default)]
     usage: Value,
-    error: Option<IgnoredAny>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
 }
 
 /// Where it is null, too: it is replaced, and not named twice.
@@ -307,7 +314,8 @@ mod tests {
             NoCompletion::Malformed
         );
         let error = r#"{"error": {"message": "no"}, "choices": []}"#;
-        assert_eq!(read(error).unwrap_err(), NoCompletion::Error);
+        let told = NoCompletion::Error(r#"{"message": "no"}"#.to_owned());
+        assert_eq!(read(error).unwrap_err(), told);
     }
 
     #[test]

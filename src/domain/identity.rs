@@ -139,6 +139,16 @@ pub enum InvalidPersonName {
     Identity(#[from] InvalidIdentityName),
 }
 
+impl fmt::Display for PersonName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Me => f.write_str("me"),
+            Self::User(id) => id.fmt(f),
+            Self::Identity(name) => name.fmt(f),
+        }
+    }
+}
+
 impl FromStr for PersonName {
     type Err = InvalidPersonName;
 

@@ -267,6 +267,9 @@ impl Reader {
             return None;
         }
         let members = self.members(TOOLSETS, tree);
+        if !members.is_empty() {
+            self.warn(TOOLSETS, "is stored, and not used yet");
+        }
         if members.len() > MAX_ENTRIES {
             let detail = format!("must have at most {MAX_ENTRIES} members");
             self.refuse(TOOLSETS, detail);
@@ -291,10 +294,6 @@ impl Reader {
             self.refuse(at, format!("must be a text, and not {}", item.kind()));
             return None;
         };
-        if text.contains('\0') {
-            self.refuse(at, "must not contain the character U+0000");
-            return None;
-        }
         match text.parse::<ToolName>() {
             Ok(tool) => Some(tool),
             Err(problem) => {
@@ -346,6 +345,7 @@ mod tests {
             "/session/scope",
             "/session/identityLinks/irc:Ann~1~0",
             "/session/identityLinks/irc:Ann~1~0/1",
+            "/platform_toolsets",
             "/models",
         ];
         assert_eq!(pointers(&document.warnings), expected);
@@ -360,6 +360,7 @@ mod tests {
         ] {
             let read = read_json(document).unwrap();
             assert!(read.dm_scope.is_none() && read.links.is_none() && read.toolsets.is_none());
+            assert!(read.warnings.is_empty());
         }
         let nobody = read_json(json!({"session": {"identityLinks": {}}})).unwrap();
         assert_eq!(nobody.links, Some(Vec::new()));

@@ -33,6 +33,7 @@ pub mod markdown;
 pub mod message;
 pub mod normalise;
 pub mod origin;
+pub mod outside_text;
 pub mod paging;
 pub mod person_document;
 pub mod platform;

@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
+use crate::domain::outside_text::normalise_text;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tree {
     Null,
@@ -115,7 +117,7 @@ impl<'de> Visitor<'de> for TreeSeed<'_> {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Tree, E> {
         self.0.spend(text.len())?;
-        Ok(Tree::Text(text.to_owned()))
+        Ok(Tree::Text(normalise_text(text).into_owned()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tree, A::Error> {
@@ -132,6 +134,7 @@ impl<'de> Visitor<'de> for TreeSeed<'_> {
         let mut map = Vec::new();
         while let Some(MemberName(name)) = members.next_key()? {
             self.0.spend(name.len())?;
+            let name = normalise_text(&name).into_owned();
             map.push((name, members.next_value_seed(TreeSeed(self.0))?));
         }
         Ok(Tree::Map(map))

@@ -285,8 +285,8 @@ pub fn unknown_call(place: usize) -> Error {
 }
 
 /// What a tool's answer says whose outcome nobody knows.
-pub fn interrupted_result(call: &ToolCall, why: &str) -> NewMessage {
-    NewMessage::tool_result(&call.id, &format!("[interrupted: {why}]"))
+pub fn interrupted_result(call_id: &str, why: &str) -> NewMessage {
+    NewMessage::tool_result(call_id, &format!("[interrupted: {why}]"))
 }
 
 #[cfg(test)]

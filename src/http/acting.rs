@@ -17,7 +17,7 @@ use crate::domain::limits::Limits;
 use crate::domain::user::{Account, Identity, IdentityRecord, User};
 use crate::domain::viewer::{Reach, Viewer, scope_in_use, speaker_through};
 use crate::error::{Code, Error, FieldError, Result};
-use crate::ids::{ApiKeyId, TenantId, UserId};
+use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
 use crate::store::{Db, TenantTx, identities, users};
 
 const IDENTITY: &str = "x-throughline-identity";
@@ -72,7 +72,7 @@ struct Call {
     credential: Credential,
     /// The scopes that the endpoint takes.
     taken: &'static [Scope],
-    header: Option<IdentityName>,
+    header: Option<PersonName>,
 }
 
 macro_rules! extractor {
@@ -105,19 +105,22 @@ extractor!(
     &[Scope::Admin, Scope::Bridge, Scope::Chat]
 );
 impl Converser {
-    /// For whom the call is, where the body's `user` may say who speaks: an account that the key vouches
-    /// for, or `me` with a token. Then that account comes with it. Any other value is a label.
+    /// For whom the call is, where the body's `user` may name the sender: an identity that the key vouches
+    /// for, or `me` with a token. Then that identity comes with it. Any other value is a label. A token
+    /// speaks for its own identity, unless it names nobody and asks that nothing is stored.
     pub async fn speaking(
         self,
         app: &App,
         user: Option<&str>,
+        stores: bool,
     ) -> Result<(Acting, Option<Identity>)> {
         let named = user.and_then(|user| user.parse::<IdentityName>().ok());
         let vouched = match (&self.0.credential, named) {
-            (Credential::User(_), _) if user == Some("me") => {
-                let acting = self.0.acting(app, Some(&PersonName::Me)).await?;
+            (Credential::User(_), _) => {
+                let is_me = user == Some("me") || self.0.header == Some(PersonName::Me);
+                let acting = self.0.acting(app, None).await?;
                 let speaker = acting.viewer.speaker.clone();
-                return Ok((acting, speaker));
+                return Ok((acting, speaker.filter(|_| stores || is_me)));
             }
             (Credential::Key(key), Some(named)) if key.has_scope(Scope::Admin) => {
                 // Naming an account here is a first contact.
@@ -127,7 +130,7 @@ impl Converser {
             (Credential::Key(key), Some(named)) if key.has_scope(Scope::Bridge) => {
                 Some(named).filter(|named| named.is_covered_by(key.platforms()))
             }
-            (Credential::Key(_) | Credential::User(_), _) => None,
+            (Credential::Key(_), _) => None,
         };
         let Some(named) = vouched.map(PersonName::Identity) else {
             return Ok((self.0.acting(app, None).await?, None));
@@ -171,20 +174,25 @@ impl Call {
     }
 
     async fn acting(self, app: &App, named: Option<&PersonName>) -> Result<Acting> {
-        let header = self.header.map(PersonName::Identity);
-        let named = named.or(header.as_ref());
+        let named = named.or(self.header.as_ref());
         let viewer = match &self.credential {
             Credential::Key(key) => viewer_of_key(app, key, self.taken, named).await?,
             Credential::User(user) => viewer_of_user(app, user, named).await?,
         };
+        let name = match &self.credential {
+            Credential::Key(_) => named.map(ToString::to_string),
+            Credential::User(user) => Some(user.identity().name.to_string()),
+        };
         Ok(Acting {
             viewer,
+            name,
             credential: self.credential,
         })
     }
 }
 
-pub(super) fn read_header(request: &HttpRequest) -> Result<Option<IdentityName>> {
+/// Who the header `X-Throughline-Identity` names: an identity, or `me`.
+pub(super) fn read_header(request: &HttpRequest) -> Result<Option<PersonName>> {
     let Some(value) = request.headers().get(IDENTITY) else {
         return Ok(None);
     };
@@ -194,8 +202,11 @@ pub(super) fn read_header(request: &HttpRequest) -> Result<Option<IdentityName>>
     };
     let text =
         std::str::from_utf8(value.as_bytes()).map_err(|error| malformed(error.to_string()))?;
+    if text == "me" {
+        return Ok(Some(PersonName::Me));
+    }
     let name = IdentityName::from_str(text).map_err(|error| malformed(error.to_string()))?;
-    Ok(Some(name))
+    Ok(Some(PersonName::Identity(name)))
 }
 
 async fn viewer_of_key(
@@ -329,6 +340,18 @@ async fn viewer_of_user(
     Ok(Viewer::of_user(own, user.identity().clone()))
 }
 
+/// The user of an identity now, if that is `user_id` or the survivor of a merge.
+pub(super) async fn find_present_user(
+    tx: &mut TenantTx,
+    identity_id: IdentityId,
+    user_id: UserId,
+) -> Result<UserId> {
+    let identity = identities::get(tx, identity_id).await?;
+    let present = identity.ok_or_else(no_such_user)?.user_id;
+    let same = present == user_id || users::find_redirect(tx, user_id).await? == Some(present);
+    same.then_some(present).ok_or_else(no_such_user)
+}
+
 fn key_is_nobody() -> Error {
     let detail = "an API key is nobody: give a user's id or an identity";
     Error::invalid(vec![FieldError::new("/user", detail)])
@@ -341,6 +364,8 @@ fn no_such_user() -> Error {
 /// A call and for whom it is.
 pub struct Acting {
     pub viewer: Viewer,
+    /// Who is acted for, as the caller names them: it stays the same when users are merged.
+    name: Option<String>,
     credential: Credential,
 }
 
@@ -362,10 +387,7 @@ impl Acting {
         else {
             return Ok(());
         };
-        let account = identities::get(tx, speaker.id).await?;
-        let present = account.ok_or_else(no_such_user)?.user_id;
-        let same = present == person || users::find_redirect(tx, person).await? == Some(present);
-        same.then_some(()).ok_or_else(no_such_user)
+        find_present_user(tx, speaker.id, person).await.map(drop)
     }
 
     /// Whom a list is narrowed to by an id of a person: who became of it. A person sees their own alone.
@@ -409,12 +431,12 @@ impl Acting {
         &self.credential
     }
 
-    /// The credential and the person it acts for: one key's retries for two people never meet, and those
-    /// of an account end with its belonging to a person.
+    /// The credential and who it acts for: one key's retries for two users never meet. An unlink deletes what
+    /// is stored under an identity's name.
     pub fn principal(&self) -> String {
         let actor = self.actor();
-        match self.viewer.person {
-            Some(person) => format!("{actor}/{person}"),
+        match &self.name {
+            Some(name) => format!("{actor}/{name}"),
             None => actor,
         }
     }

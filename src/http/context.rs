@@ -8,7 +8,7 @@ use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::http::{Method, StatusCode, Uri};
 use actix_web::middleware::Next;
-use actix_web::{HttpMessage, HttpResponse, error::InternalError};
+use actix_web::{HttpMessage, HttpRequest, HttpResponse, error::InternalError};
 
 use super::callers::Authenticated;
 use super::problem::{self, Shape};
@@ -22,6 +22,21 @@ const MAX_REQUEST_ID: usize = 64;
 const MAX_URI: usize = 8 * 1024;
 /// Longer than the longest wait an endpoint promises (55 s); streams have begun by then.
 const DEADLINE: Duration = Duration::from_secs(65);
+/// Chat waits for a model as long as its agent says, an hour at most, and for turns that came before. Each of its
+/// own steps ends sooner.
+const CHAT_DEADLINE: Duration = Duration::from_secs(2 * 3600);
+/// Asked for every second by balancers: their lines would hide all others.
+const PROBES: [&str; 2] = ["/healthz", "/readyz"];
+
+/// A request's id, for what is logged while it is answered.
+struct KnownId(String);
+
+/// The id of a request, or nothing outside of `surround`.
+pub fn id_of(request: &HttpRequest) -> String {
+    let extensions = request.extensions();
+    let known = extensions.get::<KnownId>();
+    known.map(|known| known.0.clone()).unwrap_or_default()
+}
 
 pub async fn surround(
     mut request: ServiceRequest,
@@ -31,6 +46,7 @@ pub async fn surround(
     let id = request_id(request.headers());
     let method = request.method().clone();
     let shape = Shape::of_path(request.path());
+    request.extensions_mut().insert(KnownId(id.clone()));
     if method == Method::HEAD {
         // Answered like GET; the connection knows that it was HEAD and sends no body.
         request.head_mut().method = Method::GET;
@@ -40,7 +56,8 @@ pub async fn surround(
     } else if let Some(answer) = cors::preflight(&method, request.headers()) {
         Ok(request.into_response(answer))
     } else {
-        match tokio::time::timeout(DEADLINE, next.call(request)).await {
+        let deadline = deadline_of(request.path());
+        match tokio::time::timeout(deadline, next.call(request)).await {
             Ok(outcome) => outcome.map(|response| rendered(response, &id, shape)),
             Err(_) => Err(Error::new(Code::Timeout, "the request took too long").into()),
         }
@@ -55,6 +72,7 @@ pub async fn surround(
                 method: method.as_str(),
                 route: "unmatched",
                 status: answer.status().as_u16(),
+                code: code_of(&answer),
                 tenant: None,
                 took: started.elapsed(),
             });
@@ -79,10 +97,18 @@ pub async fn surround(
         method: method.as_str(),
         route: request.match_pattern().as_deref().unwrap_or("unmatched"),
         status: response.status().as_u16(),
+        code: code_of(response.response()),
         tenant: tenant.as_deref(),
         took: started.elapsed(),
     });
     Ok(response)
+}
+
+fn deadline_of(path: &str) -> Duration {
+    match path {
+        "/v1/chat/completions" => CHAT_DEADLINE,
+        _ => DEADLINE,
+    }
 }
 
 /// Renders an error that a handler or extractor left in its response.
@@ -136,8 +162,30 @@ struct Answered<'a> {
     method: &'a str,
     route: &'a str,
     status: u16,
+    code: Option<&'static str>,
     tenant: Option<&'a str>,
     took: Duration,
+}
+
+/// The code of an error that `problem::render` made an answer of.
+fn code_of<B>(answer: &HttpResponse<B>) -> Option<&'static str> {
+    answer.extensions().get::<Code>().map(|code| code.as_str())
+}
+
+macro_rules! log_line {
+    ($level:ident, $answered:ident) => {
+        tracing::$level!(
+            target: telemetry::REQUESTS,
+            request_id = $answered.id,
+            tenant = $answered.tenant,
+            method = $answered.method,
+            route = $answered.route,
+            status = $answered.status,
+            code = $answered.code,
+            duration_ms = $answered.took.as_micros() as f64 / 1000.0,
+            "request"
+        )
+    };
 }
 
 /// The route's pattern and not the path: a path can hold what a person typed.
@@ -148,13 +196,20 @@ fn log_request(answered: &Answered) {
         answered.status,
         answered.took.as_secs_f64(),
     );
-    tracing::info!(
-        request_id = answered.id,
-        tenant = answered.tenant,
-        method = answered.method,
-        route = answered.route,
-        status = answered.status,
-        duration_ms = answered.took.as_micros() as f64 / 1000.0,
-        "request"
-    );
+    if PROBES.contains(&answered.route) {
+        log_line!(debug, answered);
+    } else {
+        log_line!(info, answered);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chat_is_not_cut_off_before_a_model_may_answer() {
+        assert!(deadline_of("/v1/chat/completions") > Duration::from_secs(3600));
+        assert_eq!(deadline_of("/v1/inbound"), DEADLINE);
+    }
 }

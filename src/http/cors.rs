@@ -15,7 +15,7 @@ const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE";
 const REQUEST_HEADERS: &str = "Authorization, Content-Type, Idempotency-Key, If-Match, Last-Event-ID, \
      X-Hermes-Session-Id, X-Hermes-Session-Key, X-Throughline-Identity, X-Throughline-Tenant, X-Request-Id";
 const EXPOSED: &str = "X-Hermes-Session-Id, X-Hermes-Session-Key, X-Throughline-Conversation-Id, \
-     X-Throughline-Turn-Id, X-Request-Id, X-Should-Retry, Idempotency-Replayed, RateLimit, \
+     X-Throughline-Turn-Id, X-Throughline-Stateless, X-Request-Id, X-Should-Retry, Idempotency-Replayed, RateLimit, \
      RateLimit-Policy, Retry-After, Location, ETag";
 const PREFLIGHT_KEPT_SECONDS: &str = "600";
 

@@ -12,6 +12,7 @@ use serde::de::DeserializeSeed;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 
 use super::json_body::{BODY_DEADLINE, MAX_JSON_BYTES, check_length, read_within};
+use crate::domain::outside_text::normalise_json;
 use crate::domain::tree::{Allowance, Tree, TreeSeed};
 use crate::error::{Code, Error, FieldError, Result};
 
@@ -70,7 +71,12 @@ fn parse(bytes: &[u8], format: Format) -> Result<Tree> {
         Format::Json => Code::InvalidJson,
         Format::Yaml => Code::InvalidYaml,
     };
-    let text = std::str::from_utf8(bytes).map_err(|error| {
+    let bytes = match format {
+        Format::Json => normalise_json(bytes),
+        // Its texts are normalised one by one.
+        Format::Yaml => bytes.into(),
+    };
+    let text = std::str::from_utf8(&bytes).map_err(|error| {
         let detail = format!("not UTF-8 at byte {}", error.valid_up_to());
         Error::new(code, detail)
     })?;

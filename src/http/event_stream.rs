@@ -17,7 +17,7 @@ use super::callers::Credential;
 use crate::app::App;
 use crate::domain::event::Event;
 use crate::domain::session::ChainName;
-use crate::domain::viewer::Viewer;
+use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::limits::StreamGuard;
@@ -104,6 +104,19 @@ impl Allowed {
     pub async fn check_since(&self, since: Instant) -> Result<()> {
         let (db, now) = (&self.app.db, self.app.clock.now());
         self.right.check_since(db, since, now).await
+    }
+
+    /// Checks at once: before a whole answer is given. What belongs to no person changes hands only by being
+    /// deleted, which ends its turn.
+    pub async fn check_before_answer(&self) -> Result<()> {
+        self.credential.check_now(&self.app.verifiers).await?;
+        let Reach::Person(_) = self.acting.viewer.reach else {
+            return Ok(());
+        };
+        match self.check_since(Instant::now()).await {
+            Err(error) if is_away(&error) => Ok(()),
+            checked => checked,
+        }
     }
 
     /// Waits until the reader may not read any more.

@@ -10,7 +10,6 @@ use actix_web::http::header;
 use actix_web::web::{self, BytesMut};
 use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use futures_util::StreamExt;
-use memchr::memmem;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -18,7 +17,8 @@ use super::extract::pointer;
 use super::objects::Objects;
 use super::retry;
 use crate::crypto;
-use crate::error::{Code, Error, FieldError, Result, escape_pointer};
+use crate::domain::outside_text::normalise_json;
+use crate::error::{Code, Error, FieldError, Result};
 
 pub const MAX_JSON_BYTES: usize = 1024 * 1024;
 /// For the few routes that take in what many calls have made.
@@ -185,7 +185,7 @@ fn count_values(bytes: &[u8]) -> usize {
     count
 }
 
-/// The whole body as JSON, with its text: valid, without NUL, and of not too many values.
+/// The whole body as JSON, with its text: valid, and of not too many values.
 fn read_values(bytes: &[u8]) -> Result<(Value, &str)> {
     if count_values(bytes) > MAX_VALUES {
         let detail = format!("a body has at most {MAX_VALUES} values");
@@ -202,12 +202,6 @@ fn read_values(bytes: &[u8]) -> Result<(Value, &str)> {
             vec![FieldError::new("", error.to_string())],
         )
     })?;
-    if memmem::find(bytes, ESCAPED_NUL).is_some()
-        && let Some(pointer) = find_nul(&whole, &mut String::new())
-    {
-        let error = FieldError::new(pointer, "text must not contain the character U+0000");
-        return Err(Error::invalid(vec![error]));
-    }
     Ok((whole, text))
 }
 
@@ -222,7 +216,8 @@ fn hash_of(whole: &Value, hashed: bool) -> Result<BodyHash> {
 }
 
 fn parse_object(bytes: &[u8], hashed: bool) -> Result<LargeJsonObject> {
-    let (whole, _) = read_values(bytes)?;
+    let bytes = normalise_json(bytes);
+    let (whole, _) = read_values(&bytes)?;
     let hash = hash_of(&whole, hashed)?;
     let Value::Object(members) = whole else {
         let error = FieldError::new("", "must be a JSON object");
@@ -233,7 +228,8 @@ fn parse_object(bytes: &[u8], hashed: bool) -> Result<LargeJsonObject> {
 
 /// The value, and a hash of it that does not depend on spelling.
 fn parse_json<T: DeserializeOwned>(bytes: &[u8], hashed: bool) -> Result<(T, BodyHash)> {
-    let (whole, text) = read_values(bytes)?;
+    let bytes = normalise_json(bytes);
+    let (whole, text) = read_values(&bytes)?;
     let hash = hash_of(&whole, hashed)?;
     // From the text and not from `whole`, where a member given twice is no longer seen.
     let mut deserializer = serde_json::Deserializer::from_str(text);
@@ -243,36 +239,6 @@ fn parse_json<T: DeserializeOwned>(bytes: &[u8], hashed: bool) -> Result<(T, Bod
         Error::fields(Code::InvalidRequest, vec![FieldError::new(pointer, detail)])
     })?;
     Ok((value, hash))
-}
-
-/// The only way to write a NUL in JSON.
-const ESCAPED_NUL: &[u8] = br"\u0000";
-
-/// Where the first text with a NUL is: Postgres cannot hold one.
-fn find_nul(value: &Value, path: &mut String) -> Option<String> {
-    let descend = |key: &str, child: &Value, path: &mut String| {
-        let length = path.len();
-        path.push('/');
-        path.push_str(&escape_pointer(key));
-        let found = find_nul(child, path);
-        path.truncate(length);
-        found
-    };
-    match value {
-        Value::String(text) => text.contains('\0').then(|| path.clone()),
-        Value::Array(items) => items
-            .iter()
-            .enumerate()
-            .find_map(|(place, item)| descend(&place.to_string(), item, path)),
-        Value::Object(members) => members.iter().find_map(|(key, member)| {
-            if key.contains('\0') {
-                Some(path.clone())
-            } else {
-                descend(key, member, path)
-            }
-        }),
-        Value::Null | Value::Bool(_) | Value::Number(_) => None,
-    }
 }
 
 /// The pointer tells the place; line and column would tell it twice.
@@ -339,12 +305,6 @@ mod tests {
             br#"{"name": "a", "inner": [null, {}, {"a": 1}, []]}"#,
             Code::InvalidRequest,
             "/inner/3",
-        );
-        check(br#"{"name": "a\u0000b"}"#, Code::InvalidValue, "/name");
-        check(
-            br#"{"name": "a", "items": ["\u0000"]}"#,
-            Code::InvalidValue,
-            "/items/0",
         );
     }
 

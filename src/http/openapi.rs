@@ -56,17 +56,22 @@ pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
                             The tenant is the one whose id is in `aud`, or the one in the header `X-Throughline-Tenant`.",
         },
     });
-    refuse_nul(&mut document);
+    // Where the document was fetched from.
+    document["servers"] = json!([{"url": "/", "description": "This deployment"}]);
+    refer_to_items(&mut document["components"]["schemas"]);
     for (path, item) in members(&mut document["paths"]) {
         let shape = Shape::of_path(&path);
         for (method, operation) in members(item) {
+            if let Some(parameters) = operation.get_mut("parameters") {
+                refuse_nul(parameters);
+            }
             share(&method, shape, operation);
         }
     }
     Ok(document)
 }
 
-/// Says of each text that a client may give what `extract` holds them all to.
+/// Says of each parameter what `extract` holds them all to. In bodies U+0000 is replaced.
 fn refuse_nul(schema: &mut Value) {
     if schema.get("maxLength").is_some() && schema.get("pattern").is_none() {
         schema["pattern"] = json!(r"^[^\u0000]*$");
@@ -75,6 +80,16 @@ fn refuse_nul(schema: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(refuse_nul),
         Value::Object(members) => members.values_mut().for_each(refuse_nul),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Lists refer to the schema of their items; collected, they repeat it, and generators make a second type of it.
+fn refer_to_items(schemas: &mut Value) {
+    for (name, schema) in members(schemas) {
+        if let Some(item) = name.strip_prefix("ListResponse_") {
+            let reference = format!("#/components/schemas/{item}");
+            schema["properties"]["data"]["items"] = json!({ "$ref": reference });
+        }
     }
 }
 
@@ -160,6 +175,11 @@ fn share(method: &str, shape: Shape, operation: &mut Value) {
     }
     for (status, response) in responses.iter_mut() {
         response["headers"]["X-Request-Id"] = header("Names this request in logs");
+        if creates && status.starts_with('2') {
+            let text =
+                "`true` if this is the answer to an earlier request with the same Idempotency-Key";
+            response["headers"]["Idempotency-Replayed"] = header(text);
+        }
         if limited && (status.starts_with('2') || status == "429") {
             response["headers"]["RateLimit-Policy"] =
                 header("The caller's tightest limit: its quota `q` in a window of `w` seconds");
@@ -188,9 +208,9 @@ fn idempotency_key() -> Value {
 fn acting_identity() -> Value {
     json!({
         "name": "X-Throughline-Identity", "in": "header", "required": false,
-        "description": "The person a bridge key acts for, `platform:external_id` or \
-                        `platform@scope:external_id`, where the body does not name one.",
-        "schema": IdentityName::schema(),
+        "description": "The user a bridge key acts for, `platform:external_id` or `platform@scope:external_id`, \
+                        where the body does not name one. With a user token also `me`: the token's own user.",
+        "schema": {"anyOf": [{"const": "me"}, IdentityName::schema()]},
     })
 }
 

@@ -1,12 +1,15 @@
 //! The one place where an `Error` becomes an answer: problem+json on Throughline's own endpoints, the
 //! OpenAI shape on the compatible ones. Causes are logged here, once, and never shown.
 
+use std::borrow::Cow;
+
 use actix_web::http::StatusCode;
-use actix_web::http::header::{self, HeaderValue};
+use actix_web::http::header::{self, HeaderName, HeaderValue};
 use actix_web::{HttpResponse, ResponseError};
 use serde::Serialize;
 
 use crate::error::{Code, Error, FieldError};
+use crate::telemetry::{self, CalledFor};
 
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
@@ -33,9 +36,9 @@ struct OpenAiEnvelope<'a> {
 
 #[derive(Serialize)]
 struct OpenAiError<'a> {
-    message: &'a str,
+    message: Cow<'a, str>,
     r#type: &'a str,
-    param: Option<&'a str>,
+    param: Option<String>,
     code: &'a str,
 }
 
@@ -61,6 +64,13 @@ impl Shape {
 
 pub fn render(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
     log_cause(error, request_id);
+    let mut answer = build(error, request_id, shape);
+    // For the request's line in the log.
+    answer.extensions_mut().insert(error.code);
+    answer
+}
+
+fn build(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
     let status =
         StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = HttpResponse::build(status);
@@ -74,6 +84,11 @@ pub fn render(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
         response.insert_header((header::RETRY_AFTER, seconds));
     } else if status == StatusCode::SERVICE_UNAVAILABLE {
         response.insert_header((header::RETRY_AFTER, "1"));
+    }
+    for (name, value) in &error.headers {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.insert_header((HeaderName::from_static(name), value));
+        }
     }
     if let Some(allow) = &error.allow
         && let Ok(allow) = HeaderValue::from_str(allow)
@@ -89,14 +104,46 @@ pub fn render(error: &Error, request_id: &str, shape: Shape) -> HttpResponse {
 }
 
 fn openai_envelope(error: &Error) -> OpenAiEnvelope<'_> {
+    let first = error.errors.first();
+    let param = first.map(|first| openai_param(&first.pointer));
+    let rest = first.and_then(|first| error.detail.strip_prefix(first.pointer.as_str()));
+    let message = match (rest, &param) {
+        (Some(rest), Some(param)) => Cow::Owned(format!("{param}{rest}")),
+        (Some(_) | None, _) => Cow::Borrowed(error.detail.as_str()),
+    };
     OpenAiEnvelope {
         error: OpenAiError {
-            message: &error.detail,
+            message,
             r#type: openai_type(error.code),
-            param: error.errors.first().map(|first| first.pointer.as_str()),
+            param,
             code: error.code.as_str(),
         },
     }
+}
+
+/// A pointer as OpenAI writes it: `/messages/0/content` is `messages[0].content`. Of what is not in the body only
+/// the name.
+fn openai_param(pointer: &str) -> String {
+    let mut param = String::new();
+    let elsewhere = ["/header/", "/query/", "/path/"];
+    let outside = elsewhere.iter().find_map(|part| pointer.strip_prefix(part));
+    for name in outside
+        .unwrap_or(pointer)
+        .split('/')
+        .filter(|name| !name.is_empty())
+    {
+        let name = name.replace("~1", "/").replace("~0", "~");
+        let is_place = !param.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+        if is_place {
+            param.push_str(&format!("[{name}]"));
+        } else {
+            if !param.is_empty() {
+                param.push('.');
+            }
+            param.push_str(&name);
+        }
+    }
+    param
 }
 
 /// An error in the middle of a stream, whose head has left long ago.
@@ -138,6 +185,9 @@ fn log_cause(error: &Error, request_id: &str) {
             "a request failed"
         );
     }
+    if let Some(failed) = &error.failed_call {
+        telemetry::warn_of_failed_call(failed, CalledFor::Request(request_id));
+    }
 }
 
 /// The error of anything that is not ours: actix's own refusals, told by their status alone.
@@ -166,5 +216,30 @@ impl ResponseError for Error {
 
     fn error_response(&self) -> HttpResponse {
         HttpResponse::new(self.status_code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pointer_is_written_as_openai_writes_it() {
+        for (pointer, param) in [
+            ("/model", "model"),
+            ("/messages/0/content", "messages[0].content"),
+            ("/messages/12/tool_calls/3", "messages[12].tool_calls[3]"),
+            ("/header/X-Hermes-Session-Id", "X-Hermes-Session-Id"),
+            ("/a~1b", "a/b"),
+        ] {
+            assert_eq!(openai_param(pointer), param);
+        }
+        let error = Error::fields(
+            Code::ModelNotFound,
+            vec![FieldError::new("/model", "there is no such agent")],
+        );
+        let body: serde_json::Value = serde_json::from_str(&openai_body(&error)).unwrap();
+        assert_eq!(body["error"]["message"], "model: there is no such agent");
+        assert_eq!(body["error"]["param"], "model");
     }
 }

@@ -103,6 +103,8 @@ fn request_hash(path: &str, body_hash: [u8; 32]) -> [u8; 32] {
     crypto::sha256(&asked)
 }
 
+pub const REPLAYED: (&str, &str) = ("idempotency-replayed", "true");
+
 fn render(outcome: Outcome) -> Result<HttpResponse> {
     let (answer, replayed) = match outcome {
         Outcome::Fresh(answer) => (answer, false),
@@ -111,7 +113,7 @@ fn render(outcome: Outcome) -> Result<HttpResponse> {
     let status = StatusCode::from_u16(answer.status).map_err(Error::internal)?;
     let mut response = HttpResponse::build(status);
     if replayed {
-        response.insert_header(("idempotency-replayed", "true"));
+        response.insert_header(REPLAYED);
     }
     Ok(response.json(answer.into_body()))
 }

@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::auth::KeyCaller;
 use crate::domain::api_key::Scope;
 use crate::domain::chat::Chat;
-use crate::domain::identity::IdentityName;
+use crate::domain::identity::{IdentityName, PersonName};
 use crate::domain::platform::PlatformScope;
 use crate::domain::user::{Account, Identity, KnownIdentity};
 use crate::domain::viewer::Namespace;
@@ -23,7 +23,7 @@ use crate::store::{Db, TenantTx, identities};
 /// admin for any.
 pub struct Voucher {
     credential: Credential,
-    header: Option<IdentityName>,
+    header: Option<PersonName>,
 }
 
 impl FromRequest for Voucher {
@@ -49,7 +49,18 @@ impl Voucher {
         if !errors.is_empty() {
             return Err(Error::invalid(errors));
         }
-        let named = named.or(self.header);
+        let named = match (named, self.header) {
+            (Some(named), _) | (None, Some(PersonName::Identity(named))) => Some(named),
+            (None, Some(PersonName::Me | PersonName::User(_))) => match &self.credential {
+                Credential::User(user) => Some(user.identity().name.clone()),
+                Credential::Key(_) => {
+                    let pointer = "/header/X-Throughline-Identity";
+                    let error = FieldError::new(pointer, "an API key is nobody: name an identity");
+                    return Err(Error::invalid(vec![error]));
+                }
+            },
+            (None, None) => None,
+        };
         let identity = match (&self.credential, named) {
             (Credential::User(user), None) => user.identity().name.clone(),
             (Credential::User(_), Some(named)) => named,

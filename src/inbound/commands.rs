@@ -6,6 +6,8 @@ use super::{After, CommandAnswer, Done, Message, Speaker};
 use crate::app::App;
 use crate::domain::command::{Command, HELP};
 use crate::domain::display_name::DisplayName;
+use crate::domain::session::Need;
+use crate::domain::session_name::SessionRef;
 use crate::domain::turn::TurnState;
 use crate::error::{Error, Result};
 use crate::ids::IdentityId;
@@ -179,13 +181,13 @@ async fn branch(app: &App, tx: &mut TenantTx, here: &Here, name: Option<&str>) -
             return Ok("A name is one line of up to 100 characters.".to_owned());
         }
     };
-    let from = crate::domain::session_name::SessionRef::Id(here.tip.session_id);
+    let from = SessionRef::Id(here.tip.session_id);
     let request = Branch {
         from_seq: None,
         title,
     };
     let branch = sessions::branch(tx, &here.viewer, &from, request, now).await?;
-    let branch = crate::domain::session_name::SessionRef::Id(branch);
+    let branch = SessionRef::Id(branch);
     sessions::switch(tx, &here.viewer, &here.key, &branch, None, now).await?;
     Ok("Going on in a copy. /sessions lists both.".to_owned())
 }
@@ -214,14 +216,15 @@ async fn undo(
     own: Option<IdentityId>,
     count: u32,
 ) -> Result<String> {
-    let Some(turns) = undoable(tx, here, own, count).await? else {
+    let Some(turns) = undoable(app, tx, here, own, count).await? else {
         return Ok(BUSY.to_owned());
     };
     if turns.is_empty() {
         return Ok("There is nothing to take back.".to_owned());
     }
     let ids: Vec<_> = turns.iter().map(|(id, _)| *id).collect();
-    replies::undo(tx, here.tip.session_id, &ids, app.clock.now()).await?;
+    let conversation_id = here.tip.name.conversation_id;
+    replies::undo(tx, conversation_id, &ids, app.clock.now()).await?;
     Ok(match ids.len() {
         1 => "Your last message and its answer are taken back.".to_owned(),
         count => format!("Your last {count} messages and their answers are taken back."),
@@ -232,6 +235,7 @@ type Undoable = Vec<(crate::ids::TurnId, crate::domain::turn::TurnInput)>;
 
 /// What can be taken back, in a conversation that is held; `None` while a turn is active.
 async fn undoable(
+    app: &App,
     tx: &mut TenantTx,
     here: &Here,
     own: Option<IdentityId>,
@@ -243,9 +247,12 @@ async fn undoable(
         return Ok(None);
     }
     let own = own.as_ref().map(std::slice::from_ref);
-    let session_id = here.tip.session_id;
+    // A compression may have moved the tip while the conversation was waited for.
+    let session = SessionRef::Id(here.tip.session_id);
+    let now = app.clock.now();
+    let tip = sessions::find(tx, &here.viewer, &session, Need::Own, now).await?;
     Ok(Some(
-        replies::list_undoable(tx, session_id, own, i64::from(count)).await?,
+        replies::list_undoable(tx, tip.session_id, own, i64::from(count)).await?,
     ))
 }
 
@@ -256,13 +263,14 @@ async fn take_again(
     here: &Here,
     own: Option<IdentityId>,
 ) -> Result<Result<crate::domain::turn::TurnInput, String>> {
-    let Some(mut turns) = undoable(tx, here, own, 1).await? else {
+    let Some(mut turns) = undoable(app, tx, here, own, 1).await? else {
         return Ok(Err(BUSY.to_owned()));
     };
     let Some((id, input)) = turns.pop() else {
         return Ok(Err("There is nothing to answer again.".to_owned()));
     };
-    replies::undo(tx, here.tip.session_id, &[id], app.clock.now()).await?;
+    let conversation_id = here.tip.name.conversation_id;
+    replies::undo(tx, conversation_id, &[id], app.clock.now()).await?;
     Ok(Ok(input))
 }
 

@@ -8,6 +8,7 @@ use crate::domain::command::{Command, Link};
 use crate::domain::user::KnownIdentity;
 use crate::error::{Code, Error, Result};
 use crate::people::{self, NewHomeChannel, Redeem};
+use crate::store::folds::{self, Continuation};
 use crate::store::{TenantTx, identities, pending_links};
 
 /// How long a preview waits for its confirmation.
@@ -149,6 +150,7 @@ fn context(tx: &TenantTx, speaker: &Speaker) -> String {
 
 async fn join(app: &App, tx: &mut TenantTx, speaker: &Speaker) -> Result<(CommandAnswer, bool)> {
     let now = app.clock.now();
+    tx.mark().await?;
     let Some(sealed) = pending_links::take(tx, speaker.identity.id, now).await? else {
         let text = "There is nothing to confirm. Write /link and the code of your other account.";
         return Ok((CommandAnswer::saying(text), false));
@@ -165,13 +167,35 @@ async fn join(app: &App, tx: &mut TenantTx, speaker: &Speaker) -> Result<(Comman
         dry_run: false,
     };
     match people::redeem(app, tx, &speaker.actor, &redeem).await {
-        Ok(_) => {
-            let text = "Done: your accounts are one person now, with one conversation.";
+        Ok(redeemed) => {
+            let mut text = "Done: your accounts are one person now.".to_owned();
+            if let Some(link) = &redeemed.session {
+                let continuation = folds::find_continuation(tx, link).await?;
+                text.push_str(&what_goes_on(&continuation));
+            }
             Ok((CommandAnswer::saying(text), true))
         }
-        Err(error) if error.code.status() < 500 => Ok((refused(error.code), false)),
+        // The answer is committed; the code, which was taken, is good as before.
+        Err(error) if error.code.status() < 500 => {
+            tx.roll_back_to_mark().await?;
+            Ok((refused(error.code), false))
+        }
         Err(error) => Err(error),
     }
+}
+
+/// Which conversation the accounts share now: the other one is out of sight, and not lost.
+fn what_goes_on(continuation: &Continuation) -> String {
+    let Some(platform) = &continuation.platform else {
+        return String::new();
+    };
+    let platform = platform.split('@').next().unwrap_or_default();
+    let rest = if continuation.has_others {
+        "; the other conversation is in /sessions."
+    } else {
+        "."
+    };
+    format!(" We go on with what was said last on {platform}{rest}")
 }
 
 async fn part(app: &App, tx: &mut TenantTx, speaker: &Speaker) -> Result<(CommandAnswer, bool)> {

@@ -2,17 +2,20 @@
 
 use chrono::{DateTime, Utc};
 
+use super::append::put_first;
 use super::{find, insert};
+use crate::domain::message::NewMessage;
 use crate::domain::session::{Edge, Need, NewConversation};
 use crate::domain::session_name::SessionRef;
+use crate::domain::turn::interrupted_result;
 use crate::domain::viewer::Viewer;
 use crate::error::{Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
-use crate::store::messages::{self, Copy};
+use crate::store::messages::{self, Chosen, Copy};
 
 pub struct Branch {
-    /// The last message that is taken along; all where none is named.
+    /// The last message that is taken along; all but those of an active turn where none is named.
     pub from_seq: Option<i64>,
     pub title: Option<String>,
 }
@@ -52,10 +55,27 @@ pub async fn branch(
     let copy = Copy {
         from: tip.session_id,
         to: id,
-        seqs: None,
-        through: request.from_seq,
+        chosen: request.from_seq.map_or(Chosen::Answered, Chosen::Through),
         counted: true,
     };
     messages::copy(tx, &copy).await?;
+    close_calls(tx, viewer, id, now).await?;
     Ok(id)
+}
+
+/// Models refuse a transcript in which a call has no result.
+async fn close_calls(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    branch: SessionId,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let open = messages::list_open_calls(tx, branch).await?;
+    if open.is_empty() {
+        return Ok(());
+    }
+    let result = |id: &String| interrupted_result(id, "the branch begins before its result");
+    let results: Vec<NewMessage> = open.iter().map(result).collect();
+    put_first(tx, viewer, branch, &results, now).await?;
+    Ok(())
 }

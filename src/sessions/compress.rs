@@ -15,7 +15,7 @@ use crate::domain::turn::session_busy;
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
-use crate::store::messages::{self, Copy};
+use crate::store::messages::{self, Chosen, Copy};
 use crate::store::sessions::{NewChild, Taken};
 use crate::store::{TenantTx, conversations, sessions, turns};
 
@@ -152,8 +152,7 @@ async fn copy(tx: &mut TenantTx, tip: &Tip, to: SessionId, seqs: &[i64]) -> Resu
     let copy = Copy {
         from: tip.session_id,
         to,
-        seqs: Some(seqs),
-        through: None,
+        chosen: Chosen::Seqs(seqs),
         counted: false,
     };
     messages::copy(tx, &copy).await

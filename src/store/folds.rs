@@ -4,6 +4,7 @@
 use chrono::{DateTime, Utc};
 
 use super::TenantTx;
+use crate::domain::session::NamedLink;
 use crate::error::Result;
 use crate::ids::{SessionId, SlotId, UserId};
 
@@ -163,6 +164,45 @@ pub async fn fold(
     .execute(tx.connection())
     .await?;
     Ok(())
+}
+
+/// What a user hears about the conversation that their linked accounts share.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct Continuation {
+    /// Where its last messages came from, as `platform` or `platform@scope`.
+    pub platform: Option<String>,
+    /// Whether the same DM has other conversations too.
+    pub has_others: bool,
+}
+
+/// How the DM goes on whose current session is `link`.
+pub async fn find_continuation(tx: &mut TenantTx, link: &NamedLink) -> Result<Continuation> {
+    Ok(sqlx::query_as(
+        "select (select recent.platform
+                   from (select seq, platform
+                           from messages
+                          where tenant_id = $1
+                            and session_id = $2
+                          order by seq desc
+                          limit 50) as recent
+                  where recent.platform is not null
+                  order by recent.seq desc
+                  limit 1) as platform,
+                exists (select 1
+                          from slots k
+                          join slot_conversations o
+                            on o.tenant_id = $1
+                           and o.slot_id = k.id
+                           and o.conversation_id <> $3
+                         where k.tenant_id = $1
+                           and k.conversation_id = $3
+                           and k.kind = 'dm') as has_others",
+    )
+    .bind(tx.tenant_id())
+    .bind(link.id)
+    .bind(link.name.conversation_id)
+    .fetch_one(tx.connection())
+    .await?)
 }
 
 /// Gives a folded slot its name back. It goes on with what was made under it and said last.

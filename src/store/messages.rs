@@ -118,6 +118,11 @@ fn to_json<T: Serialize>(value: Option<&T>) -> Result<Option<String>> {
 /// original; within a chain, what its first link has is original. Only inside the transaction that makes
 /// `to`.
 pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
+    let (seqs, through, with_active) = match copy.chosen {
+        Chosen::Seqs(seqs) => (Some(seqs), None, true),
+        Chosen::Through(through) => (None, Some(through), true),
+        Chosen::Answered => (None, None, false),
+    };
     sqlx::query(
         "with chosen as (
            select m.*, row_number() over (order by m.seq) as place
@@ -126,6 +131,12 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
               and m.session_id = $2
               and ($4::bigint[] is null or m.seq = any ($4))
               and ($5::bigint is null or m.seq <= $5)
+              and ($7 or m.turn_id is null
+                   or not exists (select 1
+                                    from sessions a
+                                   where a.tenant_id = $1
+                                     and a.id = $2
+                                     and a.turn_id = m.turn_id))
          ), put as (
            insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
                                  identity_id, platform, token_count, turn_id, copied_session, copied_seq,
@@ -155,9 +166,10 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
     .bind(tx.tenant_id())
     .bind(copy.from)
     .bind(copy.to)
-    .bind(copy.seqs)
-    .bind(copy.through)
+    .bind(seqs)
+    .bind(through)
     .bind(copy.counted)
+    .bind(with_active)
     .execute(tx.connection())
     .await?;
     Ok(())
@@ -166,12 +178,45 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
 pub struct Copy<'a> {
     pub from: SessionId,
     pub to: SessionId,
-    /// These; all where `None`.
-    pub seqs: Option<&'a [i64]>,
-    /// Up to this one; all where `None`.
-    pub through: Option<i64>,
+    pub chosen: Chosen<'a>,
     /// Whether they count as messages of their new session: not where they stay within a chain.
     pub counted: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Chosen<'a> {
+    Seqs(&'a [i64]),
+    /// Up to this one.
+    Through(i64),
+    /// All but those of a turn that is active.
+    Answered,
+}
+
+/// The calls of the last message with calls that have no result after it.
+pub async fn list_open_calls(tx: &mut TenantTx, session_id: SessionId) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar(
+        "select c.call ->> 'id'
+           from (select m.seq, m.tool_calls
+                   from messages m
+                  where m.tenant_id = $1
+                    and m.session_id = $2
+                    and m.tool_calls is not null
+                    and m.undone_at is null
+                  order by m.seq desc
+                  limit 1) g
+          cross join json_array_elements(g.tool_calls) with ordinality as c (call, place)
+          where not exists (select 1
+                              from messages r
+                             where r.tenant_id = $1
+                               and r.session_id = $2
+                               and r.seq > g.seq
+                               and r.tool_call_id = c.call ->> 'id')
+          order by c.place",
+    )
+    .bind(tx.tenant_id())
+    .bind(session_id)
+    .fetch_all(tx.connection())
+    .await?)
 }
 
 /// Reads the columns of `message_columns!`, which come first, by their places: to look up their names would

@@ -120,8 +120,8 @@ pub async fn update_queued(tx: &mut TenantTx, id: TurnId, input: &TurnInput) -> 
     Ok(done.rows_affected() == 1)
 }
 
-/// The last turns of a conversation that can be taken back: those of these accounts (all where `None`) that
-/// have ended and whose messages are in the session, newest first, with what they said.
+/// The last turns that can be taken back: those of these accounts (all where `None`) that have ended and whose
+/// messages are in the session, copies of them too, newest first, with what they said.
 pub async fn list_undoable(
     tx: &mut TenantTx,
     session_id: SessionId,
@@ -130,19 +130,21 @@ pub async fn list_undoable(
 ) -> Result<Vec<(TurnId, TurnInput)>> {
     let rows: Vec<(TurnId, Json<TurnInput>)> = sqlx::query_as(
         "select t.id, t.input
-           from turns t
-          where t.tenant_id = $1
-            and t.id in (select m.turn_id
-                           from messages m
-                          where m.tenant_id = $1
-                            and m.session_id = $2
-                            and m.role = 'user'
-                            and m.kind = 'normal'
-                            and m.step is not null
-                            and m.undone_at is null)
-            and t.ended_at is not null
+           from (select m.turn_id, max(m.seq) as last_seq
+                   from messages m
+                  where m.tenant_id = $1
+                    and m.session_id = $2
+                    and m.role = 'user'
+                    and m.kind = 'normal'
+                    and m.turn_id is not null
+                    and m.undone_at is null
+                  group by m.turn_id) said
+           join turns t
+             on t.tenant_id = $1
+            and t.id = said.turn_id
+          where t.ended_at is not null
             and ($3::uuid[] is null or t.identity_id = any ($3))
-          order by t.turn_no desc
+          order by said.last_seq desc
           limit $4",
     )
     .bind(tx.tenant_id())
@@ -157,23 +159,27 @@ pub async fn list_undoable(
         .collect())
 }
 
-/// Takes back everything that these turns said. It keeps its place and its numbers, and no model sees it.
+/// Takes back everything that these turns said, in every link of the chain: copies that a compression kept, and
+/// the originals, which it may be taken back to. It keeps its place and its numbers, and no model sees it.
 pub async fn undo(
     tx: &mut TenantTx,
-    session_id: SessionId,
+    conversation_id: SessionId,
     turn_ids: &[TurnId],
     now: DateTime<Utc>,
 ) -> Result<()> {
     sqlx::query(
-        "update messages
+        "update messages m
             set undone_at = $4
-          where tenant_id = $1
-            and session_id = $2
-            and turn_id = any ($3)
-            and undone_at is null",
+           from sessions s
+          where s.tenant_id = $1
+            and s.conversation_id = $2
+            and m.tenant_id = $1
+            and m.session_id = s.id
+            and m.turn_id = any ($3)
+            and m.undone_at is null",
     )
     .bind(tx.tenant_id())
-    .bind(session_id)
+    .bind(conversation_id)
     .bind(turn_ids)
     .bind(now)
     .execute(tx.connection())

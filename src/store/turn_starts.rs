@@ -36,12 +36,12 @@ pub const START: &str = concat!(
                              and q.conversation_id = $3
                              and q.state = 'queued')
           and ($31::bigint is null
-               or $31 > (select count(*)
-                           from (select 1
-                                   from turns r
-                                  where r.tenant_id = $1
-                                    and r.state = 'running'
-                                  limit $31) counted))
+               or ($31 > 0
+                   and not exists (select 1
+                                     from turns r
+                                    where r.tenant_id = $1
+                                      and r.state = 'running'
+                                   offset greatest($31 - 1, 0))))
           and ($34::uuid is null
                or exists (select 1
                             from identities i

@@ -353,7 +353,7 @@ async fn go_on(
     for (call, brought) in match_results(&calls, &asked.input.messages)? {
         said.push(match brought {
             Some(brought) => brought.clone(),
-            None => interrupted_result(call, "the client brought no result"),
+            None => interrupted_result(&call.id, "the client brought no result"),
         });
     }
     let others = asked.input.messages.iter();

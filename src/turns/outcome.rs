@@ -105,7 +105,7 @@ pub(super) async fn interrupted(
     let open = taken.calls.as_deref().unwrap_or_default();
     let results: Vec<NewMessage> = open
         .iter()
-        .map(|call| interrupted_result(call, "the client brought no result"))
+        .map(|call| interrupted_result(&call.id, "the client brought no result"))
         .collect();
     end(
         app,

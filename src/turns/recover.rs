@@ -162,7 +162,7 @@ async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Opti
 async fn interrupted_tools(tx: &mut TenantTx, turn_id: TurnId) -> Result<Vec<NewMessage>> {
     let open: Vec<ToolCall> = turn_claims::list_open_calls(tx, turn_id).await?;
     let why = "the node that ran the tool was lost; whether it had an effect is not known";
-    let told = open.iter().map(|call| interrupted_result(call, why));
+    let told = open.iter().map(|call| interrupted_result(&call.id, why));
     Ok(told.collect())
 }
 

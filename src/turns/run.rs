@@ -29,7 +29,7 @@ use crate::store::past;
 use crate::store::turn_claims::Taken;
 use crate::store::turn_writes::{Change, Fence, Heard};
 use crate::store::turns;
-use crate::telemetry;
+use crate::telemetry::{self, CalledFor};
 
 /// Between two looks whether the database is back.
 const AWAY_PAUSE: Duration = Duration::from_millis(100);
@@ -334,6 +334,9 @@ impl Run {
     ) -> Result<Option<Claimed>> {
         if error.code == Code::Internal {
             tracing::error!(turn = %self.taken.id, cause = ?error.cause, "a turn failed");
+        }
+        if let Some(failed) = &error.failed_call {
+            telemetry::warn_of_failed_call(failed, CalledFor::Turn(self.taken.id));
         }
         let change = Change {
             state: Some(TurnState::Failed),

@@ -190,7 +190,7 @@ async fn the_connector_is_given_public_addresses_and_no_others() {
         given,
         [
             "93.184.216.34:0",
-            "leads to a private address, which is not allowed here",
+            "leads to a private address; this node does not call those. Ask its operator to allow it.",
             "[2606:4700:4700::1111]:0",
             "entity not found",
         ]

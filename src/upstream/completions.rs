@@ -16,86 +16,26 @@ use tokio::time::{Instant as Deadline, timeout_at};
 use url::Url;
 
 use super::breaker::Breaker;
+use super::call_error::CallError;
 use super::client::{FetchError, GuardedClient};
 use super::sse::Events;
 use crate::domain::completion_object::{CompletionObject, NoCompletion};
 
-const FIRST_BYTE: Duration = Duration::from_secs(60);
-const BETWEEN_PIECES: Duration = Duration::from_secs(30);
-const WHOLE_CALL: Duration = Duration::from_secs(15 * 60);
+/// Of an answer that is no success.
+const ERROR_BODY: Duration = Duration::from_secs(30);
+/// A stream lasts no longer, unless its agent's timeout is longer.
+const WHOLE_STREAM: Duration = Duration::from_secs(15 * 60);
+/// A call that took longer before it failed may have been paid for: it is not made again.
+const QUICK_FAILURE: Duration = Duration::from_secs(5);
 /// Of an answer that is not streamed, and of all events of one that is.
 const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 const MAX_MESSAGE_CHARS: usize = 500;
 const MAX_RETRIES: u32 = 2;
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// A server that asks for more patience is not waited for.
-const MOST_PATIENCE: Duration = Duration::from_secs(5);
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const JSON_OR_EVENTS: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 /// Then those that nothing is remembered of are forgotten.
 const MANY_SERVERS: usize = 1024;
-
-/// Why a call brought no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum CallError {
-    #[error("the model's server cannot be called: {0}")]
-    NotReached(#[source] FetchError),
-    #[error("the model's server did not answer in time")]
-    TooSlow,
-    #[error("the model's server failed with status {0}")]
-    Failed(u16),
-    #[error("the model's server asks to wait")]
-    Busy { retry_after: Option<Duration> },
-    #[error("the model's server does not take the agent's key (status {0})")]
-    NotAllowed(u16),
-    /// It does not take the request; `message` is what it says about it.
-    #[error("the model's server refuses the request: {message}")]
-    Refused { status: u16, message: String },
-    #[error("the model's server failed again and again, and is left alone for now")]
-    LeftAlone { retry_after: Duration },
-    #[error("the connection to the model's server broke")]
-    Broken,
-    #[error("the model's server answered something that is no completion")]
-    Malformed,
-    #[error("the model's answer is too large")]
-    TooLarge,
-}
-
-impl CallError {
-    /// Whether the server is to blame: a refusal shows that it works.
-    fn is_outage(&self) -> bool {
-        match self {
-            Self::NotReached(_) | Self::TooSlow | Self::Failed(_) | Self::Broken => true,
-            Self::Busy { .. }
-            | Self::NotAllowed(_)
-            | Self::Refused { .. }
-            | Self::LeftAlone { .. }
-            | Self::Malformed
-            | Self::TooLarge => false,
-        }
-    }
-
-    /// How long to wait before the same call may be made again, where it may.
-    fn pause_before_retry(&self, attempt: u32) -> Option<Duration> {
-        let backoff = FIRST_PAUSE * 2u32.pow(attempt);
-        match self {
-            Self::NotReached(FetchError::Refused(_)) => None,
-            Self::NotReached(_) | Self::Failed(_) => Some(backoff),
-            Self::Busy { retry_after } => {
-                let asked = retry_after.unwrap_or(backoff);
-                (asked <= MOST_PATIENCE).then_some(asked)
-            }
-            Self::TooSlow
-            | Self::NotAllowed(_)
-            | Self::Refused { .. }
-            | Self::LeftAlone { .. }
-            | Self::Broken
-            | Self::Malformed
-            | Self::TooLarge => None,
-        }
-    }
-}
 
 /// Where a model is. Made once for many calls.
 #[derive(Debug, Clone)]
@@ -104,6 +44,8 @@ pub struct ModelServer {
     /// Its failures are counted under this name.
     name: String,
     bearer: Result<Option<HeaderValue>, UnfitKey>,
+    /// How long it may be silent, and how long it may take for an answer that is not streamed.
+    timeout: Duration,
 }
 
 /// A key that no header can carry.
@@ -113,7 +55,12 @@ struct UnfitKey;
 impl ModelServer {
     /// `base_url` goes up to and with its `/v1`. Of one owner: what a tenant does to a server is no other
     /// tenant's loss.
-    pub fn new(owner: &str, base_url: &Url, api_key: Option<&SecretString>) -> Self {
+    pub fn new(
+        owner: &str,
+        base_url: &Url,
+        api_key: Option<&SecretString>,
+        timeout: Duration,
+    ) -> Self {
         let bearer = |key: &SecretString| {
             let text = format!("Bearer {}", key.expose_secret());
             let mut bearer = HeaderValue::from_str(&text).map_err(|_| UnfitKey)?;
@@ -124,6 +71,7 @@ impl ModelServer {
             url: completions_url(base_url),
             name: format!("{owner} {}", base_url.origin().ascii_serialization()),
             bearer: api_key.map(bearer).transpose(),
+            timeout,
         }
     }
 }
@@ -149,16 +97,16 @@ impl Completions {
         server: &ModelServer,
         body: Vec<u8>,
     ) -> Result<CompletionObject, CallError> {
-        let deadline = Deadline::now() + WHOLE_CALL;
+        let deadline = Deadline::now() + server.timeout;
         let mut response = self.send(server, None, body, deadline).await?;
         let mut answer = Vec::new();
-        while let Some(piece) = next_piece(&mut response, piece_by(deadline)).await? {
+        while let Some(piece) = next_piece(&mut response, deadline).await? {
             if answer.len() + piece.len() > MAX_ANSWER_BYTES {
                 return Err(CallError::TooLarge);
             }
             answer.extend_from_slice(&piece);
         }
-        CompletionObject::read(answer).map_err(|_| CallError::Malformed)
+        CompletionObject::read(answer).map_err(no_completion)
     }
 
     /// The pieces of the answer to `body`, which asks for a stream. `session_key` tells a memory provider
@@ -169,7 +117,7 @@ impl Completions {
         session_key: Option<&str>,
         body: Vec<u8>,
     ) -> Result<CompletionStream, CallError> {
-        let deadline = Deadline::now() + WHOLE_CALL;
+        let deadline = Deadline::now() + WHOLE_STREAM.max(server.timeout);
         let response = self.send(server, session_key, body, deadline).await?;
         Ok(CompletionStream {
             response,
@@ -177,6 +125,7 @@ impl Completions {
             ready: Vec::new().into_iter(),
             read: 0,
             deadline,
+            silence: server.timeout,
             next_by: None,
             done: false,
         })
@@ -193,6 +142,7 @@ impl Completions {
         let (name, body) = (&server.name, Bytes::from(body));
         let mut attempt = 0;
         loop {
+            let began = Deadline::now();
             let admitted = self.with_breaker(name, |breaker| breaker.admit(Instant::now()));
             admitted.map_err(|retry_after| CallError::LeftAlone { retry_after })?;
             let outcome = self
@@ -211,6 +161,9 @@ impl Completions {
             let Some(pause) = pause.filter(|pause| Deadline::now() + *pause < deadline) else {
                 return Err(error);
             };
+            if began.elapsed() > QUICK_FAILURE {
+                return Err(error);
+            }
             if attempt == MAX_RETRIES || !self.with_breaker(name, Breaker::take_retry) {
                 return Err(error);
             }
@@ -240,7 +193,7 @@ impl Completions {
         if let Some(session_key) = session_key {
             request = request.header("x-hermes-session-key", session_key);
         }
-        let until = deadline.min(Deadline::now() + FIRST_BYTE);
+        let until = deadline.min(Deadline::now() + server.timeout);
         let sent = timeout_at(until, request.body(body).send()).await;
         let response = match sent {
             Err(_) => return Err(CallError::TooSlow),
@@ -294,33 +247,59 @@ async fn refusal(status: u16, mut response: Response) -> CallError {
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.trim().parse().ok())
         .map(Duration::from_secs);
+    if let (503, Some(retry_after)) = (status, retry_after) {
+        return CallError::Unavailable { retry_after };
+    }
     match status {
         429 => CallError::Busy { retry_after },
-        503 if retry_after.is_some() => CallError::Busy { retry_after },
         401 | 403 => CallError::NotAllowed(status),
         400..=499 if status != 408 => {
             let mut told = Vec::new();
-            let until = Deadline::now() + BETWEEN_PIECES;
+            let until = Deadline::now() + ERROR_BODY;
             while let Ok(Some(piece)) = next_piece(&mut response, until).await {
                 told.extend_from_slice(&piece);
                 if told.len() > MAX_ERROR_BYTES {
                     break;
                 }
             }
+            let told: Value = serde_json::from_slice(&told).unwrap_or(Value::Null);
             let message = message_of(&told);
-            CallError::Refused { status, message }
+            match is_too_long(&told["error"]) {
+                true => CallError::TooLong(message),
+                false => CallError::Refused { status, message },
+            }
         }
         status => CallError::Failed(status),
     }
 }
 
-/// What a server says about a refusal: one line of it, without what could be a key.
-fn message_of(told: &[u8]) -> String {
-    let parsed: Value = serde_json::from_slice(told).unwrap_or(Value::Null);
-    let error = &parsed["error"];
+/// Why a text that came with a success is no completion.
+fn no_completion(why: NoCompletion) -> CallError {
+    let error = match why {
+        NoCompletion::Malformed => return CallError::Malformed,
+        NoCompletion::Error(error) => error,
+    };
+    let error: Value = serde_json::from_str(&error).unwrap_or(Value::Null);
+    let too_long = is_too_long(&error);
+    let message = message_of(&serde_json::json!({ "error": error }));
+    match too_long {
+        true => CallError::TooLong(message),
+        false => CallError::Reported(message),
+    }
+}
+
+/// Whether an error is OpenAI's about the context window; some servers have it as the type.
+fn is_too_long(error: &Value) -> bool {
+    let named = |member: &str| error[member] == "context_length_exceeded";
+    named("code") || named("type")
+}
+
+/// What a server says about an error: one line of it, without what could be a key.
+fn message_of(told: &Value) -> String {
+    let error = &told["error"];
     let message = error["message"].as_str().or(error.as_str());
     let message = message
-        .or(parsed["message"].as_str())
+        .or(told["message"].as_str())
         .unwrap_or("no reason was given");
     let looks_secret =
         |word: &str| word.len() >= 20 && word.bytes().any(|byte| byte.is_ascii_digit());
@@ -335,11 +314,6 @@ fn message_of(told: &[u8]) -> String {
         .filter(|c| !c.is_control())
         .take(MAX_MESSAGE_CHARS)
         .collect()
-}
-
-/// When a piece must have come that is waited for from now on.
-fn piece_by(deadline: Deadline) -> Deadline {
-    deadline.min(Deadline::now() + BETWEEN_PIECES)
 }
 
 async fn next_piece(response: &mut Response, by: Deadline) -> Result<Option<Bytes>, CallError> {
@@ -357,6 +331,8 @@ pub struct CompletionStream {
     ready: std::vec::IntoIter<Vec<u8>>,
     read: usize,
     deadline: Deadline,
+    /// How long the server may be silent.
+    silence: Duration,
     /// When the piece that is waited for must have come, however often the wait is interrupted.
     next_by: Option<Deadline>,
     done: bool,
@@ -375,14 +351,12 @@ impl CompletionStream {
                     self.done = true;
                     continue;
                 }
-                return match CompletionObject::read(data) {
-                    Ok(chunk) => Ok(Some(chunk)),
-                    Err(NoCompletion::Malformed) => Err(CallError::Malformed),
-                    // An error that a server tells in the middle of a stream.
-                    Err(NoCompletion::Error) => Err(CallError::Failed(200)),
-                };
+                return CompletionObject::read(data)
+                    .map(Some)
+                    .map_err(no_completion);
             }
-            let next_by = *self.next_by.get_or_insert_with(|| piece_by(self.deadline));
+            let silent_until = || self.deadline.min(Deadline::now() + self.silence);
+            let next_by = *self.next_by.get_or_insert_with(silent_until);
             let piece = next_piece(&mut self.response, next_by).await?;
             self.next_by = None;
             let piece = piece.ok_or(CallError::Broken)?;
@@ -422,7 +396,12 @@ mod tests {
             std::future::pending::<()>().await;
         });
         let client = GuardedClient::new(PrivateUpstreams::Allowed, OwnPorts::default()).unwrap();
-        let server = ModelServer::new("owner", &base_url.parse().unwrap(), None);
+        let server = ModelServer::new(
+            "owner",
+            &base_url.parse().unwrap(),
+            None,
+            Duration::from_secs(30),
+        );
         let completions = Completions::new(client);
         let opened = completions.stream(&server, None, b"{}".to_vec()).await;
         let mut stream = opened.unwrap();

@@ -5,11 +5,14 @@
 //! - `own_ports`: the service's own ports, which no tenant may reach through it
 //! - `client`: the one HTTP client that holds to all three at the moment it dials
 //! - `completions`: calls of models through it, with `breaker` for those that fail and `sse` for streams
+//! - `call_error`: why a call brought no answer; `call_reason`: the same, as the log names it
 //!
 //! Nothing else in the service opens a connection to a place that a tenant chose.
 
 mod address;
 mod breaker;
+mod call_error;
+mod call_reason;
 mod client;
 mod completions;
 mod own_ports;
@@ -19,7 +22,8 @@ mod url_rules;
 #[cfg(test)]
 mod hostile_tests;
 
+pub use call_error::CallError;
 pub use client::{FetchError, GuardedClient, Looking, Lookup, fetch};
-pub use completions::{CallError, CompletionStream, Completions, ModelServer};
+pub use completions::{CompletionStream, Completions, ModelServer};
 pub use own_ports::OwnPorts;
 pub use url_rules::UrlRefused;

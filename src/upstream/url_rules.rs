@@ -24,17 +24,19 @@ pub enum UrlRefused {
     PortZero,
     #[error("must have a host that does not end in a dot")]
     TrailingDot,
-    #[error("leads to a local name, and private addresses are not allowed here")]
+    #[error(
+        "leads to a local name; this node does not call those. Ask its operator to allow private addresses."
+    )]
     LocalName,
-    #[error("leads to a private address, which is not allowed here")]
+    #[error(
+        "leads to a private address; this node does not call those. Ask its operator to allow it."
+    )]
     PrivateAddress,
     #[error(
         "leads to an address that is never dialled: link-local, metadata, multicast or reserved"
     )]
     ReservedAddress,
-    #[error(
-        "must begin with https://, because it leads to no private address that is allowed here"
-    )]
+    #[error("must begin with https://: http is only for private addresses that are allowed here")]
     PlainHttp,
     #[error("leads to a port of this service")]
     OwnPort,
@@ -67,7 +69,6 @@ pub(super) fn parse(text: &str) -> Result<Url, UrlRefused> {
 pub(super) fn destination(policy: &PrivateUpstreams, url: &Url) -> Result<Destination, UrlRefused> {
     let https = match url.scheme() {
         "https" => true,
-        "http" if *policy == PrivateUpstreams::Refused => return Err(UrlRefused::PlainHttp),
         "http" => false,
         _ => return Err(UrlRefused::Scheme),
     };
@@ -84,6 +85,10 @@ pub(super) fn destination(policy: &PrivateUpstreams, url: &Url) -> Result<Destin
         Host::Domain(name) if name.ends_with('.') => return Err(UrlRefused::TrailingDot),
         Host::Domain(name) if *policy == PrivateUpstreams::Refused && is_local(name) => {
             return Err(UrlRefused::LocalName);
+        }
+        // Of a literal address the caller learns whether it is private, and not that https is missing.
+        Host::Domain(_) if *policy == PrivateUpstreams::Refused && !https => {
+            return Err(UrlRefused::PlainHttp);
         }
         Host::Domain(_) => None,
     };
@@ -122,6 +127,7 @@ mod tests {
             (r"https:\\example.com", UrlRefused::NotAUrl),
             ("ftp://example.com/", UrlRefused::Scheme),
             ("http://example.com/", UrlRefused::PlainHttp),
+            ("http://localhost:11434/v1", UrlRefused::LocalName),
             ("https://me@example.com/", UrlRefused::Userinfo),
             ("https://:pw@example.com/", UrlRefused::Userinfo),
             ("https://example.com:0/", UrlRefused::PortZero),

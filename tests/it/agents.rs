@@ -22,7 +22,7 @@ async fn a_new_tenant_has_main_on_the_demo_model() {
     let main = world.get(&tenant.key, "/v1/agents/main").await.expect(200);
     assert_eq!(
         main["upstream"],
-        json!({"kind": "demo", "forward_session_key": false})
+        json!({"kind": "demo", "forward_session_key": false, "timeout_seconds": 600})
     );
     assert_eq!(main["compression"]["threshold"], 0.5);
     assert_eq!(main["on_busy"], "queue");

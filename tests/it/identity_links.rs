@@ -88,7 +88,9 @@ async fn everyone_who_is_listed_under_a_name_has_one_key_and_one_session() {
     assert_eq!(answer["applied"], true);
     assert_eq!(answer["dm_scope"], "per-channel-peer");
     assert_eq!(answer["settings"], json!(["toolsets"]));
-    assert_eq!(answer["warnings"], json!([]));
+    let unused =
+        json!([{"pointer": "/platform_toolsets", "detail": "is stored, and not used yet"}]);
+    assert_eq!(answer["warnings"], unused);
     let expected = [
         "create_user alice",
         "add alice feishu:ou_x",

@@ -456,10 +456,15 @@ async fn linking_in_chat_shows_who_would_be_joined_and_waits_for_a_yes() {
     );
     let apart = b.world.dm(&b.key, "discord:5").await;
     assert_eq!(apart["linked"], false);
+    assert_eq!(
+        b.told("discord:5", "/link yes").await,
+        "Done: your accounts are one person now. We go on with what was said last on discord; \
+         the other conversation is in /sessions."
+    );
+    let sessions = b.told("telegram:5", "/sessions").await;
     assert!(
-        b.told("discord:5", "/link yes")
-            .await
-            .contains("one person")
+        sessions.contains("1. untitled") && sessions.contains("2. untitled"),
+        "{sessions}"
     );
     let (one, two) = (
         b.world.dm(&b.key, "telegram:5").await,

@@ -241,12 +241,19 @@ async fn logs_have_what_is_needed_and_no_secret_and_no_text() {
     Reply::of(client.get(served.url("/canary-path")))
         .await
         .expect(404);
+    Reply::of(client.get(served.url("/readyz")))
+        .await
+        .expect(200);
     let log = served.terminate();
-    let entry: Value = log
+    let entries: Vec<Value> = log
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
-        .find(|entry: &Value| entry["route"] == "/v1/api-keys")
-        .unwrap();
+        .collect();
+    let of_route = |route: &str| entries.iter().find(|entry| entry["route"] == route);
+    let entry = of_route("/v1/api-keys").unwrap();
+    assert_eq!(entry["code"], "invalid_request");
+    assert_eq!(of_route("/v1/tenants").unwrap()["code"], Value::Null);
+    assert_eq!(of_route("/readyz"), None, "probes are not logged");
     assert_eq!(entry["tenant"], made["id"]);
     assert_eq!(
         (&entry["status"], &entry["method"]),

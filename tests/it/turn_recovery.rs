@@ -15,8 +15,8 @@ use crate::support::sse::{self, Sse, SseEvent};
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
 
-const LEASE: Duration = Duration::from_secs(1);
-const GRACE: Duration = Duration::from_secs(3);
+pub const LEASE: Duration = Duration::from_secs(1);
+pub const GRACE: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Two processes, and a model that is held in the middle of its first answer.
@@ -28,12 +28,16 @@ pub struct Pair {
 
 impl Pair {
     pub async fn new(steps: impl IntoIterator<Item = Step>) -> Self {
+        Self::with(NodesOptions::default(), steps).await
+    }
+
+    pub async fn with(options: NodesOptions, steps: impl IntoIterator<Item = Step>) -> Self {
         let nodes = Nodes::with(NodesOptions {
             count: 2,
             private_upstreams: true,
             turn_lease: Some(LEASE),
             grace: Some(GRACE),
-            ..NodesOptions::default()
+            ..options
         })
         .await;
         let model = Model::start(steps).await;
@@ -53,10 +57,20 @@ impl Pair {
         }
     }
 
-    fn saying(&self, node: usize, text: &str, stream: bool) -> reqwest::RequestBuilder {
+    pub fn saying(&self, node: usize, text: &str, stream: bool) -> reqwest::RequestBuilder {
+        self.saying_in(node, "s-1", text, stream)
+    }
+
+    pub fn saying_in(
+        &self,
+        node: usize,
+        session: &str,
+        text: &str,
+        stream: bool,
+    ) -> reqwest::RequestBuilder {
         let url = self.nodes.url_on(node, "/v1/chat/completions");
         let request = self.nodes.client.post(url).bearer_auth(&self.key);
-        let request = request.header("x-hermes-session-id", "s-1");
+        let request = request.header("x-hermes-session-id", session);
         request.json(&with_model(
             json!({"messages": [said(text)], "stream": stream}),
         ))
@@ -73,13 +87,13 @@ impl Pair {
             .expect(200)
     }
 
-    async fn completes(&self, node: usize, id: &str) -> Value {
+    pub async fn completes(&self, node: usize, id: &str) -> Value {
         let completed = async || self.turn(node, id).await["state"] == "completed";
         eventually("the turn is completed", PATIENCE, completed).await;
         self.turn(node, id).await
     }
 
-    async fn lines(&self, node: usize) -> Vec<(String, String)> {
+    pub async fn lines(&self, node: usize) -> Vec<(String, String)> {
         let url = self.nodes.url_on(node, "/v1/sessions/s-1/messages");
         lines(&walk(&self.nodes.client, &self.key, &url).await)
     }
@@ -89,6 +103,14 @@ impl Pair {
             .await
             .rest()
             .await
+    }
+
+    /// How many nodes were lost with the turns.
+    async fn lost(&self) -> i64 {
+        sqlx::query_scalar("select sum(lost)::bigint from turns")
+            .fetch_one(&mut self.nodes.superuser().await)
+            .await
+            .unwrap()
     }
 
     /// Everything that a turn can write, as text.
@@ -154,6 +176,7 @@ async fn a_turn_whose_node_is_killed_is_finished_by_another() {
         began.elapsed()
     );
     assert_eq!(ended["attempt"], 2);
+    assert_eq!(pair.lost().await, 1);
     assert_eq!(ended["message"]["content"], "all of it");
     told.extend(watching.rest().await);
     assert_eq!(
@@ -233,6 +256,11 @@ async fn a_node_that_is_told_to_end_hands_over_what_does_not() {
     assert_eq!(error["error"]["code"], "turn_restarted", "{error}");
     let ended = pair.completes(1, &turn).await;
     assert_eq!(ended["attempt"], 2);
+    assert_eq!(
+        pair.lost().await,
+        0,
+        "a turn that was handed over has lost no node"
+    );
     assert_eq!(attempts(&pair.events(1, &turn).await)[1], "all of it");
     let expected = [line("user", "hi"), line("assistant", "all of it")];
     assert_eq!(pair.lines(1).await, expected);

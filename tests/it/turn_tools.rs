@@ -109,7 +109,7 @@ async fn a_result_of_an_unknown_call_changes_nothing() {
         let refused = bring(&chat, 1, &results).await;
         let error = expect_error(&refused, 400, "tool_call_unknown");
         let place = results.len() - 1;
-        assert_eq!(error["param"], format!("/messages/{place}/tool_call_id"));
+        assert_eq!(error["param"], format!("messages[{place}].tool_call_id"));
         assert_eq!(refused.header("x-should-retry"), "false");
     }
     assert_eq!(chat.turn(&turn).await["state"], "waiting_client");

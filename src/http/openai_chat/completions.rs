@@ -1,12 +1,16 @@
 //! `/v1/chat/completions`, as OpenAI's clients know it. What names no session is stateless: passed to the
 //! agent's model and back, and gone with the connection. The rest is a turn.
 
+use std::pin::Pin;
+
 use actix_web::http::header::ContentType;
 use actix_web::web::Bytes;
 use actix_web::{HttpRequest, HttpResponse, post, web};
 use futures_util::{FutureExt, stream};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::task::yield_now;
+use tokio::time::timeout;
 
 use super::session_chat::{self, Asking};
 use crate::app::App;
@@ -15,17 +19,23 @@ use crate::domain::chat::Chat;
 use crate::domain::completion::CompletionRequest;
 use crate::domain::message::Content;
 use crate::domain::session_name::{SessionKey, SessionRef};
+use crate::domain::turn::ToldReset;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Converser;
 use crate::http::callers::Credential;
-use crate::http::event_stream;
+use crate::http::context;
+use crate::http::event_stream::{self, ALIVE, HEARTBEAT};
 use crate::http::json_body::{BodyHash, LargeJsonObject};
 use crate::http::problem;
 use crate::http::retry::Retryable;
+use crate::ids::TurnId;
+use crate::telemetry::{self, CalledFor};
 use crate::turns::Place;
 
 const SESSION_ID: &str = "X-Hermes-Session-Id";
 const SESSION_KEY: &str = "X-Hermes-Session-Key";
+/// Says that nothing was stored, and that there is no session.
+const STATELESS: (&str, &str) = ("x-throughline-stateless", "true");
 /// Bytes of a stream that are sent in one piece, about.
 const MOST_TOGETHER: usize = 16 * 1024;
 /// How often one of the official clients has tried before.
@@ -47,10 +57,12 @@ pub struct ChatCompletionRequest {
     messages: Vec<ChatMessage>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
-    /// Who speaks: `platform:external_id` of an account that the key vouches for, or `me` with a user token.
-    /// Anything else is a label for the model's server.
+    /// The sender: `platform:external_id` of an identity that the key vouches for, or `me` with a user token
+    /// (also in the header `X-Throughline-Identity`). Anything else is a label for the model's server.
     #[schema(max_length = 512)]
     user: Option<String>,
+    /// False: a user token that names neither a session nor `me` is answered without one.
+    store: Option<bool>,
 }
 
 #[derive(Deserialize, utoipa::ToSchema)]
@@ -82,9 +94,48 @@ pub struct StreamOptions {
     include_hermes_events: Option<bool>,
 }
 
-/// Ask an agent. With a session id, a session key or a person who speaks it is a turn in a session: history
-/// comes from the store, and a dropped connection does not stop it. With none of them it is stateless:
-/// history is what the request holds, and the answer ends with the connection.
+/// A whole answer, as OpenAI has it.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ChatCompletionResponse {
+    id: String,
+    /// `chat.completion`.
+    object: String,
+    created: i64,
+    /// The agent.
+    model: String,
+    #[schema(value_type = Vec<Object>)]
+    choices: Vec<Value>,
+    #[schema(value_type = Option<Object>)]
+    usage: Option<Value>,
+    /// The effective session; only in a session. In a stream it is on the chunk with `finish_reason`.
+    hermes: Option<EffectiveSession>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct EffectiveSession {
+    session_id: String,
+    session_key: Option<String>,
+    conversation_id: String,
+    /// The id that the request gave.
+    requested_session_id: Option<String>,
+    compressed: bool,
+    reset: Option<ToldReset>,
+    turn_id: TurnId,
+    /// The key whose long-term memory was used.
+    memory_key: Option<String>,
+}
+
+/// Ask an agent. With a session id, a session key or a sender it is a turn in a session: history comes from the
+/// store, and a dropped connection does not stop it. A user token that gives none of them speaks in its user's own
+/// session, as with `user: "me"`, unless `store` is false. Otherwise it is stateless: history is what the request
+/// holds, the answer ends with the connection and has the header `X-Throughline-Stateless: true`.
+///
+/// With an `Idempotency-Key` a request about a session is one turn, however often it is repeated. A stateless one
+/// stores nothing that could be given again: there the key has no effect.
+///
+/// An answer that is not streamed is waited for as long as the agent's `upstream.timeout_seconds` says, and nothing is
+/// sent before it; a stream gets a comment every five seconds while the model is silent, and an error that comes then
+/// is told in the stream. Errors that cost a model call carry `x-should-retry: false`.
 #[utoipa::path(
     operation_id = "create_chat_completion",
     tag = "chat",
@@ -97,8 +148,14 @@ pub struct StreamOptions {
     request_body = ChatCompletionRequest,
     responses(
         (status = 200, description = "The answer, whole or as a stream", content(
-            (Object = "application/json"),
+            (ChatCompletionResponse = "application/json"),
             (String = "text/event-stream")
+        ), headers(
+            ("X-Hermes-Session-Id" = String, description = "The session that the turn was accepted in; not of a stateless answer"),
+            ("X-Hermes-Session-Key" = String, description = "Its session key, where it has one"),
+            ("X-Throughline-Conversation-Id" = String, description = "Its conversation"),
+            ("X-Throughline-Turn-Id" = String, description = "The turn"),
+            ("X-Throughline-Stateless" = String, description = "`true` of a stateless answer")
         )),
         (status = 502, description = "The model's server failed", body = Object),
         (status = 504, description = "The model's server did not answer in time", body = Object)
@@ -116,7 +173,9 @@ pub async fn create_chat_completion(
     let asked = CompletionRequest::read(body.members)?;
     let session = read_header(&request, SESSION_ID, SessionRef::parse)?;
     let key = read_header(&request, SESSION_KEY, SessionKey::parse)?;
-    let (acting, own_chat) = caller.speaking(&app, asked.user.as_deref()).await?;
+    let (acting, own_chat) = caller
+        .speaking(&app, asked.user.as_deref(), asked.stores)
+        .await?;
     let place = match (session, key, own_chat) {
         (Some(session), key, _) => Place::Session { session, key },
         (None, Some(key), _) => Place::Key(key),
@@ -126,7 +185,7 @@ pub async fn create_chat_completion(
         },
         (None, None, None) => {
             let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, asked).await?;
-            return answer_stateless(call).await;
+            return answer_stateless(call, context::id_of(&request)).await;
         }
     };
     let asking = Asking {
@@ -180,26 +239,65 @@ fn is_retry(request: &HttpRequest) -> bool {
     count.is_some_and(|count| count > 0)
 }
 
-async fn answer_stateless(call: Call) -> Result<HttpResponse> {
+async fn answer_stateless(call: Call, request_id: String) -> Result<HttpResponse> {
     if !call.wants_stream() {
         let answer = call.complete().await?;
         let head = &mut HttpResponse::Ok();
+        head.insert_header(STATELESS);
         return Ok(head.content_type(ContentType::json()).body(answer));
     }
+    let mut opening: Opening = Box::pin(call.stream());
+    // Until then what goes wrong has a status of its own; afterwards the client hears that it is waited for.
+    let source = match timeout(HEARTBEAT, &mut opening).await {
+        Ok(opened) => Source::Open(opened?),
+        Err(_) => Source::Opening(opening),
+    };
     let telling = Telling {
-        answering: call.stream().await?,
+        source,
+        request_id,
         ended: false,
     };
     let events = stream::unfold(telling, async |mut telling| {
         let events = telling.next().await?;
         Some((Ok::<Bytes, Error>(events), telling))
     });
-    Ok(event_stream::head().streaming(events))
+    let mut head = event_stream::head();
+    head.insert_header(STATELESS);
+    Ok(head.streaming(events))
+}
+
+type Opening = Pin<Box<dyn Future<Output = Result<Answering>>>>;
+
+/// Where the chunks come from. A server that has not answered yet is waited for in one place, however often the
+/// wait is interrupted.
+enum Source {
+    Opening(Opening),
+    Open(Answering),
+}
+
+impl Source {
+    fn has_begun(&self) -> bool {
+        match self {
+            Self::Opening(_) => false,
+            Self::Open(answering) => answering.has_begun(),
+        }
+    }
+
+    /// The next chunk. Nothing is lost when its future is dropped.
+    async fn next(&mut self) -> Result<Option<String>> {
+        loop {
+            match self {
+                Self::Opening(opening) => *self = Self::Open(opening.await?),
+                Self::Open(answering) => return answering.next().await,
+            }
+        }
+    }
 }
 
 /// A stream that is under way.
 struct Telling {
-    answering: Answering,
+    source: Source,
+    request_id: String,
     ended: bool,
 }
 
@@ -210,13 +308,15 @@ impl Telling {
             return None;
         }
         let mut events = String::new();
-        let has_begun = self.answering.has_begun();
-        let first = self.answering.next().await;
+        let has_begun = self.source.has_begun();
+        let Ok(first) = timeout(HEARTBEAT, self.source.next()).await else {
+            return Some(ALIVE);
+        };
         self.put(&mut events, first);
         while has_begun && !self.ended && events.len() < MOST_TOGETHER {
             // Lets the connection to the model read on.
             yield_now().await;
-            let Some(next) = self.answering.next().now_or_never() else {
+            let Some(next) = self.source.next().now_or_never() else {
                 break;
             };
             self.put(&mut events, next);
@@ -233,7 +333,11 @@ impl Telling {
                 "[DONE]".to_owned()
             }
             Err(error) => {
-                tracing::warn!(code = error.code.as_str(), "a stream broke off: {error}");
+                if let Some(failed) = &error.failed_call {
+                    telemetry::warn_of_failed_call(failed, CalledFor::Request(&self.request_id));
+                } else {
+                    tracing::warn!(code = error.code.as_str(), "a stream broke off: {error}");
+                }
                 self.ended = true;
                 problem::openai_body(&error).to_string()
             }

@@ -2,6 +2,7 @@
 //! from its events where it runs elsewhere.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::web::{self, Bytes};
@@ -9,7 +10,7 @@ use actix_web::{HttpResponse, HttpResponseBuilder};
 use futures_util::stream;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::chunks::{self, Frame};
 use crate::app::App;
@@ -30,6 +31,9 @@ use crate::ids::{SessionId, TurnId};
 use crate::sessions;
 use crate::store::{TenantTx, events, turns as rows};
 use crate::turns::{self, Ahead, Asked, Became, Follower, Outcome, Place};
+
+/// Only what comes after it waits for a model.
+const ACCEPT_WITHIN: Duration = Duration::from_secs(65);
 
 /// A request that is about a session.
 pub struct Asking {
@@ -68,14 +72,20 @@ pub async fn answer(
     asked: CompletionRequest,
     place: Place,
 ) -> Result<HttpResponse> {
-    let turn = accept(&asking, &asked, place).await?;
+    let accepting = accept(&asking, &asked, place);
+    let slow = |_| Error::new(Code::Timeout, "the request took too long");
+    let turn = timeout(ACCEPT_WITHIN, accepting).await.map_err(slow)??;
     let created = asking.app.clock.now().timestamp();
     let frame = Frame::new(turn.id, &asked.model, created);
     let mut head = match asked.stream {
         true => event_stream::head(),
         false => HttpResponse::Ok(),
     };
-    set_headers(&mut head, &asking.acting, &turn);
+    for (name, value) in headers(&asking.acting, &turn) {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            head.insert_header((HeaderName::from_static(name), value));
+        }
+    }
     let conversation_id = turn.name.conversation_id;
     let Asking {
         app,
@@ -197,7 +207,7 @@ async fn attach(asking: &Asking, mut tx: TenantTx, turn_id: TurnId) -> Result<Tu
 }
 
 /// The effective session, as far as it is known before the turn has run.
-fn set_headers(head: &mut HttpResponseBuilder, acting: &Acting, turn: &Turn) {
+fn headers(acting: &Acting, turn: &Turn) -> Vec<(&'static str, String)> {
     let viewer = &acting.viewer;
     let named = [
         (
@@ -215,12 +225,10 @@ fn set_headers(head: &mut HttpResponseBuilder, acting: &Acting, turn: &Turn) {
             turn.replayed.then(|| "true".to_owned()),
         ),
     ];
-    for (name, value) in named {
-        let value = value.and_then(|value| HeaderValue::from_str(&value).ok());
-        if let Some(value) = value {
-            head.insert_header((HeaderName::from_static(name), value));
-        }
-    }
+    let given = named.into_iter();
+    given
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
 }
 
 /// An answer that is under way.
@@ -267,12 +275,17 @@ impl From<Ahead> for Next {
 impl Telling {
     async fn whole(mut self, mut head: HttpResponseBuilder) -> Result<HttpResponse> {
         loop {
-            let far = Instant::now() + HEARTBEAT;
-            match self.turn.next(far).await? {
+            self.allowed.check().await?;
+            match self.turn.next(self.allowed.due()).await? {
                 Next::Ended(outcome) => {
-                    let (content, calls, finish) = chunks::said(&outcome)?;
-                    let viewer = &self.allowed.acting.viewer;
-                    let hermes = chunks::hermes(&outcome, &self.turn.name, viewer);
+                    self.allowed.check_before_answer().await?;
+                    let acting = &self.allowed.acting;
+                    let (content, calls, finish) =
+                        chunks::said(&outcome).map_err(|error| Error {
+                            headers: headers(acting, &self.turn).into(),
+                            ..error
+                        })?;
+                    let hermes = chunks::hermes(&outcome, &self.turn.name, &acting.viewer);
                     let usage = outcome.usage;
                     let session_id = hermes["session_id"].as_str().unwrap_or_default();
                     head.insert_header(("x-hermes-session-id", session_id));

@@ -47,7 +47,7 @@ impl From<HomeChannel> for HomeChannelResponse {
     }
 }
 
-/// Where a person wants to be reached, by platform.
+/// Where a person wants to be reached, by platform. Stored, not used yet: nothing is sent there by itself.
 #[utoipa::path(
     operation_id = "list_home_channels",
     tag = "people",
@@ -71,7 +71,7 @@ pub async fn list_home_channels(
     Ok(HttpResponse::Ok().json(list))
 }
 
-/// Say where a person wants to be reached on a platform.
+/// Say where a person wants to be reached on a platform. Stored, not used yet: nothing is sent there by itself.
 #[utoipa::path(
     operation_id = "put_home_channel",
     tag = "people",

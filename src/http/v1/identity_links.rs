@@ -33,7 +33,7 @@ pub struct PutIdentityLinksParams {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct IdentityLinksDocument {
     pub session: Option<SessionLinks>,
-    /// The tools that the agent `main` offers on each platform.
+    /// The tools that the agent `main` offers on each platform. Stored, not used yet: a warning says so.
     #[schema(value_type = Option<BTreeMap<PlatformScope, Vec<ToolName>>>)]
     pub platform_toolsets: Option<BTreeMap<String, Vec<ToolName>>>,
 }

@@ -1,32 +1,29 @@
-//! `/v1/inbound`: the bridge's one call. Handles the waiting for an answer; what becomes of a message is in
+//! `/v1/inbound`: the bridge's one call. How a message is answered is in `inbound_answers`, what becomes of it in
 //! `inbound`.
 
 use actix_web::{HttpResponse, post, web};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tokio::time::Instant;
 
 use crate::app::App;
 use crate::domain::agent::{DEFAULT_AGENT, OnBusy};
 use crate::domain::chat::Chat;
-use crate::domain::command::{self, Command, Link, Said};
-use crate::domain::delivery::{Address, ReplyVia};
+use crate::domain::command::{self, Said};
+use crate::domain::delivery::Address;
 use crate::domain::display_name::DisplayName;
 use crate::domain::identity::IdentityName;
 use crate::domain::inbound::{MAX_ATTACHMENTS, MAX_TEXT_CHARS};
 use crate::domain::resource_name::ResourceName;
-use crate::domain::session::ChainName;
-use crate::domain::turn::{ToldReset, TurnInput};
-use crate::domain::viewer::Viewer;
-use crate::error::{Code, Error, FieldError, Result};
+use crate::domain::turn::ToldReset;
+use crate::error::{Error, FieldError, Result};
+use crate::http::callers::Credential;
 use crate::http::json_body::JsonBody;
-use crate::http::v1::link_codes::guarded;
-use crate::http::vouching::{Vouched, Voucher};
-use crate::ids::{SessionId, TurnId, UserId};
-use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Notice, Preview, Speaker};
-use crate::store::{TenantTx, replies};
-use crate::turns::{self, Accepted, Outcome, Waiter};
+use crate::http::retry::Retryable;
+use crate::http::v1::inbound_answers::Taking;
+use crate::http::vouching::Voucher;
+use crate::ids::{TurnId, UserId};
+use crate::inbound::{self, Message, Notice, Speaker};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -109,6 +106,8 @@ pub struct ReplyResponse {
 pub async fn create_inbound(
     app: web::Data<App>,
     caller: Voucher,
+    credential: Credential,
+    retry: Retryable,
     body: JsonBody<InboundRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
@@ -150,7 +149,9 @@ pub async fn create_inbound(
     };
     let taking = Taking {
         app,
+        request: retry.request(vouched.principal(), body.hash),
         vouched,
+        credential,
         speaker,
     };
     if request.edit {
@@ -190,289 +191,4 @@ fn check(request: &InboundRequest) -> Result<()> {
         }
     }
     Error::check(errors)
-}
-
-/// A message on its way in.
-struct Taking {
-    app: web::Data<App>,
-    vouched: Vouched,
-    speaker: Speaker,
-}
-
-/// What is told of the turn's session.
-struct Shown {
-    turn_id: TurnId,
-    name: ChainName,
-    session_id: SessionId,
-    session_key: Option<String>,
-    reset: Option<ToldReset>,
-    /// The sender's user when it was accepted.
-    user_id: UserId,
-    duplicate: bool,
-}
-
-impl Taking {
-    fn viewer(&self) -> Viewer {
-        let speaker = &self.speaker;
-        match self.vouched.is_person() {
-            true => Viewer::of_user(speaker.user_id, speaker.identity.clone()),
-            false => Viewer::of_service(speaker.user_id, speaker.identity.clone()),
-        }
-    }
-
-    async fn begin(&self) -> Result<TenantTx> {
-        self.vouched.begin(&self.app.db).await
-    }
-
-    /// Asks the agent, and waits for the answer if somebody does.
-    async fn ask(&self, message: &Message<'_>, input: TurnInput) -> Result<HttpResponse> {
-        let limit = message.agent.limits.tokens_per_minute;
-        let tenant_id = self.vouched.tenant_id();
-        self.app.limits.check_tokens(tenant_id, limit).await?;
-        let mut tx = self.begin().await?;
-        if let Some(before) = inbound::claim(&self.app, &mut tx, &self.speaker, message).await? {
-            return self.again(tx, before, message.waits).await;
-        }
-        let accepted = inbound::ask(&self.app, &mut tx, &self.speaker, message, input).await?;
-        self.answer(tx, accepted, message.waits).await
-    }
-
-    async fn answer(&self, tx: TenantTx, accepted: Accepted, waits: bool) -> Result<HttpResponse> {
-        tx.commit().await?;
-        let (app, tenant_id) = (&self.app, self.vouched.tenant_id());
-        let conversation_id = accepted.name.conversation_id;
-        let shown = Shown {
-            turn_id: accepted.turn_id,
-            session_id: accepted.session_id,
-            session_key: accepted.told.session_key.clone(),
-            reset: accepted.told.reset.clone(),
-            name: accepted.name,
-            user_id: accepted.user_id.unwrap_or(self.speaker.user_id),
-            duplicate: false,
-        };
-        let ahead = turns::launch(app, tenant_id, conversation_id, accepted.became, waits);
-        if !waits {
-            return self.taken(shown);
-        }
-        let turn_id = shown.turn_id;
-        let waiter = Waiter::new(app, tenant_id, conversation_id, turn_id, ahead);
-        let now = app.clock.now();
-        let until = Instant::now() + inbound::patience_left(now, now);
-        self.wait(waiter, shown, until).await
-    }
-
-    /// Waits for the end of a turn, until the answer becomes a delivery.
-    async fn wait(&self, mut waiter: Waiter, shown: Shown, until: Instant) -> Result<HttpResponse> {
-        if let Some(outcome) = waiter.wait(until).await? {
-            return self.tell(shown, &outcome).await;
-        }
-        let mut tx = self.begin().await?;
-        let becomes_delivery = replies::wait_no_longer(&mut tx, shown.turn_id).await?;
-        tx.commit().await?;
-        if becomes_delivery {
-            return self.taken(shown);
-        }
-        // It has ended in this moment, or somebody else has decided.
-        let soon = Instant::now() + std::time::Duration::from_secs(2);
-        match waiter.wait(soon).await? {
-            Some(outcome) => self.tell(shown, &outcome).await,
-            None => self.taken(shown),
-        }
-    }
-
-    /// Tells the answer to who waited, unless it has become a delivery.
-    async fn tell(&self, shown: Shown, outcome: &Outcome) -> Result<HttpResponse> {
-        let mut tx = self.begin().await?;
-        let mine = replies::mark_told(&mut tx, shown.turn_id).await?;
-        tx.commit().await?;
-        if !mine {
-            return self.taken(shown);
-        }
-        let (reply, notices) = match turns::text_of(outcome) {
-            Ok(text) => {
-                let text = text.to_owned();
-                (Some(ReplyResponse { text }), Vec::new())
-            }
-            Err(reason) => {
-                let notice = turns::failure_notice(reason).map(|text| Notice {
-                    code: reason.to_owned(),
-                    text,
-                });
-                (None, notice.into_iter().collect())
-            }
-        };
-        let session_id = outcome.session_id;
-        let response = InboundResponse {
-            reply,
-            notices,
-            ..self.render(&Shown {
-                session_id,
-                ..shown
-            })
-        };
-        Ok(HttpResponse::Ok().json(response))
-    }
-
-    fn taken(&self, shown: Shown) -> Result<HttpResponse> {
-        Ok(HttpResponse::Accepted().json(self.render(&shown)))
-    }
-
-    fn render(&self, shown: &Shown) -> InboundResponse {
-        let viewer = self.viewer();
-        InboundResponse {
-            turn_id: Some(shown.turn_id),
-            session_key: shown.session_key.clone(),
-            session_id: Some(shown.name.shown_link(shown.session_id, &viewer)),
-            conversation_id: Some(shown.name.shown(&viewer)),
-            user_id: shown.user_id,
-            reply: None,
-            notices: Vec::new(),
-            reset: shown.reset.clone(),
-            offer: None,
-            duplicate: shown.duplicate,
-        }
-    }
-
-    /// Answers a message that was taken before: as its first answer was, or will be.
-    async fn again(&self, mut tx: TenantTx, before: Before, waits: bool) -> Result<HttpResponse> {
-        let turn_id = match before {
-            Before::Turn(turn_id) => turn_id,
-            Before::Command(answer) => {
-                tx.commit().await?;
-                return Ok(HttpResponse::Ok().json(self.of_command(answer, true)));
-            }
-            Before::Nothing => {
-                tx.commit().await?;
-                return Ok(HttpResponse::Accepted().json(self.of_nothing(true)));
-            }
-        };
-        let now = self.app.clock.now();
-        let before = inbound::find_before(&self.app, &mut tx, &self.speaker, turn_id).await?;
-        let (turn, name) = before;
-        let via = replies::find_via(&mut tx, turn_id).await?;
-        tx.commit().await?;
-        let shown = Shown {
-            turn_id,
-            session_id: turn.session_id(),
-            session_key: turn.told.session_key.clone(),
-            reset: turn.told.reset.clone(),
-            name,
-            user_id: self.speaker.user_id,
-            duplicate: true,
-        };
-        let by_http = matches!(via, Some(ReplyVia::Http | ReplyVia::Told));
-        if !waits || !by_http {
-            return self.taken(shown);
-        }
-        let (app, tenant_id) = (&self.app, self.vouched.tenant_id());
-        let waiter = Waiter::new(app, tenant_id, turn.conversation_id, turn_id, None);
-        let until = Instant::now() + inbound::patience_left(turn.created_at, now);
-        self.wait(waiter, shown, until).await
-    }
-
-    fn of_nothing(&self, duplicate: bool) -> InboundResponse {
-        InboundResponse {
-            turn_id: None,
-            session_key: None,
-            session_id: None,
-            conversation_id: None,
-            user_id: self.speaker.user_id,
-            reply: None,
-            notices: Vec::new(),
-            reset: None,
-            offer: None,
-            duplicate,
-        }
-    }
-
-    fn of_command(&self, answer: CommandAnswer, duplicate: bool) -> InboundResponse {
-        InboundResponse {
-            session_key: answer.session_key,
-            session_id: answer.session_id,
-            conversation_id: answer.conversation_id,
-            reply: Some(ReplyResponse { text: answer.text }),
-            notices: answer.notices,
-            reset: answer.reset,
-            ..self.of_nothing(duplicate)
-        }
-    }
-
-    async fn command(&self, mut message: Message<'_>, command: &Command) -> Result<HttpResponse> {
-        let private = message.chat.require_private().is_ok();
-        if let (Command::Link(Link::Code(code)), true) = (command, private) {
-            message.preview = Some(self.preview(code).await?);
-        }
-        let mut tx = self.begin().await?;
-        if let Some(before) = inbound::claim(&self.app, &mut tx, &self.speaker, &message).await? {
-            return self.again(tx, before, message.waits).await;
-        }
-        let done = inbound::command(&self.app, &mut tx, &self.speaker, &message, command).await?;
-        match done {
-            Done::Answered(answer, after) => {
-                tx.commit().await?;
-                self.finish(after);
-                Ok(HttpResponse::Ok().json(self.of_command(*answer, false)))
-            }
-            Done::Again(input) => {
-                let accepted =
-                    inbound::ask(&self.app, &mut tx, &self.speaker, &message, input).await?;
-                self.answer(tx, accepted, message.waits).await
-            }
-        }
-    }
-
-    /// Looks at a code in a transaction of its own, which is undone; an attempt is charged first.
-    async fn preview(&self, code: &str) -> Result<Preview> {
-        let (credential, id) = (self.vouched.credential(), self.speaker.identity.id);
-        let looked = guarded(&self.app, credential, id, async || {
-            let mut tx = self.begin().await?;
-            match inbound::preview(&self.app, &mut tx, &self.speaker, code).await? {
-                Preview::Refused(Code::CodeNotFound) => {
-                    Err(Error::new(Code::CodeNotFound, "no such code"))
-                }
-                preview @ (Preview::Joins(_) | Preview::Refused(_)) => Ok(preview),
-            }
-        })
-        .await;
-        match looked {
-            Err(error) if error.code.status() < 500 => Ok(Preview::Refused(error.code)),
-            looked => looked,
-        }
-    }
-
-    fn finish(&self, after: After) {
-        let (live, tenant_id) = (&self.app.live, self.vouched.tenant_id());
-        for (turn_id, node) in after.stopped {
-            live.poke_turn(node, turn_id);
-        }
-        if after.delivers {
-            live.poke_deliveries(tenant_id);
-        }
-        if let Some(next) = after.next {
-            turns::start(&self.app, tenant_id, *next, None);
-        }
-    }
-
-    async fn edit(&self, message: &Message<'_>) -> Result<HttpResponse> {
-        let text = match command::read(message.text) {
-            Said::Text(text) => text,
-            Said::Command(_) => message.text,
-        };
-        let input = inbound::input(message, text, &self.speaker)?;
-        let mut tx = self.begin().await?;
-        let turn_id = inbound::edit(&self.app, &mut tx, &self.speaker, message, &input).await?;
-        tx.commit().await?;
-        Ok(HttpResponse::Accepted().json(InboundResponse {
-            turn_id,
-            ..self.of_nothing(turn_id.is_some())
-        }))
-    }
-
-    /// What was not said to the agent is only known.
-    async fn only_note(&self, message: &Message<'_>) -> Result<HttpResponse> {
-        let mut tx = self.begin().await?;
-        let before = inbound::claim(&self.app, &mut tx, &self.speaker, message).await?;
-        tx.commit().await?;
-        Ok(HttpResponse::Accepted().json(self.of_nothing(before.is_some())))
-    }
 }

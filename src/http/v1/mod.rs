@@ -8,6 +8,7 @@ pub mod home_channels;
 pub mod identities;
 pub mod identity_links;
 pub mod inbound;
+mod inbound_answers;
 pub mod issuers;
 pub mod limits;
 pub mod link_codes;

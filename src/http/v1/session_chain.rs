@@ -51,7 +51,8 @@ pub struct LineageParams {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BranchRequest {
-    /// The last message that is taken along; all where none is named.
+    /// The last message that is taken along; where none is named, all but those of a turn that runs or waits. A call
+    /// whose result is not taken along gets one that says so.
     #[schema(minimum = 1)]
     pub from_seq: Option<i64>,
     pub title: Option<DisplayName>,

@@ -161,14 +161,14 @@ fn report(history: &TurnHistory, state: &TurnsState) -> String {
 }
 
 /// A Postgres that keeps what it was told, and a Redis, of this test alone.
-struct Servers {
+pub struct Servers {
     setup: Setup,
-    postgres: PostgresServer,
-    redis: Option<RedisServer>,
+    pub postgres: PostgresServer,
+    pub redis: Option<RedisServer>,
 }
 
 impl Servers {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let setup = Setup {
             throwaway: false,
             ..setup(scratch_dir("own-postgres"))
@@ -199,23 +199,29 @@ impl Servers {
         }
     }
 
-    fn url(&self, user: &str) -> String {
+    pub fn url(&self, user: &str) -> String {
         self.postgres.url(user, PASSWORD, "throughline")
     }
 
     /// SIGINT ends it fast, SIGQUIT at once and without a word.
     async fn restart_postgres(&mut self, signal: Signal) {
+        self.restart_postgres_after(signal, Duration::ZERO).await;
+    }
+
+    /// The same, with an outage of this length.
+    pub async fn restart_postgres_after(&mut self, signal: Signal, outage: Duration) {
         let pid = self.postgres.guarded.pid();
         kill(Pid::from_raw(pid as i32), signal).unwrap();
         while !self.postgres.guarded.has_ended() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+        tokio::time::sleep(outage).await;
         let port = self.postgres.port;
         let started = PostgresServer::start_on(&self.setup, PASSWORD, port).await;
         self.postgres = started.unwrap();
     }
 
-    fn stop(self) {
+    pub fn stop(self) {
         self.postgres.guarded.stop();
         drop(self.redis);
         let dir: PathBuf = self.setup.dir;

@@ -28,6 +28,8 @@ pub enum Step {
     CallTools(Vec<(String, String)>),
     /// An error of the provider.
     Fail { status: u16, body: Value },
+    /// The same, and when to come again.
+    FailWith(Failure),
     /// The first words of a stream, then the connection breaks.
     BreakOff(String),
     /// These bytes as a stream that then ends.
@@ -38,6 +40,13 @@ pub enum Step {
     Wait(Duration),
     /// Nothing until it is released, then the next step.
     Hold,
+}
+
+#[derive(Debug, Clone)]
+pub struct Failure {
+    pub status: u16,
+    pub retry_after: Option<u32>,
+    pub body: Value,
 }
 
 impl Step {
@@ -227,6 +236,14 @@ async fn complete(
             Some(Step::Fail { status, body }) => {
                 let status = actix_web::http::StatusCode::from_u16(status).unwrap();
                 return HttpResponse::build(status).json(body);
+            }
+            Some(Step::FailWith(failure)) => {
+                let status = actix_web::http::StatusCode::from_u16(failure.status).unwrap();
+                let mut answer = HttpResponse::build(status);
+                if let Some(seconds) = failure.retry_after {
+                    answer.insert_header(("retry-after", seconds));
+                }
+                return answer.json(failure.body);
             }
             None => {
                 let error = json!({"error": {"message": "the script is at its end"}});

@@ -24,6 +24,18 @@ impl Process {
         Self { child }
     }
 
+    /// The same with what it prints and logs in a file.
+    pub fn start_logged(command: &mut Command, log: &Path) -> Self {
+        let log = std::fs::File::create(log).unwrap();
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { child }
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
@@ -61,7 +73,7 @@ pub fn throughline(args: &[&str]) -> Command {
     command
 }
 
-/// Waits for the file that `dev --ready-file` writes.
+/// Waits for the file that `dev` writes when it is ready.
 pub fn wait_for_ready_file(process: &mut Process, file: &Path) -> Value {
     let started = Instant::now();
     loop {
@@ -76,6 +88,22 @@ pub fn wait_for_ready_file(process: &mut Process, file: &Path) -> Value {
         );
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// The ids of processes whose command line mentions `text`.
+pub fn pids_mentioning(text: &str) -> Vec<i32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let mentions = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline"));
+        line.is_ok_and(|line| String::from_utf8_lossy(&line).contains(text))
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+        .filter(mentions)
+        .collect()
 }
 
 /// Processes whose command line mentions `text`.

@@ -100,6 +100,16 @@ impl Sse {
         next.expect("an event").unwrap()
     }
 
+    /// Waits for a comment, which keeps a quiet stream alive; no event may come before it.
+    pub async fn comment(&mut self) {
+        while !self.read.starts_with(b": ") {
+            assert!(self.read.is_empty(), "{:?}", self.read);
+            let piece = tokio::time::timeout(PATIENCE, self.response.chunk()).await;
+            let piece = piece.expect("a comment").unwrap();
+            self.read.extend_from_slice(&piece.expect("a comment"));
+        }
+    }
+
     /// Everything up to the end.
     pub async fn rest(&mut self) -> Vec<SseEvent> {
         let mut rest = Vec::new();

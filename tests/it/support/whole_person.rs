@@ -220,10 +220,14 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     }
 
     // What they used is counted now, and not while somebody looks.
-    eventually("the turn is counted", Duration::from_secs(10), async || {
-        throughline::jobs::flush_usage::tick(world.app()).await;
-        counts_turns(world, tenant).await
-    })
+    eventually(
+        "both turns are counted",
+        Duration::from_secs(10),
+        async || {
+            throughline::jobs::flush_usage::tick(world.app()).await;
+            counts_turns(world, tenant).await
+        },
+    )
     .await;
 
     // Guests both ways.
@@ -287,13 +291,11 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
 }
 
 async fn counts_turns(world: &World, tenant: &Tenant) -> bool {
-    sqlx::query_scalar(
-        "select exists (select 1 from usage_hourly where tenant_id = $1 and turns > 0)",
-    )
-    .bind(uuid_of(tenant))
-    .fetch_one(&mut world.superuser().await)
-    .await
-    .unwrap()
+    sqlx::query_scalar("select coalesce(sum(turns), 0) >= 2 from usage_hourly where tenant_id = $1")
+        .bind(uuid_of(tenant))
+        .fetch_one(&mut world.superuser().await)
+        .await
+        .unwrap()
 }
 
 /// What turns will count for a person.

@@ -1,0 +1,156 @@
+//! Keeps the servers of `dev` running: one that ends is started again, on its port and with its data, after
+//! a pause that grows. Each start has a guard of its own, so that no server outlives `dev`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::servers::{PostgresServer, RedisServer, Setup};
+use super::state::State;
+use crate::guard::Guarded;
+
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Before the first start; each further one waits twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// Starts without a steady run between them. Their pauses add up to six seconds.
+const MAX_STARTS: u32 = 5;
+/// A server that ran this long has recovered.
+const STEADY: Duration = Duration::from_secs(30);
+
+pub struct Supervisor {
+    setup: Setup,
+    postgres: Server,
+    redis: Server,
+}
+
+impl Supervisor {
+    /// Takes over two servers that run.
+    pub fn new(setup: Setup, state: &State, postgres: PostgresServer, redis: RedisServer) -> Self {
+        Self {
+            setup,
+            postgres: Server {
+                kind: Kind::Postgres,
+                port: postgres.port,
+                password: state.superuser_password.clone(),
+                guarded: Some(postgres.guarded),
+                started_at: Instant::now(),
+                starts: 0,
+            },
+            redis: Server {
+                kind: Kind::Redis,
+                port: redis.port,
+                password: state.redis_password.clone(),
+                guarded: Some(redis.guarded),
+                started_at: Instant::now(),
+                starts: 0,
+            },
+        }
+    }
+
+    /// Ends only when one of them cannot be kept running.
+    pub async fn run(&mut self) -> anyhow::Error {
+        let setup = &self.setup;
+        tokio::select! {
+            error = self.postgres.keep_running(setup) => error,
+            error = self.redis.keep_running(setup) => error,
+        }
+    }
+
+    /// Stops both and waits until nothing of them is left.
+    pub fn stop(self) {
+        for server in [self.postgres, self.redis] {
+            if let Some(guarded) = server.guarded {
+                guarded.stop();
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Postgres,
+    Redis,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Postgres => "Postgres",
+            Self::Redis => "Redis",
+        })
+    }
+}
+
+struct Server {
+    kind: Kind,
+    port: u16,
+    password: String,
+    /// `None` while it is down.
+    guarded: Option<Guarded>,
+    started_at: Instant,
+    /// Starts since it last ran steadily.
+    starts: u32,
+}
+
+impl Server {
+    async fn keep_running(&mut self, setup: &Setup) -> anyhow::Error {
+        loop {
+            if self.is_running() {
+                if self.started_at.elapsed() > STEADY {
+                    self.starts = 0;
+                }
+                tokio::time::sleep(CHECK_INTERVAL).await;
+                continue;
+            }
+            let (kind, log) = (self.kind, self.log(setup));
+            if let Some(guarded) = self.guarded.take() {
+                guarded.clear();
+                tracing::warn!(log = %log.display(), "{kind} ended; starting it again");
+            }
+            if self.starts == MAX_STARTS {
+                return anyhow::anyhow!(
+                    "{kind} does not stay up: {MAX_STARTS} starts in a row failed, see {}",
+                    log.display()
+                );
+            }
+            let pause = FIRST_PAUSE * 2u32.pow(self.starts);
+            self.starts += 1;
+            tokio::time::sleep(pause).await;
+            let started = Box::pin(self.start(setup)).await;
+            match started {
+                Ok(guarded) => {
+                    self.guarded = Some(guarded);
+                    self.started_at = Instant::now();
+                    tracing::info!("{kind} is back");
+                }
+                Err(error) => tracing::warn!("{error:#}"),
+            }
+        }
+    }
+
+    fn is_running(&mut self) -> bool {
+        let guarded = self.guarded.as_mut();
+        guarded.is_some_and(|guarded| !guarded.has_ended())
+    }
+
+    async fn start(&self, setup: &Setup) -> anyhow::Result<Guarded> {
+        let (password, port) = (self.password.as_str(), self.port);
+        match self.kind {
+            Kind::Postgres => {
+                let server = PostgresServer::start_on(setup, password, port).await?;
+                Ok(server.guarded)
+            }
+            Kind::Redis => {
+                let server = RedisServer::start_on(setup, password, port).await?;
+                Ok(server.guarded)
+            }
+        }
+    }
+
+    fn log(&self, setup: &Setup) -> PathBuf {
+        match self.kind {
+            Kind::Postgres => setup.dir.join("postgres.log"),
+            Kind::Redis => setup.dir.join("redis.log"),
+        }
+    }
+}
