@@ -19,6 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+#[allow(dead_code, reason = "other benches seed rows of the tenant")]
 mod database;
 mod dev;
 #[allow(dead_code, reason = "other benches measure in rounds")]
