@@ -1,7 +1,7 @@
 # Thin on purpose: every recipe is what you would type yourself.
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test chaos fuzz fuzz-short openapi bench-chat bench-idle bench-inbound bench-limits bench-resolve bench-sessions
+.PHONY: help dev test chaos fuzz fuzz-short openapi bench-chat bench-idle bench-inbound bench-large-tenant bench-limits bench-resolve bench-sessions bench-streams
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +47,10 @@ bench-inbound: ## Measure messages of platforms and their deliveries on a releas
 	@scripts/install-missing
 	cargo bench --bench inbound
 
+bench-large-tenant: ## Time what operators do in a tenant with millions of rows, on a release build (TURNS=…, DELIVERIES=…)
+	@scripts/install-missing
+	cargo bench --bench large_tenant
+
 bench-limits: ## Measure what a noisy tenant costs a quiet one on a release node
 	@scripts/install-missing
 	cargo bench --bench limits
@@ -58,3 +62,7 @@ bench-resolve: ## Measure who speaks and where it belongs on a release build, be
 bench-sessions: ## Measure tips, histories and appends on a release build, beside pgbench
 	@scripts/install-missing
 	cargo bench --bench sessions
+
+bench-streams: ## Count what 10,000 idle event streams on two release nodes cost (STREAMS=…, CONVERSATIONS=…)
+	@scripts/install-missing
+	cargo bench --bench streams

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context;
+use chrono::TimeDelta;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -13,10 +14,11 @@ use crate::auth::{KeyVerifier, OperatorKeys, People, TokenVerifier, Verifiers};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
-use crate::ids::BootId;
+use crate::ids::{BootId, SessionId, TenantId};
 use crate::limits::Limiter;
 use crate::live::Live;
 use crate::model::Models;
+use crate::recent::Recent;
 use crate::redis::Redis;
 use crate::store::Db;
 use crate::streams::Streams;
@@ -45,6 +47,8 @@ pub struct Inner {
     pub models: Models,
     /// Who watches what here, and what other nodes say.
     pub live: Live,
+    /// Who read which conversation a moment ago: actor and conversation. The audit has it.
+    pub recent_reads: Arc<Recent<(TenantId, String, SessionId)>>,
     /// What the open streams of this node share.
     pub streams: Streams,
     /// The turns that run on this node.
@@ -96,6 +100,7 @@ impl App {
                 usage: UsageMeter::default(),
                 models,
                 live: Live::new(boot_id),
+                recent_reads: Arc::new(Recent::new(TimeDelta::minutes(1))),
                 streams: Streams::default(),
                 turn_tasks: TaskTracker::new(),
                 export_turns,

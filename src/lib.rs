@@ -28,6 +28,7 @@ pub mod crypto;
 pub mod error;
 pub mod guard;
 pub mod ids;
+pub mod recent;
 pub mod telemetry;
 
 pub mod domain;

@@ -17,6 +17,8 @@ use crate::redis::pokes::{Poke, Publisher, Subscriptions, Topic};
 const WAITING_POKES: usize = 10_000;
 const BATCH: usize = 256;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+/// How long nothing arrives before the connection is tried.
+const PING: Duration = Duration::from_secs(5);
 
 /// Cheap to clone; all clones are of one node.
 #[derive(Clone)]
@@ -30,8 +32,10 @@ struct Inner {
     runners: Mutex<HashMap<TurnId, Arc<Notify>>>,
     pokes: mpsc::Sender<Poke>,
     outgoing: Mutex<Option<mpsc::Receiver<Poke>>>,
-    changes: mpsc::UnboundedSender<(Topic, bool)>,
-    incoming: Mutex<Option<mpsc::UnboundedReceiver<(Topic, bool)>>>,
+    /// Topics that somebody began or ceased to watch, while there is a subscriber to follow that: whoever
+    /// subscribes later begins with what is watched by then.
+    changes: Mutex<Option<HashSet<Topic>>>,
+    changed: Notify,
     hears_others: AtomicBool,
     /// Conversations of which news may have been missed; somebody has to look.
     unsure: Mutex<Unsure>,
@@ -54,7 +58,6 @@ struct Watched {
 impl Live {
     pub fn new(node: BootId) -> Self {
         let (pokes, outgoing) = mpsc::channel(WAITING_POKES);
-        let (changes, incoming) = mpsc::unbounded_channel();
         Self {
             inner: Arc::new(Inner {
                 node,
@@ -62,8 +65,8 @@ impl Live {
                 runners: Mutex::default(),
                 pokes,
                 outgoing: Mutex::new(Some(outgoing)),
-                changes,
-                incoming: Mutex::new(Some(incoming)),
+                changes: Mutex::default(),
+                changed: Notify::new(),
                 hears_others: AtomicBool::new(false),
                 unsure: Mutex::default(),
                 became_unsure: Notify::new(),
@@ -108,7 +111,7 @@ impl Live {
     fn watch_topic(&self, topic: Topic) -> Watching {
         let mut watched = self.watched();
         let entry = watched.entry(topic).or_insert_with(|| {
-            let _ = self.inner.changes.send((topic, true));
+            self.note_change(topic);
             Watched {
                 news: watch::Sender::new(0),
                 watchers: 0,
@@ -120,6 +123,20 @@ impl Live {
             topic,
             news: entry.news.subscribe(),
         }
+    }
+
+    fn note_change(&self, topic: Topic) {
+        if let Some(changes) = self.changes().as_mut() {
+            changes.insert(topic);
+            self.inner.changed.notify_one();
+        }
+    }
+
+    fn changes(&self) -> MutexGuard<'_, Option<HashSet<Topic>>> {
+        self.inner
+            .changes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Is woken when somebody asks to look at the turn, until the answer is dropped.
@@ -258,7 +275,7 @@ impl Drop for Watching {
         entry.watchers -= 1;
         if entry.watchers == 0 {
             watched.remove(&self.topic);
-            let _ = self.live.inner.changes.send((self.topic, false));
+            self.live.note_change(self.topic);
         }
     }
 }
@@ -311,15 +328,12 @@ pub async fn tell_others(live: Live, redis: Redis, stop: CancellationToken) {
 
 /// Listens to the other nodes, until `stop` is cancelled.
 pub async fn hear_others(live: Live, redis: Redis, stop: CancellationToken) {
-    let taken = take(&live.inner.incoming);
-    let Some(mut changes) = taken else {
-        return;
-    };
     while !stop.is_cancelled() {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = listen(&live, &redis, &mut changes) => {}
+            () = listen(&live, &redis) => {}
         }
+        *live.changes() = None;
         if live.inner.hears_others.swap(false, Ordering::Relaxed) {
             live.miss_all();
         }
@@ -331,7 +345,7 @@ pub async fn hear_others(live: Live, redis: Redis, stop: CancellationToken) {
 }
 
 /// Listens on one connection until it ends.
-async fn listen(live: &Live, redis: &Redis, changes: &mut mpsc::UnboundedReceiver<(Topic, bool)>) {
+async fn listen(live: &Live, redis: &Redis) {
     let (mut subscriptions, mut pokes) = match redis.listen(live.inner.node).await {
         Ok(both) => both,
         Err(error) => {
@@ -339,8 +353,8 @@ async fn listen(live: &Live, redis: &Redis, changes: &mut mpsc::UnboundedReceive
             return;
         }
     };
-    // What was asked for so far is in the list of what is watched.
-    while changes.try_recv().is_ok() {}
+    // Before the list of what is watched: what comes later is a change.
+    *live.changes() = Some(HashSet::new());
     let ids: Vec<Topic> = live.watched().keys().copied().collect();
     if subscriptions.change(&ids, true).await.is_err() {
         return;
@@ -348,7 +362,6 @@ async fn listen(live: &Live, redis: &Redis, changes: &mut mpsc::UnboundedReceive
     live.inner.hears_others.store(true, Ordering::Relaxed);
     // Whatever happened while nobody listened.
     live.miss_all();
-    let mut batch = Vec::with_capacity(BATCH);
     loop {
         tokio::select! {
             poke = pokes.next() => match poke {
@@ -356,26 +369,27 @@ async fn listen(live: &Live, redis: &Redis, changes: &mut mpsc::UnboundedReceive
                 Some(Poke::Turn(_, turn_id)) => live.wake_runner(turn_id),
                 None => return,
             },
-            count = changes.recv_many(&mut batch, BATCH) => {
-                if count == 0 || change(live, &mut subscriptions, &batch).await.is_err() {
+            () = live.inner.changed.notified() => {
+                if change(live, &mut subscriptions).await.is_err() {
                     return;
                 }
-                batch.clear();
+            }
+            // A connection whose other end vanished looks like one on which nothing happens.
+            () = tokio::time::sleep(PING) => {
+                if subscriptions.ping().await.is_err() {
+                    return;
+                }
             }
         }
     }
 }
 
-/// Makes what Redis tells us fit to what is watched now, whatever the order of the requests was.
-async fn change(
-    live: &Live,
-    subscriptions: &mut Subscriptions,
-    asked: &[(Topic, bool)],
-) -> crate::error::Result<()> {
-    let ids = asked.iter().map(|(id, _)| *id);
+/// Makes what Redis tells us fit to what is watched now, whatever the order of the changes was.
+async fn change(live: &Live, subscriptions: &mut Subscriptions) -> crate::error::Result<()> {
+    let changed = live.changes().replace(HashSet::new()).unwrap_or_default();
     let (wanted, unwanted): (Vec<Topic>, Vec<Topic>) = {
         let watched = live.watched();
-        ids.partition(|id| watched.contains_key(id))
+        changed.into_iter().partition(|id| watched.contains_key(id))
     };
     subscriptions.change(&wanted, true).await?;
     subscriptions.change(&unwanted, false).await?;
@@ -406,6 +420,19 @@ mod tests {
         two.news().await;
         drop(two);
         assert!(live.watched().is_empty());
+    }
+
+    #[tokio::test]
+    async fn while_nobody_listens_to_redis_nothing_is_kept_for_it() {
+        let live = Live::new(BootId::generate());
+        for _ in 0..1000 {
+            drop(live.watch(SessionId::generate()));
+        }
+        assert!(live.changes().is_none());
+        *live.changes() = Some(HashSet::new());
+        let kept = live.watch(SessionId::generate());
+        assert_eq!(live.changes().as_ref().unwrap().len(), 1);
+        drop(kept);
     }
 
     #[tokio::test]

@@ -1,16 +1,22 @@
 //! Counting what tenants use. Counts are kept in memory and added to the database each second, so a
-//! request pays for an addition. A node that is killed loses its last second.
+//! request pays for an addition. A node that is killed loses its last second, and one with many tenants its last 16.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::auth::JobCaller;
 use crate::domain::usage::{UsageCounts, UsageName};
-use crate::error::{Code, Result};
+use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
 use crate::store::{Db, usage};
 
 const SHARDS: usize = 16;
+/// So many tenants are all written each second; of more, one shard is.
+const FEW: usize = 20;
+/// Longer than a statement may take. A server whose host vanished does not keep it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 
 type Counted = HashMap<UsageName, UsageCounts>;
 
@@ -18,6 +24,7 @@ type Counted = HashMap<UsageName, UsageCounts>;
 #[derive(Default)]
 pub struct UsageMeter {
     shards: [Mutex<HashMap<TenantId, Counted>>; SHARDS],
+    next_shard: AtomicUsize,
 }
 
 impl UsageMeter {
@@ -48,17 +55,44 @@ impl UsageMeter {
             .collect()
     }
 
-    /// Adds everything to the database. What cannot be written is kept for the next time; if a commit
-    /// succeeds and its answer is lost, a second is counted twice rather than not at all.
+    /// Whose counts are written now: all of few tenants, and of many those of the next shard, so that each
+    /// tenant costs a transaction every 16 seconds and not every one.
+    fn due(&self) -> Vec<TenantId> {
+        let all = self.tenants();
+        if all.len() <= FEW {
+            return all;
+        }
+        let next = self.next_shard.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        let shard = self.shards[next].lock();
+        let shard = shard.unwrap_or_else(PoisonError::into_inner);
+        shard.keys().copied().collect()
+    }
+
+    /// Adds what is due to the database.
+    pub async fn flush_due(&self, db: &Db) -> Result<()> {
+        self.write(db, self.due()).await
+    }
+
+    /// Adds everything to the database.
     pub async fn flush(&self, db: &Db) -> Result<()> {
+        self.write(db, self.tenants()).await
+    }
+
+    /// What cannot be written is kept for the next time; if a commit
+    /// succeeds and its answer is lost, a second is counted twice rather than not at all.
+    async fn write(&self, db: &Db, tenants: Vec<TenantId>) -> Result<()> {
         let mut outcome = Ok(());
-        for tenant_id in self.tenants() {
+        for tenant_id in tenants {
             let Some(counted) = self.shard(tenant_id).remove(&tenant_id) else {
                 continue;
             };
             let mut rows: Vec<_> = counted.into_iter().collect();
             rows.sort_by(|(one, _), (other, _)| one.cmp(other));
-            if let Err(error) = write(db, tenant_id, &rows).await {
+            let writing = tokio::time::timeout(WRITE_TIMEOUT, write(db, tenant_id, &rows));
+            let written = writing
+                .await
+                .unwrap_or_else(|late| Err(Error::unavailable("the database", late)));
+            if let Err(error) = written {
                 for (name, counts) in rows {
                     self.count(tenant_id, name, &counts);
                 }
@@ -77,4 +111,21 @@ async fn write(db: &Db, tenant_id: TenantId, rows: &[(UsageName, UsageCounts)]) 
     let mut tx = JobCaller::of_served_tenant(tenant_id).begin(db).await?;
     usage::add(&mut tx, rows).await?;
     tx.commit().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_tenants_some_are_written_each_second_and_all_in_sixteen() {
+        let meter = UsageMeter::default();
+        for _ in 0..1000 {
+            let mut shard = meter.shard(TenantId::generate());
+            shard.insert(TenantId::generate(), Counted::default());
+        }
+        let written: Vec<usize> = (0..SHARDS).map(|_| meter.due().len()).collect();
+        assert_eq!(written.iter().sum::<usize>(), 1000);
+        assert!(written.iter().all(|one| *one < 200), "{written:?}");
+    }
 }

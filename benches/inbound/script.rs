@@ -5,7 +5,7 @@ use serde_json::json;
 use throughline::domain::chat::Chat;
 use throughline::domain::delivery::{Address, DeliveryKind, MAX_ATTEMPTS, ReplyTo, ReplyVia};
 use throughline::ids::IdentityId;
-use throughline::store::deliveries::{END, LEASE, TAKE_BACK};
+use throughline::store::deliveries::{END, LEASE, LOCK_CHAT, LOCK_DUE};
 use throughline::store::identities::FIND;
 use throughline::store::outbox::{INSERT, TAKE_PLACE};
 use throughline::store::presence::WRITE as NOTE;
@@ -143,35 +143,44 @@ impl Message {
     }
 
     fn lease(&self) -> String {
-        let most = MAX_ATTEMPTS.to_string();
-        let take_back = with_values(TAKE_BACK, &[&self.tenant, "now()", &most]);
-        let values = [
+        let due = [
             &self.tenant,
             "false",
             &format!("array[{PLATFORM}]"),
             &format!("array[{SCOPE}]"),
             "50",
-            "now()",
-            "now() + interval '1 minute'",
         ];
-        take_back + &answered(&with_values(LEASE, &values), "leased_")
+        let chat_ref = format!("array[{}]", self.chat_ref);
+        let values = [
+            &self.tenant,
+            &format!("array[{PLATFORM}]"),
+            &format!("array[{SCOPE}]"),
+            &chat_ref,
+            &MAX_ATTEMPTS.to_string(),
+            "interval '1 minute'",
+        ];
+        let lock = answered(&with_values(LOCK_DUE, &due), "due_");
+        lock + &answered(&with_values(LEASE, &values), "leased_")
     }
 
     fn acknowledge(&self) -> String {
-        let values = [
+        let lock = [
             &self.tenant,
             "true",
             "array[]",
             "array[]",
             "(:leased_id)::uuid",
+        ];
+        let values = [
+            &self.tenant,
+            "(:leased_id)::uuid",
             "(:leased_lease)::uuid",
             "'delivered'",
-            "now()",
+            "interval '0'",
             "null::text",
             "null::text",
-            "now()",
         ];
-        with_values(END, &values)
+        answered(&with_values(LOCK_CHAT, &lock), "locked_") + &with_values(END, &values)
     }
 }
 

@@ -44,13 +44,13 @@ pub async fn append(
         prev_hash: &last.head.hash,
     };
     let hash = keyring.mac(ENTRY, &link.encode());
-    audit::insert(tx, &link, &hash).await?;
     let head = Head {
         seq: link.seq,
         hash: hash.tag.to_vec(),
         at: now,
     };
-    audit::update_head(tx, &head, &sign_head(keyring, tenant_id, &head)).await
+    let mac = sign_head(keyring, tenant_id, &head);
+    audit::insert(tx, &link, &hash, &head, &mac).await
 }
 
 /// Begins the chain with its first entry.

@@ -1,4 +1,4 @@
-//! Writes what this node counted of its tenants' use, each second.
+//! Writes what this node counted of its tenants' use, each second; of many tenants, some in each.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub async fn run(app: App, stop: CancellationToken) {
 }
 
 pub async fn tick(app: &App) {
-    if let Err(error) = app.usage.flush(&app.db).await {
+    if let Err(error) = app.usage.flush_due(&app.db).await {
         tracing::warn!(
             error = %error, cause = ?error.cause, "cannot write the usage; it is kept and tried again"
         );

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::within;
 use crate::app::App;
 use crate::store::nodes;
 
@@ -23,7 +24,8 @@ pub async fn run(app: App, stop: CancellationToken) {
 /// One beat. If Postgres does not answer, the last known number of nodes stands.
 pub async fn tick(app: &App) {
     let addr = app.config.internal_advertise.as_ref();
-    match nodes::beat(&app.db, app.boot_id, addr.map(|url| url.as_str())).await {
+    let beating = nodes::beat(&app.db, app.boot_id, addr.map(|url| url.as_str()));
+    match within(TICK, beating).await {
         Ok(count) => app.limits.set_live_nodes(count),
         Err(error) => tracing::warn!(error = %error, "cannot say that this node lives"),
     }

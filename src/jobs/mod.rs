@@ -1,24 +1,28 @@
 //! Background work. One loop a node leases due jobs from Postgres and runs each inside its tenant; a
 //! crash leaves a lease that runs out, and any node takes the job again.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::auth::JobCaller;
-use crate::error::{Code, Result};
+use crate::error::{Code, Error, Result};
 use crate::idempotency;
 use crate::people;
 use crate::sessions;
-use crate::store::jobs::{self, DueJob};
+use crate::store::jobs::{self, DueJob, Ended};
 use crate::store::nodes;
 use crate::tenants;
 
 mod erase_conversations;
 mod erase_people;
 mod erase_tenant;
+mod expire;
 mod expire_answers;
 mod expire_events;
 pub mod flush_usage;
@@ -30,8 +34,16 @@ pub mod watch_streams;
 
 const TICK: Duration = Duration::from_secs(1);
 const LEASE: TimeDelta = TimeDelta::minutes(1);
+/// A job ends before its lease does.
+const LONGEST: Duration = Duration::from_secs(50);
+/// Longer than any statement of the background may take.
+pub const LOOK: Duration = Duration::from_secs(20);
 /// Then others of this loop's duties get their turn.
 const ROUND: usize = 50;
+/// A long job does not keep the short ones behind it waiting.
+const AT_ONCE: usize = 4;
+/// Then operators should look at it.
+const FAILURES: i32 = 10;
 const MAX_BACKOFF: TimeDelta = TimeDelta::hours(1);
 
 /// Called when nothing else of this node runs: hands over what it still holds. Connections that a
@@ -67,29 +79,68 @@ pub async fn run(app: App, stop: CancellationToken) {
     }
 }
 
-/// One round: runs what is due, each job under a lease of its own. Answers how many it ran.
+/// One round: runs what is due, some at a time, each job under a lease of its own. Answers how many it ran.
 pub async fn tick(app: &App) -> Result<usize> {
-    for done in 0..ROUND {
-        if app.draining.is_cancelled() {
-            return Ok(done);
-        }
-        let now = app.clock.now();
-        let Some(job) = jobs::claim(&app.db, now, now + LEASE, 1).await?.pop() else {
-            return Ok(done);
-        };
-        let (run_at, failed) = match run_one(app, &job).await {
-            Ok(next) => (next, false),
-            Err(error) => {
-                tracing::warn!(
-                    job.kind, tenant = %job.tenant_id, attempt = job.attempts,
-                    error = %error, cause = ?error.cause, "a job failed and will run again"
-                );
-                (app.clock.now() + backoff(job.attempts), true)
+    let mut running = FuturesUnordered::new();
+    let mut begun = 0;
+    let mut more = true;
+    loop {
+        while more && begun < ROUND && running.len() < AT_ONCE && !app.draining.is_cancelled() {
+            let claimed = within(LOOK, jobs::claim(&app.db, app.clock.now(), LEASE, 1)).await;
+            match claimed.map(|mut jobs| jobs.pop()) {
+                Ok(Some(job)) => {
+                    begun += 1;
+                    running.push(run_and_plan(app, job));
+                }
+                Ok(None) => more = false,
+                Err(error) if running.is_empty() => return Err(error),
+                Err(_) => more = false,
             }
-        };
-        jobs::reschedule(&app.db, &job, run_at, failed).await?;
+        }
+        if running.next().await.is_none() {
+            return Ok(begun);
+        }
     }
-    Ok(ROUND)
+}
+
+/// Runs a claimed job and plans its next run. Whatever goes wrong with it is its own: it is tried again later.
+async fn run_and_plan(app: &App, job: DueJob) {
+    let running = AssertUnwindSafe(run_one(app, &job)).catch_unwind();
+    let outcome = match tokio::time::timeout(LONGEST, running).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => Err(Error::internal(anyhow::anyhow!("it panicked"))),
+        Err(late) => Err(Error::internal(late)),
+    };
+    let (run_at, ended) = match &outcome {
+        Ok(next) => (*next, Ended::Done),
+        Err(error) => {
+            let failed = Ended::Failed {
+                error: error.code.as_str(),
+                for_good: job.attempts >= FAILURES,
+            };
+            tracing::warn!(
+                job.kind, tenant = %job.tenant_id, attempt = job.attempts,
+                error = %error, cause = ?error.cause, "a job failed and will run again"
+            );
+            (app.clock.now() + backoff(job.attempts), failed)
+        }
+    };
+    let planned = within(LOOK, jobs::reschedule(&app.db, &job, run_at, ended)).await;
+    if let Err(error) = planned {
+        tracing::warn!(
+            job.kind, tenant = %job.tenant_id, error = %error,
+            "cannot plan a job; it runs again when its lease ends"
+        );
+    }
+}
+
+/// What the background asks of the database has an end even if the server's host vanished, which shows only
+/// here: the limits that Postgres keeps end with it.
+pub async fn within<T>(limit: Duration, asking: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(limit, asking).await {
+        Ok(outcome) => outcome,
+        Err(late) => Err(Error::unavailable("the database", late)),
+    }
 }
 
 /// Runs a job and answers when it wants to run next.

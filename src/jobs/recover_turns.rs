@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::{LONGEST, within};
 use crate::app::App;
 use crate::turns;
 
@@ -12,10 +13,10 @@ const TICK: Duration = Duration::from_millis(500);
 /// Runs until `stop` is cancelled.
 pub async fn run(app: App, stop: CancellationToken) {
     while !stop.is_cancelled() {
-        if let Err(error) = turns::sweep(&app).await {
+        if let Err(error) = within(LONGEST, turns::sweep(&app)).await {
             tracing::warn!(error = %error, "cannot ask for turns that nobody runs");
         }
-        if let Err(error) = turns::deliver_untold(&app).await {
+        if let Err(error) = within(LONGEST, turns::deliver_untold(&app)).await {
             tracing::warn!(error = %error, "cannot ask for answers that nobody fetched");
         }
         tokio::select! {

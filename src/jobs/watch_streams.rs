@@ -3,8 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 
+use super::{LOOK, within};
 use crate::app::App;
 use crate::live::Unsure;
 use crate::streams::RENEWED;
@@ -29,7 +31,8 @@ pub async fn find_news(app: App, stop: CancellationToken) {
             () = tokio::time::sleep(TICK) => {}
             () = app.live.became_unsure() => tokio::time::sleep(GATHER).await,
         }
-        last.look(&app).await;
+        let looking = last.look(&app);
+        warn(within(LOOK, looking.map(Ok)).await);
     }
 }
 
@@ -66,8 +69,11 @@ pub async fn check_rights(app: App, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(RENEWED) => {}
         }
-        app.streams.credentials.renew(&app.verifiers).await;
-        warn(app.streams.rights.renew(&app.db, app.clock.now()).await);
+        let checking = async {
+            app.streams.credentials.renew(&app.verifiers).await;
+            app.streams.rights.renew(&app.db, app.clock.now()).await
+        };
+        warn(within(LOOK, checking).await);
     }
 }
 

@@ -3,8 +3,9 @@
 
 use deadpool_redis::Connection;
 use deadpool_redis::redis::aio::{PubSubSink, PubSubStream};
-use deadpool_redis::redis::{Client, Msg, pipe};
+use deadpool_redis::redis::{Client, Msg, RedisResult, pipe};
 use futures_util::StreamExt;
+use tokio::time::error::Elapsed;
 
 use super::{Redis, WAIT};
 use crate::error::{Error, Result};
@@ -13,6 +14,8 @@ use crate::ids::{BootId, SessionId, TenantId, TurnId};
 const CONVERSATION: &str = "throughline:conversation:";
 const DELIVERIES: &str = "throughline:deliveries:";
 const NODE: &str = "throughline:node:";
+/// Topics that are subscribed to with one command.
+const AT_ONCE: usize = 1000;
 
 /// Where news are watched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -106,7 +109,7 @@ impl Redis {
             sink.subscribe(format!("{NODE}{node}"))
                 .await
                 .map_err(anyhow::Error::from)?;
-            Ok::<_, anyhow::Error>((Subscriptions(sink), Pokes { stream, node }))
+            Ok::<_, anyhow::Error>((Subscriptions { sink, node }, Pokes { stream, node }))
         };
         match tokio::time::timeout(WAIT, opening).await {
             Ok(Ok(both)) => Ok(both),
@@ -116,20 +119,37 @@ impl Redis {
     }
 }
 
-pub struct Subscriptions(PubSubSink);
+pub struct Subscriptions {
+    sink: PubSubSink,
+    node: BootId,
+}
 
 impl Subscriptions {
     /// From now on, or no longer, pokes of these topics arrive.
     pub async fn change(&mut self, topics: &[Topic], wanted: bool) -> Result<()> {
-        if topics.is_empty() {
-            return Ok(());
+        for topics in topics.chunks(AT_ONCE) {
+            let channels: Vec<String> = topics.iter().map(|topic| topic.channel()).collect();
+            let changed = if wanted {
+                tokio::time::timeout(WAIT, self.sink.subscribe(channels)).await
+            } else {
+                tokio::time::timeout(WAIT, self.sink.unsubscribe(channels)).await
+            };
+            answered(changed)?;
         }
-        let channels: Vec<String> = topics.iter().map(|topic| topic.channel()).collect();
-        let changed = match wanted {
-            true => self.0.subscribe(channels).await,
-            false => self.0.unsubscribe(channels).await,
-        };
-        changed.map_err(|error| Error::unavailable("Redis", error))
+        Ok(())
+    }
+
+    /// Whether Redis answers on this connection. What it subscribes to has been subscribed to before.
+    pub async fn ping(&mut self) -> Result<()> {
+        let own = format!("{NODE}{}", self.node);
+        answered(tokio::time::timeout(WAIT, self.sink.subscribe(own)).await)
+    }
+}
+
+fn answered(answer: std::result::Result<RedisResult<()>, Elapsed>) -> Result<()> {
+    match answer {
+        Ok(answer) => answer.map_err(|error| Error::unavailable("Redis", error)),
+        Err(late) => Err(Error::unavailable("Redis", late)),
     }
 }
 

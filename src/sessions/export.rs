@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use chrono::{DateTime, Utc};
 
-use super::{find, note_reading};
+use super::{find, note_export};
 use crate::app::App;
 use crate::domain::document::Place;
 use crate::domain::export::{Head, LinkHead, Piece};
@@ -53,7 +53,7 @@ pub async fn export(
 ) -> Result<Export> {
     let now = app.clock.now();
     let tip = find(tx, viewer, session, Need::Own, now).await?;
-    note_reading(app, tx, actor, viewer, &tip).await?;
+    note_export(app, tx, actor, viewer, &tip).await?;
     begin(tx, viewer, tip, now).await
 }
 

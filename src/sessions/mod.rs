@@ -81,8 +81,28 @@ async fn who_became_of(tx: &mut TenantTx, viewer: &Viewer) -> Result<Option<View
     Ok(survivor.map(|survivor| viewer.merged_into(survivor)))
 }
 
-/// Tells the audit that someone who is not the person reads what was said to them.
+/// Tells the audit that someone who is not the person reads what was said to them: one entry a minute for an actor
+/// and a conversation on a node, because entries of a tenant are written one after the other.
 pub async fn note_reading(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    viewer: &Viewer,
+    tip: &Tip,
+) -> Result<()> {
+    let now = app.clock.now();
+    let read = (tx.tenant_id(), actor.to_owned(), tip.name.conversation_id);
+    if app.recent_reads.contains(&read, now) {
+        return Ok(());
+    }
+    note_export(app, tx, actor, viewer, tip).await?;
+    let recent = app.recent_reads.clone();
+    tx.after_commit(move || recent.note(read, now));
+    Ok(())
+}
+
+/// The same for who takes a copy of all of it: each is an entry.
+async fn note_export(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,

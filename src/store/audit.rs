@@ -132,28 +132,22 @@ pub async fn insert_head(tx: &mut TenantTx, head: &Head, mac: &Mac) -> Result<()
     Ok(())
 }
 
-/// Moves the head, which `tx` has locked.
-pub async fn update_head(tx: &mut TenantTx, head: &Head, mac: &Mac) -> Result<()> {
+/// Adds an entry and moves the head to it, which `tx` has locked: one round trip while others wait for the head.
+pub async fn insert(
+    tx: &mut TenantTx,
+    link: &Link<'_>,
+    hash: &Mac,
+    head: &Head,
+    mac: &Mac,
+) -> Result<()> {
     sqlx::query(
-        "update audit_heads
-            set seq = $2, hash = $3, at = $4, key_id = $5, mac = $6
+        "with entry as (
+           insert into audit (tenant_id, seq, at, actor, action, target, detail, key_id, prev_hash, hash)
+           values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+         )
+         update audit_heads
+            set seq = $11, hash = $12, at = $13, key_id = $14, mac = $15
           where tenant_id = $1",
-    )
-    .bind(tx.tenant_id())
-    .bind(head.seq)
-    .bind(&head.hash)
-    .bind(head.at)
-    .bind(mac.key_id.as_slice())
-    .bind(mac.tag.as_slice())
-    .execute(tx.connection())
-    .await?;
-    Ok(())
-}
-
-pub async fn insert(tx: &mut TenantTx, link: &Link<'_>, hash: &Mac) -> Result<()> {
-    sqlx::query(
-        "insert into audit (tenant_id, seq, at, actor, action, target, detail, key_id, prev_hash, hash)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
     )
     .bind(link.tenant_id)
     .bind(link.seq)
@@ -165,6 +159,11 @@ pub async fn insert(tx: &mut TenantTx, link: &Link<'_>, hash: &Mac) -> Result<()
     .bind(hash.key_id.as_slice())
     .bind(link.prev_hash)
     .bind(hash.tag.as_slice())
+    .bind(head.seq)
+    .bind(&head.hash)
+    .bind(head.at)
+    .bind(mac.key_id.as_slice())
+    .bind(mac.tag.as_slice())
     .execute(tx.connection())
     .await?;
     Ok(())

@@ -278,53 +278,101 @@ pub async fn insert_spent_ids(tx: &mut TenantTx, digests: &[[u8; 32]]) -> Result
     Ok(())
 }
 
-/// Removes up to `limit` messages of deleted conversations. Answers how many there were.
-pub async fn erase_messages(tx: &mut TenantTx, limit: i64) -> Result<u64> {
-    let done = sqlx::query(
-        "delete from messages
+/// The first `limit` conversations that were deleted and whose rows are still there.
+pub async fn list_deleted(tx: &mut TenantTx, limit: i64) -> Result<Vec<SessionId>> {
+    Ok(sqlx::query_scalar(
+        "select id
+           from conversations
           where tenant_id = $1
-            and (session_id, seq) in (select m.session_id, m.seq
-                                        from conversations c
-                                        join sessions s
-                                          on s.tenant_id = $1
-                                         and s.conversation_id = c.id
-                                        join messages m
-                                          on m.tenant_id = $1
-                                         and m.session_id = s.id
-                                       where c.tenant_id = $1
-                                         and c.deleted_at is not null
-                                       order by c.id
-                                       limit $2)",
+            and deleted_at is not null
+          order by id
+          limit $2",
     )
     .bind(tx.tenant_id())
     .bind(limit)
-    .execute(tx.connection())
-    .await?;
-    Ok(done.rows_affected())
+    .fetch_all(tx.connection())
+    .await?)
 }
 
-/// Removes up to `limit` deleted conversations that have no messages left, and with them their links.
-pub async fn erase(tx: &mut TenantTx, limit: i64) -> Result<u64> {
-    let done = sqlx::query(
-        "delete from conversations
-          where tenant_id = $1
-            and id in (select c.id
-                         from conversations c
-                        where c.tenant_id = $1
-                          and c.deleted_at is not null
-                          and not exists (select 1
-                                            from sessions s
-                                            join messages m
-                                              on m.tenant_id = $1
-                                             and m.session_id = s.id
-                                           where s.tenant_id = $1
-                                             and s.conversation_id = c.id)
-                        order by c.id
-                        limit $2)",
-    )
-    .bind(tx.tenant_id())
-    .bind(limit)
-    .execute(tx.connection())
-    .await?;
+/// What a deleted conversation is removed in: each part in batches, the conversation last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Messages,
+    Events,
+    Turns,
+    Conversation,
+}
+
+impl Part {
+    pub const ALL: [Self; 4] = [
+        Self::Messages,
+        Self::Events,
+        Self::Turns,
+        Self::Conversation,
+    ];
+
+    /// Public for the test that reads its plan.
+    pub fn erase_sql(self) -> &'static str {
+        match self {
+            Self::Messages => {
+                "delete from messages
+                  where tenant_id = $1
+                    and (session_id, seq) in (select m.session_id, m.seq
+                                                from sessions s
+                                                join messages m
+                                                  on m.tenant_id = $1
+                                                 and m.session_id = s.id
+                                               where s.tenant_id = $1
+                                                 and s.conversation_id = any ($2)
+                                               order by m.session_id, m.seq
+                                               limit $3)"
+            }
+            Self::Events => {
+                "delete from events
+                  where tenant_id = $1
+                    and (conversation_id, seq) in (select conversation_id, seq
+                                                     from events
+                                                    where tenant_id = $1
+                                                      and conversation_id = any ($2)
+                                                    order by conversation_id, seq
+                                                    limit $3)"
+            }
+            Self::Turns => {
+                "delete from turns
+                  where tenant_id = $1
+                    and id in (select id
+                                 from turns
+                                where tenant_id = $1
+                                  and conversation_id = any ($2)
+                                order by id
+                                limit $3)"
+            }
+            // With the few rows that refer to it.
+            Self::Conversation => {
+                "delete from conversations
+                  where tenant_id = $1
+                    and deleted_at is not null
+                    and id in (select id
+                                 from unnest($2::uuid[]) as id
+                                order by id
+                                limit $3)"
+            }
+        }
+    }
+}
+
+/// Removes up to `limit` rows of a part of deleted conversations. Answers how many there were.
+pub async fn erase(
+    tx: &mut TenantTx,
+    part: Part,
+    deleted: &[SessionId],
+    limit: i64,
+) -> Result<u64> {
+    let done = sqlx::query(part.erase_sql())
+        .bind(tx.tenant_id())
+        .bind(deleted)
+        .bind(limit)
+        .execute(tx.connection())
+        .await?;
     Ok(done.rows_affected())
 }

@@ -1,7 +1,7 @@
 //! Deliveries on their way out: handed out under a lease, in the order of their chat, one in flight per
 //! chat; ended by who has the lease, or handed out again when it runs out.
 
-use chrono::{DateTime, Utc};
+use chrono::TimeDelta;
 use sqlx::postgres::PgRow;
 use sqlx::types::{Json, Uuid};
 use sqlx::{FromRow, Row};
@@ -104,82 +104,213 @@ macro_rules! is_covered {
     };
 }
 
-/// Public, as `LEASE` and `END` are, for the bench that runs them beside the service.
-pub const TAKE_BACK: &str = "update deliveries
-        set state = case when attempt >= $3 then 'dead' else 'pending' end,
-            ended_at = case when attempt >= $3 then $2 end,
-            lease = null
-      where tenant_id = $1
-        and state = 'leased'
-        and visible_at <= $2";
+/// Locks chats that are due. Each platform and scope is a range of one index, so a backlog elsewhere costs
+/// nothing. Whoever works on a chat in this moment makes it due again, or has leased what there is: it is
+/// passed over and never waited for.
+///
+/// Public, as `LEASE`, `LOCK_CHAT` and `END` are, for the bench that runs them beside the service.
+pub const LOCK_DUE: &str = "with recursive platforms as (
+       (select c.platform
+          from chats c
+         where $2
+           and c.tenant_id = $1
+           and c.due_at is not null
+         order by c.platform
+         limit 1)
+        union all
+       select n.platform
+         from platforms p
+        cross join lateral (select c.platform
+                              from chats c
+                             where c.tenant_id = $1
+                               and c.due_at is not null
+                               and c.platform > p.platform
+                             order by c.platform
+                             limit 1) n
+     ), asked as (
+       select platform, null as scope
+         from platforms
+        union
+       select k.platform, k.scope
+         from unnest($3::text[], $4::text[]) as k (platform, scope)
+     ), places as (
+       select a.platform, f.scope, a.scope is null as whole
+         from asked a
+        cross join lateral (select c.scope
+                              from chats c
+                             where c.tenant_id = $1
+                               and c.platform = a.platform
+                               and c.scope >= coalesce(a.scope, '')
+                               and c.due_at is not null
+                             order by c.scope
+                             limit 1) f
+        where a.scope is null
+           or a.scope = f.scope
+        union
+       select p.platform, n.scope, true
+         from places p
+        cross join lateral (select c.scope
+                              from chats c
+                             where c.tenant_id = $1
+                               and c.platform = p.platform
+                               and c.scope > p.scope
+                               and c.due_at is not null
+                             order by c.scope
+                             limit 1) n
+        where p.whole
+     )
+     select f.platform, f.scope, f.chat_ref
+       from (select distinct platform, scope from places) p
+      cross join lateral (select c.platform, c.scope, c.chat_ref, c.due_at
+                            from chats c
+                           where c.tenant_id = $1
+                             and c.platform = p.platform
+                             and c.scope = p.scope
+                             and c.due_at <= now()
+                           order by c.due_at
+                           limit $5
+                             for no key update skip locked) f
+      order by f.due_at
+      limit $5";
 
-/// Takes back what was handed out and not ended in time: to be given out again, or given up after the last
-/// attempt.
-pub async fn take_back(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<u64> {
-    let done = sqlx::query(TAKE_BACK)
-        .bind(tx.tenant_id())
-        .bind(now)
-        .bind(MAX_ATTEMPTS)
-        .execute(tx.connection())
-        .await?;
-    Ok(done.rows_affected())
-}
-
+/// Of each locked chat: leases its first delivery, unless one is in flight or it is too early; takes back one
+/// whose lease has expired; and writes when to look at the chat again. A delivery that an unlink or an
+/// erasure holds is left alone.
 pub const LEASE: &str = concat!(
-    "with first as (
-       select distinct on (d.platform, d.scope, d.chat_ref) d.id, d.visible_at, d.platform, d.scope,
-              d.chat_ref
+    "with found as (
+       select c.platform, c.scope, c.chat_ref, f.id as leased_id, f.visible_at as leased_until,
+              f.attempt >= $5 as is_last, h.seq < f.seq as is_overtaken,
+              h.id as first_id, h.visible_at as first_at
+         from unnest($2::text[], $3::text[], $4::text[]) as c (platform, scope, chat_ref)
+         left join lateral (select d.id, d.seq, d.visible_at, d.attempt
+                              from deliveries d
+                             where d.tenant_id = $1
+                               and d.platform = c.platform
+                               and d.scope = c.scope
+                               and d.chat_ref = c.chat_ref
+                               and d.state = 'leased') f
+           on true
+         left join lateral (select d.id, d.seq, d.visible_at
+                              from deliveries d
+                             where d.tenant_id = $1
+                               and d.platform = c.platform
+                               and d.scope = c.scope
+                               and d.chat_ref = c.chat_ref
+                               and d.state = 'pending'
+                             order by d.seq
+                             limit 1) h
+           on true
+     ), decided as (
+       select platform, scope, chat_ref, coalesce(leased_id, first_id) as id,
+              coalesce(leased_until, first_at) as at,
+              case
+                when coalesce(leased_until, first_at) is null then 'none'
+                when coalesce(leased_until, first_at) > now() then 'wait'
+                when is_last then 'dead'
+                when is_overtaken then 'pending'
+                else 'leased'
+              end as becomes
+         from found
+     ), held as (
+       select d.id
          from deliveries d
         where d.tenant_id = $1
-          and d.state = 'pending'
-          and ",
-    is_covered!(),
-    "   order by d.platform, d.scope, d.chat_ref, d.seq
-     ), due as (
-       select f.id
-         from first f
-        where f.visible_at <= $6
-          and not exists (select 1
-                            from deliveries o
-                           where o.tenant_id = $1
-                             and o.platform = f.platform
-                             and o.scope = f.scope
-                             and o.chat_ref = f.chat_ref
-                             and o.state = 'leased')
-        order by f.visible_at
-        limit $5
+          and d.id in (select id from decided where becomes in ('dead', 'pending', 'leased'))
+          and d.state in ('pending', 'leased')
+          for no key update skip locked
+     ), planned as (
+       update chats c
+          set due_at = case
+                when n.becomes = 'none' then null
+                when n.becomes = 'wait' then n.at
+                when n.becomes = 'leased' and held.id is not null then now() + $6
+                else now()
+              end
+         from decided n
+         left join held
+           on held.id = n.id
+        where c.tenant_id = $1
+          and c.platform = n.platform
+          and c.scope = n.scope
+          and c.chat_ref = n.chat_ref
+     ), freed as (
+       update deliveries d
+          set state = n.becomes, lease = null, ended_at = case when n.becomes = 'dead' then now() end
+         from decided n
+         join held
+           on held.id = n.id
+        where d.tenant_id = $1
+          and d.id = n.id
+          and n.becomes in ('dead', 'pending')
      )
      update deliveries d
-        set state = 'leased', lease = gen_random_uuid(), attempt = d.attempt + 1, visible_at = $7
-       from due
+        set state = 'leased', lease = gen_random_uuid(), attempt = d.attempt + 1, visible_at = now() + $6
+       from decided n
+       join held
+         on held.id = n.id
       where d.tenant_id = $1
-        and d.id = due.id
-        and d.state = 'pending'
+        and d.id = n.id
+        and n.becomes = 'leased'
   returning ",
     delivery_columns!()
 );
 
-/// Hands out the first delivery of each chat that is due and has none in flight, up to `limit`. Two who ask
-/// at once never get the same: the update looks again at what it changes.
-pub async fn lease(
-    tx: &mut TenantTx,
-    covered: &Covered,
-    limit: i64,
-    now: DateTime<Utc>,
-) -> Result<Vec<Delivery>> {
-    let rows: Vec<DeliveryRow> = sqlx::query_as(LEASE)
+/// Hands out the first delivery of each chat that is due and has none in flight, up to `limit`. Leases are by
+/// the clock of the database, which all nodes share.
+pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<Vec<Delivery>> {
+    let due: Vec<(String, String, String)> = sqlx::query_as(LOCK_DUE)
         .bind(tx.tenant_id())
         .bind(covered.all)
         .bind(&covered.platforms)
         .bind(&covered.scopes)
         .bind(limit)
-        .bind(now)
-        .bind(now + VISIBILITY)
+        .fetch_all(tx.connection())
+        .await?;
+    if due.is_empty() {
+        return Ok(Vec::new());
+    }
+    let column =
+        |of: fn(&(String, String, String)) -> &str| -> Vec<&str> { due.iter().map(of).collect() };
+    let rows: Vec<DeliveryRow> = sqlx::query_as(LEASE)
+        .bind(tx.tenant_id())
+        .bind(column(|chat| &chat.0))
+        .bind(column(|chat| &chat.1))
+        .bind(column(|chat| &chat.2))
+        .bind(MAX_ATTEMPTS)
+        .bind(VISIBILITY)
         .fetch_all(tx.connection())
         .await?;
     let mut leased: Vec<Delivery> = rows.into_iter().map(|row| row.0).collect();
     leased.sort_by_key(|delivery| (delivery.created_at, delivery.seq));
     Ok(leased)
+}
+
+pub const LOCK_CHAT: &str = concat!(
+    "select d.attempt
+       from deliveries d
+       join chats c
+         on c.tenant_id = $1
+        and c.platform = d.platform
+        and c.scope = d.scope
+        and c.chat_ref = d.chat_ref
+      where d.tenant_id = $1
+        and d.id = $5
+        and ",
+    is_covered!(),
+    "   for no key update of c"
+);
+
+/// Locks the chat of a delivery, before it is changed. False: there is no such delivery for who asks.
+async fn lock_chat(tx: &mut TenantTx, covered: &Covered, id: DeliveryId) -> Result<bool> {
+    let found: Option<i32> = sqlx::query_scalar(LOCK_CHAT)
+        .bind(tx.tenant_id())
+        .bind(covered.all)
+        .bind(&covered.platforms)
+        .bind(&covered.scopes)
+        .bind(id)
+        .fetch_optional(tx.connection())
+        .await?;
+    Ok(found.is_some())
 }
 
 /// How often it was given out; `None`: there is no such delivery for who asks.
@@ -211,9 +342,9 @@ pub enum End<'a> {
     Delivered {
         external_message_id: Option<&'a str>,
     },
-    /// Not now: again from then on.
+    /// Not now: again after that.
     Later {
-        at: DateTime<Utc>,
+        after: TimeDelta,
         error: &'a str,
     },
     Dead {
@@ -221,29 +352,39 @@ pub enum End<'a> {
     },
 }
 
-pub const END: &str = concat!(
-    "with seen as (
-       select d.id
+/// The chat is due again, if anything is left in it.
+pub const END: &str = "with ended as (
+       update deliveries d
+          set state = $4, lease = null, visible_at = now() + $5, error = coalesce($6, d.error),
+              external_message_id = coalesce($7, d.external_message_id),
+              ended_at = case when $4 <> 'pending' then now() end
+        where d.tenant_id = $1
+          and d.id = $2
+          and d.state = 'leased'
+          and d.lease = $3
+    returning d.id
+     ), planned as (
+       update chats c
+          set due_at = case
+                when $4 = 'pending'
+                  or exists (select 1
+                               from deliveries o
+                              where o.tenant_id = $1
+                                and o.platform = c.platform
+                                and o.scope = c.scope
+                                and o.chat_ref = c.chat_ref
+                                and o.state in ('pending', 'leased')
+                                and o.id not in (select id from ended)) then now()
+              end
          from deliveries d
         where d.tenant_id = $1
-          and d.id = $5
-          and ",
-    is_covered!(),
-    "), ended as (
-       update deliveries d
-          set state = $7, lease = null, visible_at = $8, error = coalesce($9, d.error),
-              external_message_id = coalesce($10, d.external_message_id),
-              ended_at = case when $7 <> 'pending' then $11 end
-         from seen
-        where d.tenant_id = $1
-          and d.id = seen.id
-          and d.state = 'leased'
-          and d.lease = $6
-    returning d.id
+          and d.id = $2
+          and c.tenant_id = $1
+          and c.platform = d.platform
+          and c.scope = d.scope
+          and c.chat_ref = d.chat_ref
      )
-     select exists (select 1 from ended)
-       from seen"
-);
+     select exists (select 1 from ended)";
 
 /// Ends a hand-out, if `lease` is still its name. `None`: there is no such delivery for who asks.
 pub async fn end(
@@ -252,30 +393,28 @@ pub async fn end(
     id: DeliveryId,
     lease: Uuid,
     how: End<'_>,
-    now: DateTime<Utc>,
 ) -> Result<Option<bool>> {
-    let (state, visible_at, error, external) = match how {
+    if !lock_chat(tx, covered, id).await? {
+        return Ok(None);
+    }
+    let (state, after, error, external) = match how {
         End::Delivered {
             external_message_id,
-        } => ("delivered", now, None, external_message_id),
-        End::Later { at, error } => ("pending", at, Some(error), None),
-        End::Dead { error } => ("dead", now, Some(error), None),
+        } => ("delivered", TimeDelta::zero(), None, external_message_id),
+        End::Later { after, error } => ("pending", after, Some(error), None),
+        End::Dead { error } => ("dead", TimeDelta::zero(), Some(error), None),
     };
-    let ended: Option<bool> = sqlx::query_scalar(END)
+    let ended: bool = sqlx::query_scalar(END)
         .bind(tx.tenant_id())
-        .bind(covered.all)
-        .bind(&covered.platforms)
-        .bind(&covered.scopes)
         .bind(id)
         .bind(lease)
         .bind(state)
-        .bind(visible_at)
+        .bind(after)
         .bind(error)
         .bind(external)
-        .bind(now)
-        .fetch_optional(tx.connection())
+        .fetch_one(tx.connection())
         .await?;
-    Ok(ended)
+    Ok(Some(ended))
 }
 
 /// Those that were given up, newest first.
@@ -312,51 +451,38 @@ pub async fn list_dead(
     }))
 }
 
-/// Removes what ended before `before`; up to `limit`, and answers how many.
-pub async fn delete_ended(tx: &mut TenantTx, before: DateTime<Utc>, limit: i64) -> Result<u64> {
-    let done = sqlx::query(
-        "delete from deliveries
-          where tenant_id = $1
-            and id in (select id
-                         from deliveries
-                        where tenant_id = $1
-                          and state in ('delivered', 'dead', 'cancelled')
-                          and coalesce(ended_at, created_at) < $2
-                        order by id
-                        limit $3)",
-    )
-    .bind(tx.tenant_id())
-    .bind(before)
-    .bind(limit)
-    .execute(tx.connection())
-    .await?;
-    Ok(done.rows_affected())
-}
-
 /// Lets a dead one be tried again, from its place in the order of its chat.
 pub async fn replay(
     tx: &mut TenantTx,
     covered: &Covered,
     id: DeliveryId,
-    now: DateTime<Utc>,
 ) -> Result<Option<Delivery>> {
+    if !lock_chat(tx, covered, id).await? {
+        return Ok(None);
+    }
     let row: Option<DeliveryRow> = sqlx::query_as(concat!(
-        "update deliveries d
-            set state = 'pending', attempt = 0, visible_at = $6, ended_at = null
+        "with planned as (
+           update chats c
+              set due_at = now()
+             from deliveries o
+            where o.tenant_id = $1
+              and o.id = $2
+              and o.state = 'dead'
+              and c.tenant_id = $1
+              and c.platform = o.platform
+              and c.scope = o.scope
+              and c.chat_ref = o.chat_ref
+         )
+         update deliveries d
+            set state = 'pending', attempt = 0, visible_at = now(), ended_at = null
           where d.tenant_id = $1
-            and d.id = $5
+            and d.id = $2
             and d.state = 'dead'
-            and ",
-        is_covered!(),
-        " returning ",
+      returning ",
         delivery_columns!()
     ))
     .bind(tx.tenant_id())
-    .bind(covered.all)
-    .bind(&covered.platforms)
-    .bind(&covered.scopes)
     .bind(id)
-    .bind(now)
     .fetch_optional(tx.connection())
     .await?;
     Ok(row.map(|row| row.0))

@@ -156,10 +156,8 @@ pub async fn blank_turns(tx: &mut TenantTx, identity_id: IdentityId, limit: i64)
     Ok(done.rows_affected())
 }
 
-/// Gives the person's sums to nobody: what was used was used.
-pub async fn fold_usage(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
-    sqlx::query(
-        "with gone as (
+/// Public for the test that reads its plan.
+pub const FOLD_USAGE: &str = "with gone as (
            delete from usage_hourly
             where tenant_id = $1
               and user_id = any ($2)
@@ -177,11 +175,14 @@ pub async fn fold_usage(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
                 turns = own.turns + excluded.turns,
                 input_tokens = own.input_tokens + excluded.input_tokens,
                 output_tokens = own.output_tokens + excluded.output_tokens
-          where own.tenant_id = $1",
-    )
-    .bind(tx.tenant_id())
-    .bind(users)
-    .execute(tx.connection())
-    .await?;
+          where own.tenant_id = $1";
+
+/// Gives the person's sums to nobody: what was used was used.
+pub async fn fold_usage(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
+    sqlx::query(FOLD_USAGE)
+        .bind(tx.tenant_id())
+        .bind(users)
+        .execute(tx.connection())
+        .await?;
     Ok(())
 }

@@ -5,13 +5,13 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::TenantTx;
+use super::{TenantTx, outbox};
 use crate::domain::erasure::{ERASED, Erasure};
 use crate::domain::session::ChainName;
 use crate::domain::user::IdentityRecord;
 use crate::domain::viewer::Namespace;
 use crate::error::Result;
-use crate::ids::{SessionId, UserId};
+use crate::ids::{IdentityId, SessionId, UserId};
 
 /// Holds every slot of a person, and every other that leads to a conversation of theirs.
 pub async fn lock_slots(tx: &mut TenantTx, user_id: UserId) -> Result<()> {
@@ -129,6 +129,17 @@ pub async fn delete_slots(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
 /// What others were told of the person's accounts when they were joined or parted. What was not said yet
 /// never is.
 pub async fn blank_notices(tx: &mut TenantTx, erasure: &Erasure, now: DateTime<Utc>) -> Result<()> {
+    let notified: Vec<IdentityId> = sqlx::query_scalar(
+        "select distinct identity_id
+           from identity_moves
+          where tenant_id = $1
+            and (from_user = any ($2) or to_user = any ($2))",
+    )
+    .bind(tx.tenant_id())
+    .bind(erasure.user_ids())
+    .fetch_all(tx.connection())
+    .await?;
+    outbox::lock_chats(tx, &notified).await?;
     sqlx::query(
         "update deliveries d
             set payload = jsonb_build_object('text', $4::text),
@@ -138,17 +149,14 @@ pub async fn blank_notices(tx: &mut TenantTx, erasure: &Erasure, now: DateTime<U
                 visible_at = $5
           where d.tenant_id = $1
             and d.kind = 'security'
-            and d.identity_id in (select m.identity_id
-                                    from identity_moves m
-                                   where m.tenant_id = $1
-                                     and (m.from_user = any ($2) or m.to_user = any ($2)))
+            and d.identity_id = any ($2)
             and exists (select 1
                           from unnest($3::text[]) as name
                          where strpos(', ' || (d.payload ->> 'text'), ', ' || name || ' ') > 0
                             or strpos(', ' || (d.payload ->> 'text'), ', ' || name || ', ') > 0)",
     )
     .bind(tx.tenant_id())
-    .bind(erasure.user_ids())
+    .bind(&notified)
     .bind(&erasure.names)
     .bind(ERASED)
     .bind(now)

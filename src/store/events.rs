@@ -214,31 +214,3 @@ pub async fn find_last_said(tx: &mut TenantTx, turn_id: TurnId) -> Result<i64> {
     .await?;
     Ok(last.unwrap_or(0))
 }
-
-/// Deletes events that are older than `before`; up to `limit`, and answers how many. Those of turns that
-/// are active stay.
-pub async fn delete(tx: &mut TenantTx, before: DateTime<Utc>, limit: i64) -> Result<u64> {
-    let done = sqlx::query(
-        "delete from events e
-          using (select o.conversation_id, o.seq
-                   from events o
-                  where o.tenant_id = $1
-                    and o.created_at < $2
-                    and not exists (select 1
-                                      from turns t
-                                     where t.tenant_id = $1
-                                       and t.id = o.turn_id
-                                       and t.ended_at is null)
-                  order by o.created_at
-                  limit $3) old
-          where e.tenant_id = $1
-            and e.conversation_id = old.conversation_id
-            and e.seq = old.seq",
-    )
-    .bind(tx.tenant_id())
-    .bind(before)
-    .bind(limit)
-    .execute(tx.connection())
-    .await?;
-    Ok(done.rows_affected())
-}

@@ -33,9 +33,11 @@ pub async fn claim(
     now: DateTime<Utc>,
     forgotten_before: DateTime<Utc>,
 ) -> Result<bool> {
+    let (caller, acted_for) = name.principal.split_once('/').unzip();
     let claimed = sqlx::query(
-        "insert into idempotency as i (tenant_id, principal, route, key, request_hash, created_at)
-         values ($1, $2, $3, $4, $5, $6)
+        "insert into idempotency as i (tenant_id, principal, route, key, request_hash, created_at, caller,
+                                       acted_for)
+         values ($1, $2, $3, $4, $5, $6, $8, $9)
              on conflict on constraint idempotency_pkey do update
             set request_hash = excluded.request_hash, created_at = excluded.created_at,
                 status = null, answer_enc = null, secrets_enc = null, turn_id = null
@@ -49,6 +51,8 @@ pub async fn claim(
     .bind(request_hash.as_slice())
     .bind(now)
     .bind(forgotten_before)
+    .bind(caller)
+    .bind(acted_for)
     .execute(tx.connection())
     .await?;
     Ok(claimed.rows_affected() == 1)
@@ -118,35 +122,15 @@ pub async fn update_turn(tx: &mut TenantTx, name: &RequestName, turn_id: TurnId)
     Ok(())
 }
 
-/// Erases secrets of answers made before `before`.
-pub async fn delete_secrets(tx: &mut TenantTx, before: DateTime<Utc>) -> Result<u64> {
-    let done = sqlx::query(
-        "update idempotency
-            set secrets_enc = null
+/// Public for the test that reads its plan.
+pub const DELETE_OF_PERSON: &str = "delete from idempotency
           where tenant_id = $1
-            and created_at < $2
-            and secrets_enc is not null",
-    )
-    .bind(tx.tenant_id())
-    .bind(before)
-    .execute(tx.connection())
-    .await?;
-    Ok(done.rows_affected())
-}
-
-/// Deletes answers made before `before`.
-pub async fn delete(tx: &mut TenantTx, before: DateTime<Utc>) -> Result<u64> {
-    let done = sqlx::query(
-        "delete from idempotency
-          where tenant_id = $1
-            and created_at < $2",
-    )
-    .bind(tx.tenant_id())
-    .bind(before)
-    .execute(tx.connection())
-    .await?;
-    Ok(done.rows_affected())
-}
+            and (principal, route, key) in (
+                  select principal, route, key
+                    from idempotency
+                   where tenant_id = $1
+                     and (caller = any ($2) or acted_for = any ($3))
+                     for update skip locked)";
 
 /// Deletes the answers that were given to accounts, and to whoever acted for someone of `acted_for`. Those
 /// that a request holds in this moment are left: who waits for a request must not hold what it needs.
@@ -155,23 +139,12 @@ pub async fn delete_of_person(
     accounts: &[String],
     acted_for: &[String],
 ) -> Result<u64> {
-    let done = sqlx::query(
-        "delete from idempotency
-          where tenant_id = $1
-            and (principal, route, key) in (
-                  select principal, route, key
-                    from idempotency
-                   where tenant_id = $1
-                     and strpos(principal, '/') > 0
-                     and (split_part(principal, '/', 1) = any ($2)
-                          or substr(principal, strpos(principal, '/') + 1) = any ($3))
-                     for update skip locked)",
-    )
-    .bind(tx.tenant_id())
-    .bind(accounts)
-    .bind(acted_for)
-    .execute(tx.connection())
-    .await?;
+    let done = sqlx::query(DELETE_OF_PERSON)
+        .bind(tx.tenant_id())
+        .bind(accounts)
+        .bind(acted_for)
+        .execute(tx.connection())
+        .await?;
     Ok(done.rows_affected())
 }
 
@@ -193,7 +166,7 @@ pub async fn list_of_keys(
         "select principal, route, key, request_hash, status, answer_enc, secrets_enc, turn_id, created_at
            from idempotency
           where tenant_id = $1
-            and strpos(principal, '/') = 0
+            and caller is null
             and (principal, route, key) > ($2, $3, $4)
           order by principal, route, key
           limit $5",
@@ -241,16 +214,4 @@ pub async fn delete_one(tx: &mut TenantTx, name: &RequestName) -> Result<()> {
     .execute(tx.connection())
     .await?;
     Ok(())
-}
-
-/// When the oldest stored answer was made; `None` if there is none.
-pub async fn oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
-    Ok(sqlx::query_scalar(
-        "select min(created_at)
-           from idempotency
-          where tenant_id = $1",
-    )
-    .bind(tx.tenant_id())
-    .fetch_one(tx.connection())
-    .await?)
 }

@@ -1,6 +1,6 @@
 //! Due work of all tenants: global and without content, so that a loop can find a tenant to enter.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{Db, TenantTx};
 use crate::error::Result;
@@ -35,42 +35,70 @@ pub async fn insert(tx: &mut TenantTx, kind: &str, run_at: DateTime<Utc>) -> Res
     Ok(())
 }
 
-/// Leases up to `limit` due jobs; two nodes never get the same one while its lease lasts. A leased job is
-/// due again when its lease ends: if it is planned for earlier by then, that was asked while it ran.
+/// Leases up to `limit` jobs that are due at `now`; two nodes never get the same one while its lease lasts, which
+/// is by the clock of the database. A leased job is due again when its lease ends. If it has a time to run by
+/// then, that was asked while it ran.
 pub async fn claim(
     db: &Db,
     now: DateTime<Utc>,
-    lease_until: DateTime<Utc>,
+    lease: TimeDelta,
     limit: i64,
 ) -> Result<Vec<DueJob>> {
     Ok(sqlx::query_as(
-        "update jobs j
-            set run_at = $2, lease_until = $2, attempts = attempts + 1
-           from (select id
-                   from jobs
-                  where run_at <= $1
-                    and (lease_until is null or lease_until <= $1)
-                  order by run_at
-                  limit $3
-                    for update skip locked) due
+        // Materialized: a subquery could be run again for each row that it is joined with, and lease more.
+        "with due as materialized (
+           select id
+             from jobs
+            where (run_at <= $1 and lease_until is null)
+               or lease_until <= now()
+            order by run_at
+            limit $3
+              for update skip locked
+         )
+         update jobs j
+            set run_at = 'infinity', lease_until = now() + $2, attempts = attempts + 1
+           from due
           where j.id = due.id
       returning j.id, j.tenant_id, j.kind, j.lease_until, j.attempts",
     )
     .bind(now)
-    .bind(lease_until)
+    .bind(lease)
     .bind(limit)
     .fetch_all(&mut *db.connection().await?)
     .await?)
 }
 
-/// Plans the next run of a claimed job, if the claim still holds. What was asked while it ran stands:
-/// the job may have looked before there was something to do.
-pub async fn reschedule(db: &Db, job: &DueJob, run_at: DateTime<Utc>, failed: bool) -> Result<()> {
+/// How a claimed job ended.
+#[derive(Debug, Clone, Copy)]
+pub enum Ended<'a> {
+    Done,
+    /// With the code of what went wrong; `for_good` if operators should look at it.
+    Failed {
+        error: &'a str,
+        for_good: bool,
+    },
+}
+
+/// Plans the next run of a claimed job, if the claim still holds. What was asked while it ran stands: the job may
+/// have looked before there was something to do. That does not hold after a failure, which waits for its time.
+pub async fn reschedule(
+    db: &Db,
+    job: &DueJob,
+    run_at: DateTime<Utc>,
+    ended: Ended<'_>,
+) -> Result<()> {
+    let (error, for_good) = match ended {
+        Ended::Done => (None, false),
+        Ended::Failed { error, for_good } => (Some(error), for_good),
+    };
     sqlx::query(
         "update jobs
-            set run_at = least($4, nullif(run_at, lease_until)),
+            set run_at = case when $5::text is null then least($4, nullif(run_at, 'infinity')) else $4 end,
                 lease_until = null,
-                attempts = case when $5 then attempts else 0 end
+                attempts = case when $5 is null then 0 else attempts end,
+                state = case when $6 then 'failed' when $5 is null then 'planned' else state end,
+                last_error = $5,
+                failed_at = case when $5 is not null then now() end
           where tenant_id = $1
             and id = $2
             and lease_until = $3",
@@ -79,7 +107,8 @@ pub async fn reschedule(db: &Db, job: &DueJob, run_at: DateTime<Utc>, failed: bo
     .bind(job.id)
     .bind(job.lease_until)
     .bind(run_at)
-    .bind(failed)
+    .bind(error)
+    .bind(for_good)
     .execute(&mut *db.connection().await?)
     .await?;
     Ok(())

@@ -132,9 +132,8 @@ pub async fn move_identities(
     Ok(())
 }
 
-/// Home channels where the survivor has none, and what was used.
-pub async fn move_belongings(tx: &mut TenantTx, from: UserId, into: UserId) -> Result<()> {
-    for statement in [
+/// Public for the test that reads their plans.
+pub const MOVE_BELONGINGS: [&str; 3] = [
         "update home_channels h
             set user_id = $3
           where h.tenant_id = $1
@@ -159,7 +158,11 @@ pub async fn move_belongings(tx: &mut TenantTx, from: UserId, into: UserId) -> R
           where tenant_id = $1
             and user_id = $2
             and user_id <> $3",
-    ] {
+];
+
+/// Home channels where the survivor has none, and what was used.
+pub async fn move_belongings(tx: &mut TenantTx, from: UserId, into: UserId) -> Result<()> {
+    for statement in MOVE_BELONGINGS {
         sqlx::query(statement)
             .bind(tx.tenant_id())
             .bind(from)

@@ -25,6 +25,7 @@ pub mod deliveries;
 pub mod erased_people;
 pub mod erasures;
 pub mod events;
+pub mod expiry;
 pub mod folds;
 pub mod grants;
 pub mod home_channels;
@@ -114,6 +115,7 @@ impl Db {
             lease,
             tenant_id,
             seen: None,
+            after_commit: Vec::new(),
         })
     }
 
@@ -139,6 +141,7 @@ pub struct TenantTx {
     tenant_id: TenantId,
     /// An identity that spoke; written by `commit`.
     seen: Option<presence::Seen>,
+    after_commit: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl TenantTx {
@@ -152,7 +155,14 @@ impl TenantTx {
         if let Some(seen) = self.seen.take() {
             presence::write(&mut self, &seen).await?;
         }
-        Ok(self.lease.commit().await?)
+        self.lease.commit().await?;
+        self.after_commit.into_iter().for_each(|then| then());
+        Ok(())
+    }
+
+    /// Done once what `self` wrote is committed, and never otherwise.
+    pub fn after_commit(&mut self, then: impl FnOnce() + Send + 'static) {
+        self.after_commit.push(Box::new(then));
     }
 
     /// Notes that an identity spoke, for `commit` to write.

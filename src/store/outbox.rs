@@ -10,7 +10,7 @@ use crate::domain::chat::Chat;
 use crate::domain::delivery::{Address, DeliveryKind, NewDelivery};
 use crate::domain::user::Identity;
 use crate::error::Result;
-use crate::ids::DeliveryId;
+use crate::ids::{DeliveryId, IdentityId};
 
 /// Writes a notice of kind `security` to the own chat of each account. Chats are taken in one order, so
 /// that whoever writes to several at once never waits in a circle.
@@ -57,16 +57,16 @@ pub async fn insert_security(
 }
 
 /// Public, as `INSERT` is, for the bench that runs them beside the service.
-pub const TAKE_PLACE: &str = "insert into chats as c (tenant_id, platform, scope, chat_ref, chat, next_seq)
-     values ($1, $2, $3, $4, $5, 2)
+pub const TAKE_PLACE: &str = "insert into chats as c (tenant_id, platform, scope, chat_ref, chat, next_seq, due_at)
+     values ($1, $2, $3, $4, $5, 2, now())
          on conflict on constraint chats_pkey do update
-        set next_seq = c.next_seq + 1,
+        set next_seq = c.next_seq + 1, due_at = least(c.due_at, excluded.due_at),
             chat = case when c.chat is null or excluded.chat ? 'id' then excluded.chat else c.chat end
   returning next_seq - 1 as seq";
 
 pub const INSERT: &str = "insert into deliveries (tenant_id, id, platform, scope, chat_ref, seq, kind, identity_id,
                              payload, turn_id, session_id, conversation_id, in_reply_to, visible_at, created_at)
-     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14)
+     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, now(), $14)
          on conflict (tenant_id, turn_id, kind) where turn_id is not null do nothing";
 
 /// Writes a delivery at the end of its chat. The chat's row gives it its number, and is held until `tx` ends:
@@ -102,5 +102,26 @@ pub async fn insert(
         .bind(now)
         .execute(tx.connection())
         .await?;
+    Ok(())
+}
+
+/// Locks the chats in which something is pending or leased for these identities, before it is cancelled.
+pub async fn lock_chats(tx: &mut TenantTx, identities: &[IdentityId]) -> Result<()> {
+    sqlx::query(
+        "select c.chat_ref
+           from chats c
+          where c.tenant_id = $1
+            and (c.platform, c.scope, c.chat_ref) in (select d.platform, d.scope, d.chat_ref
+                                                        from deliveries d
+                                                       where d.tenant_id = $1
+                                                         and d.identity_id = any ($2)
+                                                         and d.state in ('pending', 'leased'))
+          order by c.platform, c.scope, c.chat_ref
+            for no key update",
+    )
+    .bind(tx.tenant_id())
+    .bind(identities)
+    .execute(tx.connection())
+    .await?;
     Ok(())
 }

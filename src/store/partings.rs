@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 
-use super::TenantTx;
+use super::{TenantTx, outbox};
 use crate::domain::user::Identity;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
@@ -236,6 +236,7 @@ pub async fn end_belongings(
     now: DateTime<Utc>,
 ) -> Result<()> {
     let identity_id = identity.id;
+    outbox::lock_chats(tx, &[identity_id]).await?;
     for statement in [
         "update codes
             set voided_at = $3
@@ -316,7 +317,7 @@ pub async fn end_belongings(
     sqlx::query(
         "delete from idempotency
           where tenant_id = $1
-            and right(principal, char_length($2) + 1) = '/' || $2",
+            and acted_for = $2",
     )
     .bind(tx.tenant_id())
     .bind(identity.name.to_string())

@@ -16,6 +16,8 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
+use crate::crypto;
+
 /// A request that waits longer for a connection is better answered with 503.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
@@ -23,12 +25,17 @@ const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
 /// Longer than any statement may take: an abandoned one is waited for, so that Postgres never works on
 /// more of them than we may have connections.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Between attempts to connect to a server that is starting.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// Between attempts to connect to a server that is starting: doubled each time.
+const FIRST_RECONNECT: Duration = Duration::from_millis(50);
+const LAST_RECONNECT: Duration = Duration::from_millis(800);
 /// See `Open::refreshed`.
 const FIRST_REPLAN: Duration = Duration::from_secs(1);
 /// For what runs outside a tenant's transaction; those set their own.
 const LIMITS: &str = "set statement_timeout = '15s'; set lock_timeout = '5s'";
+
+/// Postgres answers the commit of a transaction that has failed with a rollback, which is no error. Another
+/// statement is one.
+const COMMIT: &str = "select; commit";
 
 const CANNOT_CONNECT_NOW: &str = "57P03";
 const TOO_MANY_CONNECTIONS: &str = "53300";
@@ -105,13 +112,14 @@ impl Pool {
             let permits = self.shared.permits.clone();
             let permit = permits.acquire_owned().await;
             let permit = permit.map_err(|_| sqlx::Error::PoolClosed)?;
-            let open = self.shared.ready(first).await?;
-            Ok(Lease {
-                open: Some(open),
+            let mut lease = Lease {
+                open: None,
                 permit: Some(permit),
                 shared: self.shared.clone(),
                 undo,
-            })
+            };
+            lease.make_ready(first).await?;
+            Ok(lease)
         };
         let taken = timeout(ACQUIRE_TIMEOUT, taking).await;
         taken.unwrap_or(Err(sqlx::Error::PoolTimedOut))
@@ -128,22 +136,6 @@ impl Pool {
 }
 
 impl Shared {
-    /// A connection on which `first` was done.
-    async fn ready(&self, first: &str) -> sqlx::Result<Open> {
-        if let Some(mut open) = self.take_idle() {
-            let first = open.refreshed(first);
-            if execute(&mut open.connection, &first).await.is_ok() {
-                return Ok(open);
-            }
-            // Postgres was started anew, most likely, and the others are no better. What begins a
-            // transaction has no effect, so it can be done again.
-            self.idle().clear();
-        }
-        let mut open = self.connect().await?;
-        execute(&mut open.connection, first).await?;
-        Ok(open)
-    }
-
     /// One that this runtime opened. Another's only when no more may be opened: every answer on it would wake
     /// two threads.
     fn take_idle(&self) -> Option<Open> {
@@ -159,6 +151,7 @@ impl Shared {
     }
 
     async fn connect(&self) -> sqlx::Result<Open> {
+        let mut pause = FIRST_RECONNECT;
         loop {
             match self.options.connect().await {
                 Ok(mut connection) => {
@@ -171,7 +164,13 @@ impl Shared {
                         runtime: Handle::current().id(),
                     });
                 }
-                Err(error) if is_starting(&error) => sleep(RECONNECT_PAUSE).await,
+                Err(error) if is_starting(&error) => {
+                    // Up to half as long again, so that those who wait do not all come back at once.
+                    let [random] = crypto::random().unwrap_or_default();
+                    let jitter = pause.mul_f64(f64::from(random) / 512.0);
+                    sleep(pause + jitter).await;
+                    pause = (pause * 2).min(LAST_RECONNECT);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -207,10 +206,33 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Takes a connection and does `first` on it. The connection is the lease's from the beginning: if nobody
+    /// waits any more, it is kept until Postgres has answered, so that a server that stalls does not collect
+    /// backends of clients that are gone.
+    async fn make_ready(&mut self, first: &str) -> sqlx::Result<()> {
+        while let Some(open) = self.shared.take_idle() {
+            let open = self.open.insert(open);
+            let first = open.refreshed(first);
+            if execute(&mut open.connection, &first).await.is_ok() {
+                return Ok(());
+            }
+            // Postgres was restarted, most likely. What begins a transaction has no effect, so it can be done
+            // again on another connection.
+            self.open = None;
+        }
+        let open = self.shared.connect().await?;
+        let open = self.open.insert(open);
+        let done = execute(&mut open.connection, first).await;
+        if done.is_err() {
+            self.open = None;
+        }
+        done
+    }
+
     /// If this fails or is dropped on its way, the connection is closed: nobody knows what state it is in.
     pub async fn commit(mut self) -> sqlx::Result<()> {
         if let Some(mut open) = self.open.take() {
-            execute(&mut open.connection, "commit").await?;
+            execute(&mut open.connection, COMMIT).await?;
             self.shared.put_idle(open);
         }
         Ok(())

@@ -111,24 +111,3 @@ pub async fn update(
         .await?;
     Ok(())
 }
-
-/// Forgets what was taken before `before`; up to `limit`, and answers how many.
-pub async fn delete(tx: &mut TenantTx, before: DateTime<Utc>, limit: i64) -> Result<u64> {
-    let done = sqlx::query(
-        "delete from inbound_receipts
-          where tenant_id = $1
-            and (platform, scope, chat_ref, identity_id, message_id) in (
-                  select platform, scope, chat_ref, identity_id, message_id
-                    from inbound_receipts
-                   where tenant_id = $1
-                     and created_at < $2
-                   order by created_at
-                   limit $3)",
-    )
-    .bind(tx.tenant_id())
-    .bind(before)
-    .bind(limit)
-    .execute(tx.connection())
-    .await?;
-    Ok(done.rows_affected())
-}

@@ -123,13 +123,14 @@ const ALLOWED: [(&str, &[&str]); 27] = [
     ("redis", &["ground"]),
     ("upstream", &["domain", "ground"]),
 ];
-const GROUND: [&str; 8] = [
+const GROUND: [&str; 9] = [
     "clock",
     "config",
     "crypto",
     "error",
     "guard",
     "ids",
+    "recent",
     "telemetry",
     "wire_text",
 ];

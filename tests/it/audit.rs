@@ -656,3 +656,27 @@ async fn verifying_a_tenant_that_is_not_there_fails_with_one_line() {
         "throughline: there is no tenant ten_01a1e2373db47013a539524902c63338\n"
     );
 }
+
+/// Each entry is written after the one before: a client that polls must not make a queue of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn reading_a_conversation_again_is_one_entry_a_minute() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let ada = crate::support::people::person(&world, &tenant, "ada").await;
+    let session = world.session(&ada.token, json!({})).await;
+    let path = format!("/v1/sessions/{}/messages", session["id"].as_str().unwrap());
+    let entries = async || {
+        let read = world.walk(&tenant.key, "/v1/audit?action=conversation.read");
+        read.await.len()
+    };
+    for _ in 0..5 {
+        world.get(&tenant.key, &path).await.expect(200);
+    }
+    assert_eq!(entries().await, 1);
+    let (_, other) = world.api_key(&tenant, "admin").await;
+    world.get(&other, &path).await.expect(200);
+    assert_eq!(entries().await, 2);
+    world.clock.advance(std::time::Duration::from_secs(60));
+    world.get(&tenant.key, &path).await.expect(200);
+    assert_eq!(entries().await, 3);
+}

@@ -30,6 +30,19 @@ pub async fn nack(world: &World, key: &str, delivery: &Value, retry: bool) -> Re
     world.post(key, &path, body).await
 }
 
+/// Lets time pass for what waits to be delivered: its leases are by the clock of the database.
+pub async fn pass(world: &World, time: Duration) {
+    let seconds = time.as_secs();
+    let sql = format!(
+        "update deliveries set visible_at = visible_at - interval '{seconds} s' where state in ('pending', 'leased');
+         update chats set due_at = due_at - interval '{seconds} s'"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+}
+
 /// Lets somebody say something whose answer becomes a delivery.
 pub async fn say(world: &World, key: &str, identity: &str, text: &str) -> Value {
     let body = json!({"identity": identity, "text": text, "wait": false});
@@ -88,7 +101,7 @@ async fn what_is_not_acknowledged_comes_again_and_is_dead_after_ten_times() {
                 .expect_problem(409, "stale_lease");
         }
         last = given[0].clone();
-        world.clock.advance(Duration::from_secs(61));
+        pass(&world, Duration::from_secs(61)).await;
     }
     assert_eq!(fetch(&world, 0, &key, "wait=0").await, Vec::<Value>::new());
     let dead = world.get(&key, "/v1/deliveries/dead").await.expect(200);
@@ -120,7 +133,7 @@ async fn what_is_given_back_waits_and_holds_its_chat_back_but_no_other() {
     let other = fetch(&world, 0, &key, "wait=20").await;
     assert_eq!(other.len(), 1);
     assert_eq!(other[0]["identity"], "telegram:6");
-    world.clock.advance(Duration::from_secs(3));
+    pass(&world, Duration::from_secs(3)).await;
     let again = fetch(&world, 0, &key, "wait=20").await.remove(0);
     assert_eq!((&again["id"], &again["attempt"]), (&first["id"], &json!(2)));
     assert_eq!(again["error"], "the platform said no");
@@ -243,4 +256,84 @@ async fn security_notices_come_the_same_way() {
         given.iter().all(|one| one["kind"] == "security"),
         "{given:?}"
     );
+}
+
+/// A node whose clock is wrong leases nothing that is in flight, and loses nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_do_not_depend_on_the_clock_of_a_node() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    say(&world, &key, "telegram:5", "hi").await;
+    let first = fetch(&world, 0, &key, "wait=20").await.remove(0);
+    world.clock.advance(Duration::from_secs(3600));
+    assert_eq!(fetch(&world, 1, &key, "wait=0").await, Vec::<Value>::new());
+    ack(&world, &key, &first).await.expect(204);
+    say(&world, &key, "telegram:5", "again").await;
+    assert_eq!(fetch(&world, 1, &key, "wait=20").await.len(), 1);
+}
+
+/// Two of one chat must never be in flight, whoever comes in between: that was a unique violation, and 500.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_delivery_can_be_replayed_while_its_chat_is_leased() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    say(&world, &key, "telegram:5", "one").await;
+    let dead = fetch(&world, 0, &key, "wait=20").await.remove(0);
+    nack(&world, &key, &dead, false).await.expect(204);
+    say(&world, &key, "telegram:5", "two").await;
+    let pending = async || {
+        let count: i64 =
+            sqlx::query_scalar("select count(*) from deliveries where state = 'pending'")
+                .fetch_one(&mut world.superuser().await)
+                .await
+                .unwrap();
+        count == 1
+    };
+    crate::support::eventually("two waits", Duration::from_secs(20), pending).await;
+    // Both reach the row of the second, and both wait for it.
+    let mut superuser = world.superuser().await;
+    let mut held = sqlx::Connection::begin(&mut superuser).await.unwrap();
+    sqlx::query("select 1 from chats for update")
+        .execute(&mut *held)
+        .await
+        .unwrap();
+    let path = format!("/v1/deliveries/{}/replay", dead["id"].as_str().unwrap());
+    let replay = world.post(&key, &path, json!({}));
+    let lease = fetch(&world, 1, &key, "wait=5");
+    let release = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        held.commit().await.unwrap();
+    };
+    let (replayed, leased, ()) = tokio::join!(replay, lease, release);
+    replayed.expect(200);
+    assert_eq!(leased.len(), 1);
+    assert_eq!(fetch(&world, 0, &key, "wait=0").await, Vec::<Value>::new());
+    ack(&world, &key, &leased[0]).await.expect(204);
+    assert_eq!(fetch(&world, 0, &key, "wait=20").await.len(), 1);
+}
+
+/// What an unlink cancels is not given out, and an unlink never meets a lease in a circle.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_delivery_is_left_alone_and_holds_up_no_other_chat() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    for who in ["telegram:5", "telegram:6"] {
+        say(&world, &key, who, "hi").await;
+    }
+    let pending = async || {
+        let count: i64 =
+            sqlx::query_scalar("select count(*) from deliveries where state = 'pending'")
+                .fetch_one(&mut world.superuser().await)
+                .await
+                .unwrap();
+        count == 2
+    };
+    crate::support::eventually("both wait", Duration::from_secs(20), pending).await;
+    let mut superuser = world.superuser().await;
+    let mut held = sqlx::Connection::begin(&mut superuser).await.unwrap();
+    let cancel =
+        "update deliveries set state = 'cancelled', ended_at = now() where chat_ref = 'dm:5'";
+    sqlx::query(cancel).execute(&mut *held).await.unwrap();
+    let given = fetch(&world, 0, &key, "wait=0").await;
+    assert_eq!(given.len(), 1);
+    assert_eq!(given[0]["identity"], "telegram:6");
+    held.commit().await.unwrap();
+    assert_eq!(fetch(&world, 1, &key, "wait=0").await, Vec::<Value>::new());
 }

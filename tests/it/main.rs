@@ -15,6 +15,7 @@ mod api_keys;
 mod architecture;
 mod audit;
 mod authorization;
+mod background_plans;
 mod bad_input;
 mod branches;
 mod bridge_example;

@@ -453,8 +453,9 @@ async fn write_late(world: &World, tenant: &Tenant, whole: &Whole) {
         format!("{}/web:ada-to-erase", whole.identities[0]),
     ] {
         sqlx::query(
-            "insert into idempotency (tenant_id, principal, route, key, request_hash, created_at)
-             values ($1, $2, 'r', 'k', decode(repeat('00', 32), 'hex'), now())",
+            "insert into idempotency (tenant_id, principal, route, key, request_hash, created_at, caller, acted_for)
+             values ($1, $2, 'r', 'k', decode(repeat('00', 32), 'hex'), now(), split_part($2, '/', 1),
+                     split_part($2, '/', 2))",
         )
         .bind(uuid_of(tenant))
         .bind(principal)

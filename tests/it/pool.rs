@@ -6,6 +6,8 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use throughline::auth::JobCaller;
 use throughline::clock::Clock;
@@ -52,6 +54,16 @@ impl Pair {
               where datname = current_database() and usename = 'throughline'",
         )
         .fetch_one(&mut self.world.superuser().await)
+        .await
+        .unwrap()
+    }
+
+    async fn backends(&self) -> Vec<i32> {
+        sqlx::query_scalar(
+            "select pid from pg_stat_activity where datname = $1 and application_name = 'throughline'",
+        )
+        .bind(&self.world.database)
+        .fetch_all(&mut cluster().superuser("postgres").await)
         .await
         .unwrap()
     }
@@ -238,6 +250,38 @@ async fn a_transaction_whose_connection_ended_fails_and_the_next_one_does_not() 
     assert_eq!(error.code, Code::Unavailable);
     drop(tx);
     assert_eq!(seen_by(&db, globex).await.unwrap().len(), 1);
+}
+
+/// Postgres answers such a commit with a rollback, and no error.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commit_of_a_transaction_that_failed_is_a_failure() {
+    let pair = Pair::new().await;
+    let db = pair.connect(1).await;
+    let caller = JobCaller::of_served_tenant(pair.tenants[0]);
+    let mut tx = caller.begin(&db).await.unwrap();
+    let now = Clock::system().now();
+    jobs::insert(&mut tx, "kept", now).await.unwrap();
+    jobs::insert(&mut tx, "no\0text", now).await.unwrap_err();
+    tx.commit().await.unwrap_err();
+    plan(&db, pair.tenants[0], "next", true).await.unwrap();
+}
+
+/// A server that stalls must not collect the backends of clients that stopped waiting.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_whose_begin_takes_too_long_is_kept() {
+    let pair = Pair::new().await;
+    let db = pair.connect(1).await;
+    assert_eq!(seen_by(&db, pair.tenants[0]).await.unwrap().len(), 1);
+    let before = pair.backends().await;
+    assert_eq!(before.len(), 1);
+    let stopped = Pid::from_raw(before[0]);
+    kill(stopped, Signal::SIGSTOP).unwrap();
+    let late = seen_by(&db, pair.tenants[0]).await;
+    kill(stopped, Signal::SIGCONT).unwrap();
+    assert_eq!(late.unwrap_err().code, Code::Unavailable);
+    assert_eq!(seen_by(&db, pair.tenants[0]).await.unwrap().len(), 1);
+    let backends = pair.backends().await;
+    assert!(backends.contains(&before[0]), "{before:?} {backends:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -93,13 +93,15 @@ async fn hold_job(world: &World, tenant: &Tenant) {
 
 /// What happens when the lease of a node that died runs out.
 async fn release_job(world: &World, tenant: &Tenant) {
-    sqlx::query("update jobs set run_at = $3, lease_until = $3 where tenant_id = $1 and kind = $2")
-        .bind(uuid_of(tenant))
-        .bind(retention::SWEEP_JOB)
-        .bind(world.clock.now())
-        .execute(&mut world.superuser().await)
-        .await
-        .unwrap();
+    sqlx::query(
+        "update jobs set run_at = $3, lease_until = null where tenant_id = $1 and kind = $2",
+    )
+    .bind(uuid_of(tenant))
+    .bind(retention::SWEEP_JOB)
+    .bind(world.clock.now())
+    .execute(&mut world.superuser().await)
+    .await
+    .unwrap();
 }
 
 /// A tenant that keeps conversations for 30 days, whose sweeps only the test runs.

@@ -360,7 +360,7 @@ async fn what_is_a_person_s_is_there_for_them_and_for_the_tenant_s_readers() {
         .get(&ada.token, &of_bob)
         .await
         .expect_problem(404, "not_found");
-    // Each reading of a person's words by someone else is an entry, and holds none of them.
+    // Each reading of a person's words by someone else is an entry, one a minute, and holds none of them.
     let audit = world.get(&tenant.key, "/v1/audit?limit=200").await;
     let entries = audit.expect(200)["data"].as_array().unwrap().clone();
     let reads = entries

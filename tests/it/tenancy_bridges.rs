@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use throughline::ids::DeliveryId;
 
-use crate::deliveries::{ack, fetch, nack};
+use crate::deliveries::{ack, fetch, nack, pass};
 use crate::support::eventually;
 use crate::support::model::{Step, echo};
 use crate::support::twins::{Twins, only_ours};
@@ -152,7 +152,7 @@ async fn fetch_and_end(twins: &Twins) {
     let theirs = twins.mirror("").await;
     nack(world, key, &delivery, true).await.expect(204);
     twins.unmoved(&theirs, "giving back").await;
-    world.clock.advance(Duration::from_secs(3));
+    pass(world, Duration::from_secs(3)).await;
     let theirs = twins
         .mirror(
             "update deliveries set state = 'leased', lease = gen_random_uuid()
@@ -163,8 +163,8 @@ async fn fetch_and_end(twins: &Twins) {
     assert_eq!(given(twins, "wait=0", &text).await["attempt"], 2);
     twins.unmoved(&theirs, "one in flight next door").await;
 
+    pass(world, Duration::from_secs(61)).await;
     let theirs = twins.mirror("").await;
-    world.clock.advance(Duration::from_secs(61));
     let delivery = given(twins, "wait=0", &text).await;
     assert_eq!(delivery["attempt"], 3);
     twins.unmoved(&theirs, "taking back").await;

@@ -137,10 +137,8 @@ fn covered(key: &BridgeKey, asked: Option<&PlatformScope>) -> Result<Covered> {
 }
 
 async fn lease(app: &App, key: &BridgeKey, covered: &Covered, limit: i64) -> Result<Vec<Delivery>> {
-    let now = app.clock.now();
     let mut tx = key.begin(&app.db).await?;
-    deliveries::take_back(&mut tx, now).await?;
-    let leased = deliveries::lease(&mut tx, covered, limit, now).await?;
+    let leased = deliveries::lease(&mut tx, covered, limit).await?;
     tx.commit().await?;
     Ok(leased)
 }
@@ -336,7 +334,7 @@ async fn end(
     let lease = read_lease(lease)?;
     let covered = covered(key, None)?;
     let mut tx = key.begin(&app.db).await?;
-    let ended = deliveries::end(&mut tx, &covered, id, lease, how, app.clock.now()).await?;
+    let ended = deliveries::end(&mut tx, &covered, id, lease, how).await?;
     tx.commit().await?;
     match ended {
         None => Err(Error::not_found("delivery")),
@@ -418,7 +416,7 @@ pub async fn nack_delivery(
     let attempt = attempt.ok_or_else(|| Error::not_found("delivery"))?;
     let how = match request.retry && attempt < MAX_ATTEMPTS {
         true => End::Later {
-            at: app.clock.now() + backoff(attempt),
+            after: backoff(attempt),
             error: &error,
         },
         false => End::Dead { error: &error },
@@ -482,7 +480,7 @@ pub async fn replay_delivery(
 ) -> Result<HttpResponse> {
     let covered = covered(&key, None)?;
     let mut tx = key.begin(&app.db).await?;
-    let replayed = deliveries::replay(&mut tx, &covered, id, app.clock.now()).await?;
+    let replayed = deliveries::replay(&mut tx, &covered, id).await?;
     tx.commit().await?;
     let replayed = replayed.ok_or_else(|| Error::not_found("dead delivery"))?;
     app.live.poke_deliveries(key.tenant_id());

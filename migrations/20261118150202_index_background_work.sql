@@ -1,0 +1,22 @@
+-- Background work reads what it changes, however much a tenant has.
+
+-- Stored answers: secrets that are to be erased, and whose answers they are. `caller` is the credential and
+-- `acted_for` the identity or user behind it, as `principal` names them; both null where it acted for nobody.
+-- Columns, and not expressions: a policy of the table lets only plain comparisons reach an index.
+alter table idempotency
+  add column caller     text,
+  add column acted_for  text;
+update idempotency
+   set caller = split_part(principal, '/', 1), acted_for = substr(principal, strpos(principal, '/') + 1)
+ where strpos(principal, '/') > 0;
+create index idempotency_with_secrets on idempotency (tenant_id, created_at) where secrets_enc is not null;
+create index idempotency_of_caller on idempotency (tenant_id, caller) where caller is not null;
+create index idempotency_acted_for on idempotency (tenant_id, acted_for) where acted_for is not null;
+
+-- Merging and erasing users.
+create index usage_hourly_of_user on usage_hourly (tenant_id, user_id);
+
+-- What is kept for a while only.
+create index code_attempts_by_age on code_attempts (tenant_id, window_start);
+create index pending_links_expired on pending_links (tenant_id, expires_at);
+create index identity_moves_by_age on identity_moves (tenant_id, created_at);

@@ -1,0 +1,227 @@
+//! What background statements read: as much as they change, however much else a tenant has.
+
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use throughline::store::conversations::Part;
+use throughline::store::deliveries::{LEASE, LOCK_DUE};
+use throughline::store::expiry::Expiring;
+use throughline::store::{erased_people, idempotency, merges};
+
+use crate::support::cluster::cluster;
+use crate::support::{Tenant, World};
+use crate::tenancy::uuid_of;
+
+/// Rows of each kind.
+const MANY: usize = 20_000;
+
+/// A tenant with many rows of each kind, `old` of which are due.
+async fn fill(world: &World, tenant: &Tenant, old: usize) {
+    let tenant = uuid_of(tenant);
+    let conversation = "(select id from conversations where deleted_at is null limit 1)";
+    let sql = format!(
+        "insert into users (tenant_id, id, created_at)
+         select '{tenant}', md5('u' || n)::uuid, now() from generate_series(1, {MANY}) n;
+         insert into identities (tenant_id, id, user_id, platform, external_id, raw, linked_at, created_at)
+         select '{tenant}', md5('i' || n)::uuid, md5('u' || n)::uuid, 'telegram', n::text, n::text, now(), now()
+           from generate_series(1, {MANY}) n;
+         create temp table ages as
+         select n, now() - case when n <= {old} then interval '500 days' else interval '1 second' end as at,
+                md5('i' || n)::uuid as identity, md5('u' || n)::uuid as user_id
+           from generate_series(1, {MANY}) n;
+         insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, created_at)
+         select '{tenant}', {conversation}, n + 1000, gen_random_uuid(), 1, 'x', gen_random_uuid(), at from ages;
+         insert into inbound_receipts (tenant_id, platform, scope, chat_ref, identity_id, message_id, created_at)
+         select '{tenant}', 'telegram', '', 'dm:' || n, identity, '1', at from ages;
+         insert into chats (tenant_id, platform, scope, chat_ref, next_seq, due_at)
+         select '{tenant}', case when n <= 100 then 'discord' else 'telegram' end, '', 'dm:' || n, 10,
+                case when n % 2 = 0 then at end
+           from ages;
+         insert into deliveries (tenant_id, id, platform, scope, chat_ref, seq, kind, identity_id, payload, state,
+                                 visible_at, created_at, ended_at)
+         select '{tenant}', gen_random_uuid(), case when n <= 100 then 'discord' else 'telegram' end, '',
+                'dm:' || n, s, 'notice', identity, '{{}}',
+                case when n % 2 = 0 then 'pending' else 'delivered' end, at, at, case when n % 2 = 1 then at end
+           from ages, generate_series(1, 2) s;
+         insert into codes (tenant_id, id, purpose, digest, n, user_id, minted_by, created_at, expires_at)
+         select '{tenant}', gen_random_uuid(), 'link', sha256(n::text::bytea), 1, user_id, identity, at, at from ages;
+         insert into code_attempts (tenant_id, subject, failures, window_start)
+         select '{tenant}', 's' || n, 1, at from ages;
+         insert into pending_links (tenant_id, identity_id, code_enc, expires_at)
+         select '{tenant}', identity, '', at from ages;
+         insert into identity_moves (tenant_id, id, identity_id, from_user, to_user, kind, created_at)
+         select '{tenant}', gen_random_uuid(), identity, user_id, user_id, 'code', at from ages;
+         insert into idempotency (tenant_id, principal, route, key, request_hash, created_at, secrets_enc, caller,
+                                  acted_for)
+         select '{tenant}', 'key_1/telegram:' || n, 'r', 'k', sha256(''), at,
+                case when n <= {old} then 'x'::bytea end, 'key_1' || n, 'telegram:' || n from ages;
+         insert into usage_hourly (tenant_id, hour, agent, user_id, model, source, requests, turns, input_tokens,
+                                   output_tokens)
+         select '{tenant}', date_trunc('hour', now()) - h * interval '1 hour', 'main', user_id, 'm', 'turn', 1, 1, 1, 1
+           from ages, generate_series(1, 2) h",
+    );
+    let mut superuser = world.superuser().await;
+    sqlx::raw_sql(AssertSqlSafe(sql))
+        .execute(&mut superuser)
+        .await
+        .unwrap();
+    sqlx::raw_sql("vacuum analyze")
+        .execute(&mut superuser)
+        .await
+        .unwrap();
+}
+
+/// Buffers that a statement touches, as the service's own role in the tenant; it is rolled back. `$1` is the
+/// tenant, the others are given.
+async fn buffers(world: &World, tenant: &Tenant, sql: &str, values: &[&str]) -> i64 {
+    let url = cluster().service_url(&world.database);
+    let mut service = PgConnection::connect(&url).await.unwrap();
+    let mut tx = service.begin().await.unwrap();
+    let enter = format!("set local app.tenant_id = '{}'", uuid_of(tenant));
+    sqlx::raw_sql(AssertSqlSafe(enter))
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    let mut sql = sql.to_owned();
+    for (place, value) in values.iter().enumerate().rev() {
+        sql = sql.replace(&format!("${}", place + 2), value);
+    }
+    sql = sql.replace("$1", &format!("'{}'::uuid", uuid_of(tenant)));
+    let sql = format!("explain (analyze, buffers, format json) {sql}");
+    let mut touched = 0;
+    // The first also fills caches of the connection, which count. All of it is undone.
+    for _ in 0..2 {
+        sqlx::raw_sql("savepoint one")
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        let plan: Value = sqlx::query_scalar(AssertSqlSafe(sql.clone()))
+            .fetch_one(&mut *tx)
+            .await
+            .unwrap();
+        sqlx::raw_sql("rollback to savepoint one")
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        let top = &plan[0]["Plan"];
+        touched = top["Shared Hit Blocks"].as_i64().unwrap()
+            + top["Shared Read Blocks"].as_i64().unwrap();
+    }
+    touched
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn background_statements_read_what_they_change() {
+    const OLD: usize = 10;
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let session = world.session(&tenant.key, serde_json::json!({})).await;
+    let conversation =
+        crate::support::conversations::uuid_of_session(session["id"].as_str().unwrap());
+    fill(&world, &tenant, OLD).await;
+    let conversations = format!("array['{conversation}']::uuid[]");
+    let user = "md5('u777')::uuid";
+    let other = "md5('u778')::uuid";
+    let [_, move_usage, delete_usage] = merges::MOVE_BELONGINGS;
+    let chats = [
+        "array['telegram']",
+        "array['']",
+        "array['dm:1000']",
+        "10",
+        "interval '60 s'",
+    ];
+    let due = |platform: &str| format!("array['{platform}']");
+    let mut measured: Vec<(String, i64, i64)> = Vec::new();
+    for what in [
+        Expiring::Events,
+        Expiring::Receipts,
+        Expiring::Deliveries,
+        Expiring::Codes,
+        Expiring::CodeAttempts,
+        Expiring::PendingLinks,
+        Expiring::IdentityMoves,
+        Expiring::Answers,
+        Expiring::AnswerSecrets,
+    ] {
+        let values = ["now() - interval '400 days'", "1000"];
+        let touched = buffers(&world, &tenant, what.delete_sql(), &values).await;
+        measured.push((format!("{what:?}"), touched, 120));
+    }
+    for (name, part) in [
+        ("events", Part::Events),
+        ("turns", Part::Turns),
+        ("messages", Part::Messages),
+    ] {
+        let touched = buffers(&world, &tenant, part.erase_sql(), &[&conversations, "10"]).await;
+        measured.push((format!("erase {name}"), touched, 400));
+    }
+    for (name, sql, values, most) in [
+        (
+            "lock due, a quiet platform",
+            LOCK_DUE,
+            vec!["false".to_owned(), due("slack"), due(""), "50".to_owned()],
+            50,
+        ),
+        (
+            "lock due, one platform",
+            LOCK_DUE,
+            vec![
+                "false".to_owned(),
+                due("telegram"),
+                "array[null]".to_owned(),
+                "50".to_owned(),
+            ],
+            400,
+        ),
+        (
+            "lock due, all",
+            LOCK_DUE,
+            vec![
+                "true".to_owned(),
+                "array[]".to_owned(),
+                "array[]".to_owned(),
+                "50".to_owned(),
+            ],
+            600,
+        ),
+        ("lease", LEASE, chats.map(str::to_owned).to_vec(), 100),
+        (
+            "move usage",
+            move_usage,
+            vec![user.to_owned(), other.to_owned()],
+            100,
+        ),
+        (
+            "delete usage",
+            delete_usage,
+            vec![user.to_owned(), other.to_owned()],
+            100,
+        ),
+        (
+            "fold usage",
+            erased_people::FOLD_USAGE,
+            vec![format!("array[{user}]")],
+            100,
+        ),
+        (
+            "answers of a user",
+            idempotency::DELETE_OF_PERSON,
+            vec![
+                "array['key_177']".to_owned(),
+                "array['telegram:77']".to_owned(),
+            ],
+            100,
+        ),
+    ] {
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        measured.push((
+            name.to_owned(),
+            buffers(&world, &tenant, sql, &values).await,
+            most,
+        ));
+    }
+    let over: Vec<_> = measured
+        .iter()
+        .filter(|(_, touched, most)| touched > most)
+        .collect();
+    assert!(over.is_empty(), "{over:?} of {measured:?}");
+}
