@@ -37,6 +37,7 @@ mod key_sets;
 mod limits;
 mod link_codes;
 mod linking;
+mod model_answers;
 mod model_script;
 mod openai_client;
 mod openapi;
