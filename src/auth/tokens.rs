@@ -19,7 +19,6 @@ use crate::clock::Clock;
 use crate::crypto::Keyring;
 use crate::domain::identity::IdentityName;
 use crate::domain::issuer::{Issuer, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm, verifying_keys};
-use crate::domain::outside_text::normalise_json;
 use crate::domain::platform::PlatformScope;
 use crate::domain::tenant::TenantTerms;
 use crate::domain::user::{Account, Identity};
@@ -251,7 +250,7 @@ fn invalid(detail: &str) -> Error {
 
 fn decode_part<T: DeserializeOwned>(part: Option<&str>) -> Result<T> {
     part.and_then(|part| URL_SAFE_NO_PAD.decode(part).ok())
-        .and_then(|bytes| serde_json::from_slice(&normalise_json(&bytes)).ok())
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .ok_or_else(|| invalid("the token is not a JWT with iss, sub and exp"))
 }
 

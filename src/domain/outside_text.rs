@@ -1,6 +1,6 @@
 //! Text from outside, as it may be stored: U+0000, which Postgres cannot hold, and halves of surrogate pairs,
 //! which no UTF-8 can, become U+FFFD. Applied once, where the text comes in: to bodies of requests and documents,
-//! to what a model says, to key sets and tokens.
+//! to what a model says, to key sets. Not to tokens: a subject with one is refused, and never another's.
 
 use std::borrow::Cow;
 

@@ -109,7 +109,7 @@ impl Allowed {
     /// Checks at once: before a whole answer is given. What belongs to no person changes hands only by being
     /// deleted, which ends its turn.
     pub async fn check_before_answer(&self) -> Result<()> {
-        self.credential.check(&self.app.verifiers).await?;
+        self.credential.check_now(&self.app.verifiers).await?;
         let Reach::Person(_) = self.acting.viewer.reach else {
             return Ok(());
         };

@@ -60,6 +60,12 @@ impl CheckedCredential {
         self.verdict.refused().await;
     }
 
+    /// Fails when it is not accepted now, however fresh the last verdict is.
+    pub async fn check_now(self: &Arc<Self>, verifiers: &Verifiers) -> Result<()> {
+        check(verifiers, std::slice::from_ref(self)).await;
+        self.read()
+    }
+
     /// Fails when it is no longer accepted. Looks only if nobody has for a while.
     pub async fn check(self: &Arc<Self>, verifiers: &Verifiers) -> Result<()> {
         if !self.verdict.is_fresh() {

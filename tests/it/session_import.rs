@@ -249,11 +249,6 @@ async fn a_document_that_breaks_a_rule_is_refused_with_a_pointer_and_nothing_is_
             "/links/1/compression",
         ),
         (
-            with(json!([{"seq": 1, "role": "user", "content": "\0"}])),
-            invalid,
-            "/links/0/messages/0/content",
-        ),
-        (
             json!({"links": vec![json!({"messages": []}); 1001]}),
             invalid,
             "/links",
