@@ -44,6 +44,7 @@ mod openapi;
 mod outside_text;
 mod people_erasure;
 mod people_export;
+mod people_races;
 mod pool;
 mod resolve;
 mod retention;
