@@ -109,6 +109,7 @@ error_codes! {
     MergeRequired, "merge_required", 409, Useless, "Only an admin may merge two people who both sign in";
     LastIdentity, "last_identity", 409, Useless, "A person keeps at least one identity";
     UndoNotPossible, "undo_not_possible", 409, Useless, "The parting cannot be taken back";
+    Conflict, "conflict", 409, Helps, "Someone else changed it at the same time";
     TooManyIdentities, "too_many_identities", 409, Useless, "The person would have too many identities";
     PreconditionFailed, "precondition_failed", 412, Useless, "It has changed since it was read";
     PayloadTooLarge, "payload_too_large", 413, Useless, "The body is too large";

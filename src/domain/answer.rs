@@ -15,6 +15,8 @@ const MAX_NAME_CHARS: usize = 256;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
     pub text: String,
+    /// Why it does not answer, where the model says so.
+    pub refusal: String,
     calls: Vec<PartialCall>,
     pub finish_reason: Option<String>,
     pub usage: Option<TokenUsage>,
@@ -39,10 +41,14 @@ impl Answer {
             self.finish_reason = Some(reason.chars().take(MAX_NAME_CHARS).collect());
         }
         let text = chunk.content();
-        if self.text.len() + text.len() > MAX_TEXT_BYTES {
+        let refusal = chunk.delta.get("refusal").and_then(Value::as_str);
+        let refusal = refusal.unwrap_or_default();
+        let said = self.text.len() + self.refusal.len();
+        if said + text.len() + refusal.len() > MAX_TEXT_BYTES {
             return Err(TooLarge);
         }
         self.text.push_str(text);
+        self.refusal.push_str(refusal);
         let calls = chunk.delta.get("tool_calls").and_then(Value::as_array);
         for part in calls.into_iter().flatten() {
             self.add_call(part)?;
@@ -110,18 +116,26 @@ impl Answer {
             .calls
             .iter()
             .map(|call| call.name.len() + call.arguments.len());
-        self.text.len() + calls.sum::<usize>()
+        self.text.len() + self.refusal.len() + calls.sum::<usize>()
+    }
+
+    pub fn content(&self) -> Option<Content> {
+        if !self.refusal.is_empty() {
+            return Some(Content::refusal(&self.text, &self.refusal));
+        }
+        (!self.text.is_empty()).then(|| Content::text(&self.text))
     }
 
     /// As a message of the transcript; `None` if it says nothing.
     pub fn message(&self, calls: Vec<ToolCall>) -> Option<NewMessage> {
-        if self.text.is_empty() && calls.is_empty() {
+        let content = self.content();
+        if content.is_none() && calls.is_empty() {
             return None;
         }
         Some(NewMessage {
             role: Role::Assistant,
             kind: MessageKind::Normal,
-            content: (!self.text.is_empty()).then(|| Content::text(&self.text)),
+            content,
             tool_calls: (!calls.is_empty()).then_some(calls),
             tool_call_id: None,
             token_count: None,

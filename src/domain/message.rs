@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::openapi::schema::{
     AdditionalProperties, ArrayBuilder, ObjectBuilder, OneOfBuilder, Type,
 };
@@ -39,14 +39,50 @@ impl Content {
     pub fn text(text: &str) -> Self {
         Self(Value::from(text))
     }
+
+    /// Of an assistant that refuses to answer, in OpenAI's words, after what it said before.
+    pub fn refusal(text: &str, refusal: &str) -> Self {
+        let refusal = json!({"type": "refusal", "refusal": refusal});
+        Self(match text.is_empty() {
+            true => json!([refusal]),
+            false => json!([{"type": "text", "text": text}, refusal]),
+        })
+    }
+
+    pub fn value(&self) -> &Value {
+        &self.0
+    }
+}
+
+/// What people read of a content: its texts, and why an answer was refused.
+pub fn shown_text(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let text = |part: &Value| {
+                part["text"]
+                    .as_str()
+                    .or(part["refusal"].as_str())
+                    .map(str::to_owned)
+            };
+            parts.iter().filter_map(text).collect::<Vec<_>>().join("\n")
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => String::new(),
+    }
 }
 
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
+        let is_long =
+            |text: &str| text.len() > MAX_CONTENT_CHARS && text.chars().count() > MAX_CONTENT_CHARS;
         let fine = match &value {
-            Value::String(text) => text.len() <= MAX_CONTENT_CHARS,
+            Value::String(text) if is_long(text) => {
+                let detail = format!("must have at most {MAX_CONTENT_CHARS} characters");
+                return Err(serde::de::Error::custom(detail));
+            }
+            Value::String(_) => true,
             Value::Array(parts) => {
                 (1..=MAX_PARTS).contains(&parts.len()) && parts.iter().all(is_part)
             }
@@ -134,9 +170,12 @@ impl NewMessage {
         }
     }
 
-    /// What it says, where that is text.
-    pub fn text(&self) -> Option<&str> {
-        self.content.as_ref()?.0.as_str()
+    /// What people read of it.
+    pub fn text(&self) -> String {
+        self.content
+            .as_ref()
+            .map(|content| shown_text(&content.0))
+            .unwrap_or_default()
     }
 
     /// An assistant's answer without a word.

@@ -2,7 +2,7 @@
 //! that differ for it are two people, and joining those by mistake shows one what the other said.
 
 /// Written beside every account. A change of the table is a new version and a migration.
-pub const VERSION: i16 = 1;
+pub const VERSION: i16 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
@@ -10,8 +10,9 @@ enum Rule {
     FoldAscii,
     /// An XMPP address without the device behind the slash; the rest in either case is one.
     BareAddress,
-    /// A phone number without the signs people write between digits; with or without `+`.
-    PhoneDigits,
+    /// A phone number without the signs people write between digits; with or without `+`, and also as the address
+    /// that WhatsApp's servers use, of whichever of its devices.
+    WhatsApp,
     /// The same, but `+` tells an international number from a local one.
     Phone,
     /// `@name` is a handle that the platform folds; anything else is an id and stays as it is.
@@ -29,7 +30,7 @@ const RULES: [(&str, Rule); 13] = [
     ("mastodon", Rule::FoldAscii),
     ("bluesky", Rule::FoldAscii),
     ("xmpp", Rule::BareAddress),
-    ("whatsapp", Rule::PhoneDigits),
+    ("whatsapp", Rule::WhatsApp),
     ("sms", Rule::Phone),
     ("signal", Rule::Phone),
     ("telegram", Rule::FoldHandle),
@@ -46,15 +47,33 @@ pub fn normalise(platform: &str, raw: &str) -> String {
             let bare = if bare.is_empty() { raw } else { bare };
             bare.to_lowercase()
         }
-        Some(Rule::PhoneDigits) => phone(raw).map_or_else(
-            || raw.to_ascii_lowercase(),
-            |number| number.trim_start_matches('+').to_owned(),
-        ),
+        Some(Rule::WhatsApp) => whatsapp(&raw.to_ascii_lowercase()),
         Some(Rule::Phone) => phone(raw).unwrap_or_else(|| raw.to_ascii_lowercase()),
         Some(Rule::FoldHandle) => match raw.starts_with('@') {
             true => raw.to_ascii_lowercase(),
             false => raw.to_owned(),
         },
+    }
+}
+
+/// `4930:7@s.whatsapp.net` is the device 7 of the number 4930. Addresses of other servers stand for something else
+/// than a number, and keep their server; a device is left out there, too.
+fn whatsapp(raw: &str) -> String {
+    let (name, server) = match raw.split_once('@') {
+        Some((name, server)) if !name.is_empty() => (name, Some(server)),
+        Some(_) | None => (raw, None),
+    };
+    let is_device = |device: &str| device.bytes().all(|byte| byte.is_ascii_digit());
+    let bare = match (server, name.split_once(':')) {
+        (Some(_), Some((bare, device))) if !bare.is_empty() && is_device(device) => bare,
+        (Some(_) | None, _) => name,
+    };
+    match (server, phone(bare)) {
+        (None | Some("s.whatsapp.net" | "c.us"), Some(number)) => {
+            number.trim_start_matches('+').to_owned()
+        }
+        (Some(server), _) => format!("{bare}@{server}"),
+        (None, None) => raw.to_owned(),
     }
 }
 
@@ -84,7 +103,13 @@ mod tests {
             ("xmpp", "/x", "/x"),
             ("whatsapp", "+49 (30) 12-34", "49301234"),
             ("whatsapp", "49301234", "49301234"),
-            ("whatsapp", "4930@S.whatsapp.net", "4930@s.whatsapp.net"),
+            ("whatsapp", "4930@S.whatsapp.net", "4930"),
+            ("whatsapp", "4930:7@s.whatsapp.net", "4930"),
+            ("whatsapp", "4930@c.us", "4930"),
+            ("whatsapp", "1203630:12@lid", "1203630@lid"),
+            ("whatsapp", "4930-15@g.us", "4930-15@g.us"),
+            ("whatsapp", "ann:7@s.whatsapp.net", "ann@s.whatsapp.net"),
+            ("whatsapp", "@s.whatsapp.net", "@s.whatsapp.net"),
             ("sms", "+49 30 1234", "+49301234"),
             ("sms", "030 1234", "0301234"),
             ("signal", "0A1B-ff", "0a1b-ff"),
@@ -105,7 +130,19 @@ mod tests {
     #[test]
     fn what_was_normalised_stays_as_it_is() {
         for (platform, _) in RULES {
-            for raw in ["Bob", "@Bob", "+1 (2) 3", "A@B.c/D", "-", "+", "/", "ÄÖ"] {
+            for raw in [
+                "Bob",
+                "@Bob",
+                "+1 (2) 3",
+                "A@B.c/D",
+                "1:2@s.whatsapp.net",
+                "a:1:2@b",
+                "1:@c.us",
+                "-",
+                "+",
+                "/",
+                "ÄÖ",
+            ] {
                 let once = normalise(platform, raw);
                 assert!(!once.is_empty(), "{platform}:{raw}");
                 assert_eq!(normalise(platform, &once), once, "{platform}:{raw}");

@@ -43,6 +43,11 @@ fn methods(item: &PathItem) -> String {
     taken.join(", ")
 }
 
+/// What some clients of OpenAI call by default.
+pub fn is_of_responses(path: &str) -> bool {
+    path == "/v1/responses" || path.starts_with("/v1/responses/")
+}
+
 pub async fn refuse(request: HttpRequest, paths: web::Data<KnownPaths>) -> Result<HttpResponse> {
     let known = paths
         .0
@@ -53,6 +58,10 @@ pub async fn refuse(request: HttpRequest, paths: web::Data<KnownPaths>) -> Resul
             allow: Some(allow.clone()),
             ..Error::new(Code::MethodNotAllowed, format!("this path takes {allow}"))
         },
+        None if is_of_responses(request.path()) => Error::new(
+            Code::NotFound,
+            "there is no Responses API here: use Chat Completions, POST /v1/chat/completions",
+        ),
         None => Error::new(Code::NotFound, "no such path"),
     })
 }

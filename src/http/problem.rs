@@ -8,6 +8,7 @@ use actix_web::http::header::{self, HeaderName, HeaderValue};
 use actix_web::{HttpResponse, ResponseError};
 use serde::Serialize;
 
+use super::fallback::is_of_responses;
 use crate::error::{Code, Error, FieldError};
 use crate::telemetry::{self, CalledFor};
 
@@ -53,7 +54,8 @@ impl Shape {
     pub fn of_path(path: &str) -> Self {
         let compatible = path == "/v1/models"
             || path.starts_with("/v1/models/")
-            || path.starts_with("/v1/chat/");
+            || path.starts_with("/v1/chat/")
+            || is_of_responses(path);
         if compatible {
             Self::OpenAi
         } else {

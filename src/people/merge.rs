@@ -98,11 +98,18 @@ async fn lock_both(tx: &mut TenantTx, request: &MergeRequest<'_>) -> Result<(Use
     let find = |id| held.iter().find(|user| user.id == id).cloned();
     match (find(into), find(from)) {
         (Some(into), Some(from)) => Ok((into, from)),
-        _ => Err(Error::unavailable(
-            "the person",
-            anyhow::anyhow!("they were merged in this moment"),
-        )),
+        _ => Err(overtaken(tx, into, from).await?),
     }
+}
+
+/// Why two users cannot be merged of whom one was merged while both were waited for.
+async fn overtaken(tx: &mut TenantTx, into: UserId, from: UserId) -> Result<Error> {
+    let into = users::find(tx, into).await?.map(|user| user.id);
+    let from = users::find(tx, from).await?.map(|user| user.id);
+    Ok(match into == from {
+        true => Error::new(Code::AlreadyLinked, "both are the same person already"),
+        false => Error::new(Code::Conflict, "one of them was merged at the same time"),
+    })
 }
 
 async fn move_everything(

@@ -43,8 +43,7 @@ pub async fn unlink(
         check_parting(speaker.as_ref(), &target)?;
     }
     if identities::list(tx, target.user_id).await?.len() < 2 {
-        let detail = "it is the only identity of its person";
-        return Err(Error::new(Code::LastIdentity, detail));
+        return Err(last_identity());
     }
     let now = app.clock.now();
     let unlinked = part(tx, &target, now).await?;
@@ -56,6 +55,11 @@ pub async fn unlink(
     let entry = entry(actor, &unlinked.parting);
     audit::append(&app.keyring, tx, entry, now).await?;
     Ok(unlinked)
+}
+
+fn last_identity() -> Error {
+    let detail = "it is the only identity of its person";
+    Error::new(Code::LastIdentity, detail)
 }
 
 /// What the audit says of a parting.
@@ -77,10 +81,12 @@ async fn lock_seen(
     let target = find_seen(tx, viewer, identity_id).await?;
     match target.user_id == before.user_id {
         true => Ok(target),
-        false => Err(Error::unavailable(
-            "the person",
-            anyhow::anyhow!("they were merged in this moment"),
-        )),
+        // The user it has now is not held; whoever unlinked it first left it alone there.
+        false if identities::list(tx, target.user_id).await?.len() < 2 => Err(last_identity()),
+        false => {
+            let detail = "the identity was given to another user at the same time";
+            Err(Error::new(Code::Conflict, detail))
+        }
     }
 }
 

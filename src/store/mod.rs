@@ -213,6 +213,8 @@ const QUERY_CANCELED: &str = "57014";
 /// Someone whom a row was to refer to was merged away or erased in that moment: the next try finds who
 /// they became.
 const FOREIGN_KEY: &str = "23503";
+/// Two requests made the same thing: the next try finds it.
+const UNIQUE: &str = "23505";
 /// Serialization failure, deadlock, lock timeout, server shutting down or starting.
 const PASSING: [&str; 7] = [
     "40001",
@@ -245,6 +247,10 @@ impl From<sqlx::Error> for Error {
                 Code::InvalidRequest,
                 "a text contains characters that cannot be stored",
             ),
+            (_, Some(UNIQUE)) => Error {
+                cause: Some(error.into()),
+                ..Error::new(Code::Conflict, "the same was made at the same time")
+            },
             _ => Error::internal(error),
         }
     }

@@ -11,11 +11,14 @@ use super::outcome::{Outcome, Said};
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::domain::delivery::{DeliveryKind, NewDelivery, ReplyTo};
+use crate::domain::message::shown_text;
 use crate::domain::turn::StopReason;
 use crate::error::{Code, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::{TenantTx, outbox, replies, turn_claims, turns};
 
+/// The reason of a notice about an answer that has no text.
+const EMPTY_ANSWER: &str = "empty_answer";
 /// As many as one look takes.
 const BATCH: i32 = 50;
 
@@ -33,11 +36,11 @@ pub async fn deliver(
     tx: &mut TenantTx,
     turn: AnsweredTurn,
     to: &ReplyTo,
-    answer: Result<&str, &str>,
+    answer: Result<String, &str>,
     now: DateTime<Utc>,
 ) -> Result<()> {
     let (kind, text) = match answer {
-        Ok(text) => (DeliveryKind::Reply, text.to_owned()),
+        Ok(text) => (DeliveryKind::Reply, text),
         Err(reason) => match failure_notice(reason) {
             Some(notice) => (DeliveryKind::Notice, notice),
             None => return Ok(()),
@@ -61,14 +64,25 @@ pub fn failure_notice(reason: &str) -> Option<String> {
     if StopReason::ALL.iter().any(|stop| stop.as_str() == reason) {
         return None;
     }
-    let why = Code::of(reason).map_or("something went wrong", Code::title);
+    let why = match reason {
+        EMPTY_ANSWER => "the agent said nothing",
+        _ => Code::of(reason).map_or("something went wrong", Code::title),
+    };
     Some(format!("There is no answer to your message: {why}."))
 }
 
+/// An answer without a word is nothing that a platform could show.
+pub(super) fn said_text(text: String) -> Result<String, &'static str> {
+    match text.trim().is_empty() {
+        true => Err(EMPTY_ANSWER),
+        false => Ok(text),
+    }
+}
+
 /// The text of an outcome, or the reason why it has none.
-pub fn text_of(outcome: &Outcome) -> Result<&str, &str> {
+pub fn text_of(outcome: &Outcome) -> Result<String, &str> {
     match &outcome.said {
-        Said::Answer { content, .. } => Ok(content.as_str().unwrap_or_default()),
+        Said::Answer { content, .. } => said_text(shown_text(content)),
         Said::Nothing(turn) => Err(turn.reason.as_deref().unwrap_or_default()),
     }
 }

@@ -281,7 +281,9 @@ impl Run {
             ..Change::default()
         };
         let said = Said::Answer {
-            content: answer.text.clone().into(),
+            content: answer
+                .content()
+                .map_or_else(|| "".into(), |content| content.value().clone()),
             tool_calls: Value::Null,
             finish_reason: finish.clone(),
         };
@@ -312,10 +314,9 @@ impl Run {
             ..Change::default()
         };
         let said = Said::Answer {
-            content: match answer.text.is_empty() {
-                true => Value::Null,
-                false => answer.text.clone().into(),
-            },
+            content: answer
+                .content()
+                .map_or(Value::Null, |content| content.value().clone()),
             tool_calls: serde_json::to_value(&theirs).map_err(Error::internal)?,
             finish_reason: "tool_calls".to_owned(),
         };

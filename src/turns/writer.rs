@@ -174,10 +174,11 @@ impl Writer {
             session_id: self.session_id,
         };
         let answer = match change.state {
-            Some(TurnState::Completed) => messages.last().and_then(NewMessage::text),
-            Some(_) | None => None,
+            Some(TurnState::Completed) => {
+                reply::said_text(messages.last().map(NewMessage::text).unwrap_or_default())
+            }
+            Some(_) | None => Err(change.reason.unwrap_or_default()),
         };
-        let answer = answer.ok_or(change.reason.unwrap_or_default());
         reply::deliver(tx, turn, to, answer, self.app.clock.now()).await
     }
 

@@ -137,7 +137,8 @@ impl Frame {
         hermes: Value,
         usage: TokenUsage,
     ) -> Value {
-        let mut message = json!({"role": "assistant", "content": content});
+        let (content, refusal) = split_refusal(content);
+        let mut message = json!({"role": "assistant", "content": content, "refusal": refusal});
         if tool_calls.is_array() {
             message["tool_calls"] = tool_calls.clone();
         }
@@ -147,6 +148,18 @@ impl Frame {
         whole["usage"] = usage_body(&usage);
         whole["hermes"] = hermes;
         whole
+    }
+}
+
+/// An answer that was refused is stored as OpenAI's content parts, and answered in members of their own.
+fn split_refusal(content: &Value) -> (Value, Value) {
+    let Some(parts) = content.as_array() else {
+        return (content.clone(), Value::Null);
+    };
+    let find = |member: &str| parts.iter().find_map(|part| part.get(member)).cloned();
+    match find("refusal") {
+        Some(refusal) => (find("text").unwrap_or(Value::Null), refusal),
+        None => (content.clone(), Value::Null),
     }
 }
 

@@ -212,10 +212,7 @@ impl Taking {
             return self.taken(shown);
         }
         let (reply, notices) = match turns::text_of(outcome) {
-            Ok(text) => {
-                let text = text.to_owned();
-                (Some(ReplyResponse { text }), Vec::new())
-            }
+            Ok(text) => (Some(ReplyResponse { text }), Vec::new()),
             Err(reason) => {
                 let notice = turns::failure_notice(reason).map(|text| Notice {
                     code: reason.to_owned(),
