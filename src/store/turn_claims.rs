@@ -286,43 +286,6 @@ pub async fn update_asked(
     Ok(())
 }
 
-/// The calls of a turn's last message that have no answer yet. Compared here and not in SQL: `->>` fails on a
-/// text with U+0000, which older rows may hold.
-pub async fn list_open_calls(tx: &mut TenantTx, id: TurnId) -> Result<Vec<ToolCall>> {
-    let last: Option<(i32, Option<Json<Vec<ToolCall>>>)> = sqlx::query_as(
-        "select m.step, m.tool_calls
-           from messages m
-          where m.tenant_id = $1
-            and m.turn_id = $2
-            and m.step is not null
-            and m.role = 'assistant'
-          order by m.step desc
-          limit 1",
-    )
-    .bind(tx.tenant_id())
-    .bind(id)
-    .fetch_optional(tx.connection())
-    .await?;
-    let Some((step, Some(Json(calls)))) = last else {
-        return Ok(Vec::new());
-    };
-    let answered: Vec<String> = sqlx::query_scalar(
-        "select a.tool_call_id
-           from messages a
-          where a.tenant_id = $1
-            and a.turn_id = $2
-            and a.step > $3
-            and a.tool_call_id is not null",
-    )
-    .bind(tx.tenant_id())
-    .bind(id)
-    .bind(step)
-    .fetch_all(tx.connection())
-    .await?;
-    let open = |call: &ToolCall| !answered.contains(&call.id);
-    Ok(calls.into_iter().filter(open).collect())
-}
-
 /// The turn that starts next in a conversation.
 pub async fn find_next(tx: &mut TenantTx, conversation_id: SessionId) -> Result<Option<TurnId>> {
     Ok(sqlx::query_scalar(

@@ -249,7 +249,8 @@ async fn start(
     let allowance = Allowance {
         runner: runner(app),
         running,
-        sender_of: found.chat_of,
+        // Counted: the conversation is held, and the sender was looked at since.
+        sender_of: running.and(found.chat_of),
         tokens: token_budget(&asked.agent.spec),
     };
     let told = beginning(said);
