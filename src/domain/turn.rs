@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::domain::agent::OnBusy;
 use crate::domain::completion::TokenUsage;
-use crate::domain::message::{NewMessage, Role, ToolCall};
+use crate::domain::message::{Content, MessageKind, NewMessage, Role, ToolCall};
 use crate::domain::session::words;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{BootId, IdentityId, SessionId, TurnId};
@@ -109,6 +109,23 @@ pub struct TurnInput {
 }
 
 impl TurnInput {
+    /// What a person says, and nothing else.
+    pub fn said(contents: impl IntoIterator<Item = Content>) -> Self {
+        let message = |content| NewMessage {
+            role: Role::User,
+            kind: MessageKind::Normal,
+            content: Some(content),
+            tool_calls: None,
+            tool_call_id: None,
+            token_count: None,
+        };
+        Self {
+            messages: contents.into_iter().map(message).collect(),
+            instruction: None,
+            options: Map::new(),
+        }
+    }
+
     /// Whether the client has a tool of this name.
     pub fn gives_tool(&self, name: &str) -> bool {
         let tools = self.options.get("tools").and_then(Value::as_array);

@@ -8,9 +8,9 @@ use crate::domain::command::{Command, HELP};
 use crate::domain::display_name::DisplayName;
 use crate::domain::session::Need;
 use crate::domain::session_name::SessionRef;
-use crate::domain::turn::TurnState;
+use crate::domain::turn::{TurnInput, TurnState};
 use crate::error::{Error, Result};
-use crate::ids::IdentityId;
+use crate::ids::{IdentityId, SessionId, TurnId};
 use crate::sessions::{self, Branch};
 use crate::store::conversations::{self, Change};
 use crate::store::{TenantTx, identities, replies, turns as rows, users};
@@ -219,13 +219,12 @@ async fn undo(
     own: Option<IdentityId>,
     count: u32,
 ) -> Result<String> {
-    let Some(turns) = undoable(app, tx, here, own, count).await? else {
+    let Some((_, ids)) = undoable(app, tx, here, own, count).await? else {
         return Ok(BUSY.to_owned());
     };
-    if turns.is_empty() {
+    if ids.is_empty() {
         return Ok("There is nothing to take back.".to_owned());
     }
-    let ids: Vec<_> = turns.iter().map(|(id, _)| *id).collect();
     let conversation_id = here.tip.name.conversation_id;
     replies::undo(tx, conversation_id, &ids, app.clock.now()).await?;
     Ok(match ids.len() {
@@ -234,16 +233,15 @@ async fn undo(
     })
 }
 
-type Undoable = Vec<(crate::ids::TurnId, crate::domain::turn::TurnInput)>;
-
-/// What can be taken back, in a conversation that is held; `None` while a turn is active.
+/// The turns that can be taken back, and the session they are in, of a conversation that is held; `None` while a
+/// turn is active.
 async fn undoable(
     app: &App,
     tx: &mut TenantTx,
     here: &Here,
     own: Option<IdentityId>,
     count: u32,
-) -> Result<Option<Undoable>> {
+) -> Result<Option<(SessionId, Vec<TurnId>)>> {
     let conversation_id = here.tip.name.conversation_id;
     conversations::lock(tx, conversation_id).await?;
     if rows::find_active(tx, conversation_id).await?.is_some() {
@@ -254,27 +252,27 @@ async fn undoable(
     let session = SessionRef::Id(here.tip.session_id);
     let now = app.clock.now();
     let tip = sessions::find(tx, &here.viewer, &session, Need::Own, now).await?;
-    Ok(Some(
-        replies::list_undoable(tx, tip.session_id, own, i64::from(count)).await?,
-    ))
+    let turns = replies::list_undoable(tx, tip.session_id, own, i64::from(count)).await?;
+    Ok(Some((tip.session_id, turns)))
 }
 
-/// Takes the last message back and answers what it said, to be asked anew; or why not.
+/// Takes the last message back and answers what it said, to be asked again; or why not.
 async fn take_again(
     app: &App,
     tx: &mut TenantTx,
     here: &Here,
     own: Option<IdentityId>,
-) -> Result<Result<crate::domain::turn::TurnInput, String>> {
-    let Some(mut turns) = undoable(app, tx, here, own, 1).await? else {
+) -> Result<Result<TurnInput, String>> {
+    let Some((session_id, mut turns)) = undoable(app, tx, here, own, 1).await? else {
         return Ok(Err(BUSY.to_owned()));
     };
-    let Some((id, input)) = turns.pop() else {
+    let Some(id) = turns.pop() else {
         return Ok(Err("There is nothing to answer again.".to_owned()));
     };
+    let said = replies::list_said(tx, session_id, id).await?;
     let conversation_id = here.tip.name.conversation_id;
     replies::undo(tx, conversation_id, &[id], app.clock.now()).await?;
-    Ok(Ok(input))
+    Ok(Ok(TurnInput::said(said)))
 }
 
 /// Stops what is being written, and what waits.

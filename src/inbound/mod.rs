@@ -13,7 +13,6 @@ use crate::domain::chat::Chat;
 use crate::domain::command::Command;
 use crate::domain::delivery::{Address, ReplyTo, ReplyVia};
 use crate::domain::inbound;
-use crate::domain::message::{MessageKind, NewMessage, Role};
 use crate::domain::session::{ChainName, Need};
 use crate::domain::session_name::SessionRef;
 use crate::domain::turn::{ToldReset, Turn, TurnInput};
@@ -263,19 +262,7 @@ pub fn input(message: &Message<'_>, text: &str, speaker: &Speaker) -> Result<Tur
         let error = FieldError::new("/attachments", error.to_string());
         Error::fields(Code::InvalidRequest, vec![error])
     })?;
-    let said = NewMessage {
-        role: Role::User,
-        kind: MessageKind::Normal,
-        content: Some(content),
-        tool_calls: None,
-        tool_call_id: None,
-        token_count: None,
-    };
-    Ok(TurnInput {
-        messages: vec![said],
-        instruction: None,
-        options: serde_json::Map::new(),
-    })
+    Ok(TurnInput::said([content]))
 }
 
 /// Does what a command asks, in `tx`, and keeps the answer.

@@ -6,6 +6,7 @@ use sqlx::types::Json;
 
 use super::{Db, TenantTx};
 use crate::domain::delivery::{ReplyTo, ReplyVia};
+use crate::domain::message::Content;
 use crate::domain::turn::TurnInput;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, TenantId, TurnId};
@@ -120,16 +121,16 @@ pub async fn update_queued(tx: &mut TenantTx, id: TurnId, input: &TurnInput) -> 
     Ok(done.rows_affected() == 1)
 }
 
-/// The last turns that can be taken back: those of these accounts (all where `None`) that have ended and whose
-/// messages are in the session, copies of them too, newest first, with what they said.
+/// The last turns that can be taken back: those of these identities (all where `None`) that have ended and whose
+/// messages are in the session, copies of them too, newest first.
 pub async fn list_undoable(
     tx: &mut TenantTx,
     session_id: SessionId,
-    accounts: Option<&[IdentityId]>,
+    identities: Option<&[IdentityId]>,
     limit: i64,
-) -> Result<Vec<(TurnId, TurnInput)>> {
-    let rows: Vec<(TurnId, Json<TurnInput>)> = sqlx::query_as(
-        "select t.id, t.input
+) -> Result<Vec<TurnId>> {
+    Ok(sqlx::query_scalar(
+        "select t.id
            from (select m.turn_id, max(m.seq) as last_seq
                    from messages m
                   where m.tenant_id = $1
@@ -149,14 +150,36 @@ pub async fn list_undoable(
     )
     .bind(tx.tenant_id())
     .bind(session_id)
-    .bind(accounts)
+    .bind(identities)
     .bind(limit)
     .fetch_all(tx.connection())
+    .await?)
+}
+
+/// What was said to the agent in a turn.
+pub async fn list_said(
+    tx: &mut TenantTx,
+    session_id: SessionId,
+    turn_id: TurnId,
+) -> Result<Vec<Content>> {
+    let said: Vec<Json<Content>> = sqlx::query_scalar(
+        "select m.content
+           from messages m
+          where m.tenant_id = $1
+            and m.session_id = $2
+            and m.turn_id = $3
+            and m.role = 'user'
+            and m.kind = 'normal'
+            and m.content is not null
+            and m.undone_at is null
+          order by m.seq",
+    )
+    .bind(tx.tenant_id())
+    .bind(session_id)
+    .bind(turn_id)
+    .fetch_all(tx.connection())
     .await?;
-    Ok(rows
-        .into_iter()
-        .map(|(id, Json(input))| (id, input))
-        .collect())
+    Ok(said.into_iter().map(|Json(content)| content).collect())
 }
 
 /// Takes back everything that these turns said, in every link of the chain: copies that a compression kept, and

@@ -211,7 +211,9 @@ pub const WRITE: &str = concat!(
               due_at = case when $25 not in ('running', 'waiting_client')
                          then clock_timestamp() + interval '5 seconds'
                        end,
-              failures = 0
+              failures = 0,
+              -- By then it is in the transcript.
+              input = case when $25 in ('running', 'waiting_client') then t.input else '{\"messages\": []}' end
          from numbers n
         where t.tenant_id = $1
           and t.id = $2

@@ -133,6 +133,38 @@ async fn a_node_that_has_just_started_takes_over_no_turn_whose_node_may_live() {
     assert_eq!(chat.model.requests().len(), 1);
 }
 
+/// What a turn was accepted with is in the transcript by the time it ends, and takes no room for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_turn_was_accepted_with_is_kept_until_its_end_only() {
+    let (chat, _) = waiting().await;
+    let tools = json!([{"type": "function", "function": {"name": "look"}}]);
+    let result = json!({"role": "tool", "tool_call_id": "a", "content": "seen"});
+    let body = json!({"messages": [result], "tools": tools});
+    answer(&Reply::of(chat.asking(1, "s", body)).await);
+    chat.model.push(Step::fail(400));
+    chat.say(0, "s", "refused").await.expect(400);
+    chat.model.push(Step::held("one", "!"));
+    let running = tokio::spawn(Reply::of(chat.saying(0, "s", "running")));
+    chat.accepted("s", 3).await;
+    let queued = tokio::spawn(Reply::of(chat.saying(0, "s", "queued")));
+    let turns = chat.accepted("s", 4).await;
+    chat.cancel(0, &id_of_turn(&turns[3])).await.expect(200);
+    chat.model.release();
+    answer(&running.await.unwrap());
+    queued.await.unwrap();
+    let ended: Vec<(String, String)> =
+        sqlx::query_as("select state, input::text from turns order by turn_no")
+            .fetch_all(&mut chat.world.superuser().await)
+            .await
+            .unwrap();
+    let empty = r#"{"messages": []}"#;
+    let expected = ["completed", "failed", "completed", "cancelled"];
+    assert_eq!(
+        ended,
+        expected.map(|state| (state.to_owned(), empty.to_owned()))
+    );
+}
+
 /// Two people with a turn in a conversation of the other are erased at the same time.
 #[tokio::test(flavor = "multi_thread")]
 async fn people_who_speak_in_conversations_of_each_other_are_erased_without_a_deadlock() {

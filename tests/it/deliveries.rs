@@ -34,8 +34,8 @@ pub async fn nack(world: &World, key: &str, delivery: &Value, retry: bool) -> Re
 pub async fn pass(world: &World, time: Duration) {
     let seconds = time.as_secs();
     let sql = format!(
-        "update deliveries set visible_at = visible_at - interval '{seconds} s' where state in ('pending', 'leased');
-         update chats set due_at = due_at - interval '{seconds} s'"
+        "update chats set due_at = due_at - interval '{seconds} s';
+         update deliveries set visible_at = visible_at - interval '{seconds} s' where state in ('pending', 'leased')"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
         .execute(&mut world.superuser().await)

@@ -225,7 +225,8 @@ const POISON_TURNS: &str = "
   select (jsonb_populate_record(t, jsonb_build_object(
             'id', gen_random_uuid(), 'turn_no', 2, 'state', 'queued', 'started_at', null, 'ended_at', null,
             'start_session_id', null, 'end_session_id', null, 'steps', 0, 'attempt', 0, 'fence', 0, 'version', 0,
-            'due_at', now()))).*
+            'due_at', now(), 'input',
+            '{\"messages\": [{\"role\": \"user\", \"kind\": \"normal\", \"content\": \"again\"}]}'::jsonb))).*
     from turns t
    where t.turn_no = 1;
   update conversations

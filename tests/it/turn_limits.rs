@@ -163,7 +163,7 @@ async fn a_start_that_is_not_committed_yet_counts() {
     let all_asked = eventually("the others are asked", PATIENCE, async || {
         chat.model.requests().len() == 1 + most
     });
-    tokio::time::timeout(Duration::from_secs(3), all_asked)
+    tokio::time::timeout(Duration::from_secs(1), all_asked)
         .await
         .ok();
     held.commit().await.unwrap();
