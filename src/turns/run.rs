@@ -118,11 +118,14 @@ async fn prepare(
     tenant_id: TenantId,
     agent: &str,
     session_id: SessionId,
-    mut read: Option<Vec<PastMessage>>,
+    read: Option<(Arc<Agent>, Vec<PastMessage>)>,
 ) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
+    if read.is_some() {
+        return Ok(read);
+    }
     let until = Instant::now() + app.config.turn_lease;
     loop {
-        match try_prepare(app, tenant_id, agent, session_id, &mut read).await {
+        match try_prepare(app, tenant_id, agent, session_id).await {
             Err(error) if is_away(&error) && Instant::now() < until => sleep(AWAY_PAUSE).await,
             prepared => return prepared,
         }
@@ -134,20 +137,14 @@ async fn try_prepare(
     tenant_id: TenantId,
     agent: &str,
     session_id: SessionId,
-    read: &mut Option<Vec<PastMessage>>,
 ) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
     let Some(agent) = app.models.find(tenant_id, agent).await? else {
         return Ok(None);
     };
-    let past = match read.take() {
-        Some(past) => past,
-        None => {
-            let budget = token_budget(&agent.spec);
-            let caller = JobCaller::of_served_tenant(tenant_id);
-            let mut tx = caller.begin(&app.db).await?;
-            past::list(&mut tx, session_id, budget).await?
-        }
-    };
+    let budget = token_budget(&agent.spec);
+    let caller = JobCaller::of_served_tenant(tenant_id);
+    let mut tx = caller.begin(&app.db).await?;
+    let past = past::list(&mut tx, session_id, budget).await?;
     Ok(Some((agent, past)))
 }
 

@@ -10,6 +10,7 @@
 
 mod support;
 
+mod agent_changes;
 mod agents;
 mod api_keys;
 mod architecture;

@@ -97,6 +97,7 @@ pub async fn put_agent(
     let mut tx = caller.begin(&app.db).await?;
     let put = agents::put(&app, &mut tx, &caller.principal(), &name, body.value).await?;
     tx.commit().await?;
+    app.models.forget(caller.tenant_id(), name.as_str()).await;
     let response = AgentResponse::from(put.agent);
     Ok(match put.is_new {
         true => HttpResponse::Created().json(response),
@@ -165,5 +166,6 @@ pub async fn delete_agent(
     let mut tx = caller.begin(&app.db).await?;
     agents::delete(&app, &mut tx, &caller.principal(), &name).await?;
     tx.commit().await?;
+    app.models.forget(caller.tenant_id(), name.as_str()).await;
     Ok(HttpResponse::NoContent().finish())
 }
