@@ -270,6 +270,7 @@ pub fn input(message: &Message<'_>, text: &str, speaker: &Speaker) -> Result<Tur
         tool_calls: None,
         tool_call_id: None,
         token_count: None,
+        extra: None,
     };
     Ok(TurnInput {
         messages: vec![said],

@@ -14,7 +14,7 @@ use crate::domain::resource_name::ResourceName;
 use crate::error::{Error, Result};
 use crate::http::callers::{Admin, Reader};
 use crate::http::extract::PathName;
-use crate::http::json_body::JsonBody;
+use crate::http::json_body::LargeJsonBody;
 use crate::http::paging::ListResponse;
 use crate::store;
 use crate::store::agents::AgentRow;
@@ -91,7 +91,7 @@ pub async fn put_agent(
     app: web::Data<App>,
     caller: Admin,
     path: PathName,
-    body: JsonBody<AgentSpec>,
+    body: LargeJsonBody<AgentSpec>,
 ) -> Result<HttpResponse> {
     let name = path.or_invalid()?;
     let mut tx = caller.begin(&app.db).await?;
