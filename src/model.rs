@@ -1,9 +1,11 @@
 //! A tenant's agents as callers of models: which agent it is, as of less than a second ago, and the call
 //! itself, to its upstream or to the demo model. Decides nothing about conversations.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use moka::Entry;
 use moka::future::Cache;
 use secrecy::SecretString;
 use serde_json::Value;
@@ -20,7 +22,7 @@ use crate::ids::TenantId;
 use crate::store::{Db, agents, tenants};
 use crate::upstream::{CallError, CompletionStream, Completions, GuardedClient, ModelServer};
 
-/// A change of an agent holds everywhere within this.
+/// A change of an agent holds within this on other nodes than the one that took it.
 const BELIEVED: Duration = Duration::from_millis(800);
 const REMEMBERED: u64 = 10_000;
 
@@ -47,9 +49,18 @@ pub struct CalledServer {
     host: String,
 }
 
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut agent = f.debug_struct("Agent");
+        agent.field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
 #[derive(Clone)]
 struct Remembered {
     asked_at: Instant,
+    /// It has changed since.
+    is_stale: bool,
     agent: Option<Arc<Agent>>,
 }
 
@@ -83,6 +94,7 @@ impl Models {
     pub async fn find(&self, tenant_id: TenantId, name: &str) -> Result<Option<Arc<Agent>>> {
         let wanted = (tenant_id, name.to_owned());
         if let Some(known) = self.agents.get(&wanted).await
+            && !known.is_stale
             && known.asked_at.elapsed() < BELIEVED
         {
             return Ok(known.agent);
@@ -91,10 +103,31 @@ impl Models {
         let agent = self.read(tenant_id, name).await?.map(Arc::new);
         let known = Remembered {
             asked_at,
+            is_stale: false,
             agent: agent.clone(),
         };
-        self.agents.insert(wanted, known).await;
+        self.keep(wanted, known).await;
         Ok(agent)
+    }
+
+    /// An agent was changed on this node: who asks from now on gets it as it is. Call it after the commit.
+    pub async fn forget(&self, tenant_id: TenantId, name: &str) {
+        let stale = Remembered {
+            asked_at: Instant::now(),
+            is_stale: true,
+            agent: None,
+        };
+        self.keep((tenant_id, name.to_owned()), stale).await;
+    }
+
+    /// The last question wins: one that was asked before a change is not kept after it.
+    async fn keep(&self, name: (TenantId, String), known: Remembered) {
+        let newest = |kept: Option<Entry<_, Remembered>>| {
+            let kept = kept.map(Entry::into_value);
+            let newer = kept.filter(|kept| kept.asked_at > known.asked_at);
+            std::future::ready(newer.unwrap_or(known))
+        };
+        self.agents.entry(name).and_upsert_with(newest).await;
     }
 
     async fn read(&self, tenant_id: TenantId, name: &str) -> Result<Option<Agent>> {

@@ -111,6 +111,8 @@ impl Values {
             RUNNING.to_owned(),
             TOKENS.to_owned(),
             "10000::bigint".to_owned(),
+            "null::uuid".to_owned(),
+            "array[null]".to_owned(),
         ];
         let start = self.written(START, &said, &events, &more)?;
         Ok(find + &start)
@@ -138,6 +140,7 @@ impl Values {
             self.session.clone(),
             "600000::bigint".to_owned(),
             "false".to_owned(),
+            "array[null]".to_owned(),
         ];
         self.written(WRITE, &message(Role::Assistant, &answer), &events, &more)
     }
@@ -198,5 +201,6 @@ fn message(role: Role, text: &str) -> NewMessage {
         tool_calls: None,
         tool_call_id: None,
         token_count: None,
+        extra: None,
     }
 }

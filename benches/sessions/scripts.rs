@@ -57,6 +57,7 @@ fn append(pgbench: &Pgbench, session: &str) -> String {
         "'{true,false}'",
         "null::uuid",
         "null::text",
+        "'{null,null}'",
     ];
     with_values(APPEND, &values)
 }

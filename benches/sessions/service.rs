@@ -41,6 +41,7 @@ pub fn turn() -> [NewMessage; 2] {
         tool_calls: None,
         tool_call_id: None,
         token_count: None,
+        extra: None,
     })
 }
 

@@ -5,10 +5,11 @@ use serde_json::{Map, Value};
 
 use crate::domain::completion::TokenUsage;
 use crate::domain::completion_object::CompletionObject;
-use crate::domain::message::{Content, MessageKind, NewMessage, Role, ToolCall, ToolFunction};
+use crate::domain::extra::{Extra, Logprobs, UsageDetails};
+use crate::domain::message::{
+    Content, MAX_CONTENT_CHARS, MessageKind, NewMessage, Role, ToolCall, ToolFunction, is_longer,
+};
 
-/// Of the text, and of each call's arguments; as much as a message may hold.
-const MAX_TEXT_BYTES: usize = 1024 * 1024;
 const MAX_CALLS: usize = 128;
 const MAX_NAME_CHARS: usize = 256;
 
@@ -17,9 +18,16 @@ pub struct Answer {
     pub text: String,
     /// Why it does not answer, where the model says so.
     pub refusal: String,
+    /// Characters of both; as many as a message may have.
+    chars: usize,
     calls: Vec<PartialCall>,
     pub finish_reason: Option<String>,
     pub usage: Option<TokenUsage>,
+    pub usage_details: UsageDetails,
+    reasoning: String,
+    logprobs: Logprobs,
+    system_fingerprint: Option<String>,
+    service_tier: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -36,15 +44,28 @@ pub struct TooLarge;
 impl Answer {
     /// Takes a chunk in, and answers the text that it added.
     pub fn add<'a>(&mut self, chunk: &'a CompletionObject) -> Result<&'a str, TooLarge> {
-        self.usage = chunk.usage.or(self.usage);
+        if chunk.usage.is_some() {
+            self.usage = chunk.usage;
+            self.usage_details = chunk.usage_details.clone();
+        }
+        for (kept, told) in [
+            (&mut self.system_fingerprint, &chunk.system_fingerprint),
+            (&mut self.service_tier, &chunk.service_tier),
+        ] {
+            if told.is_some() && kept != told {
+                kept.clone_from(told);
+            }
+        }
+        self.add_reasoning(&chunk.delta);
+        self.logprobs.add(&chunk.logprobs);
         if let Some(reason) = &chunk.finish_reason {
             self.finish_reason = Some(reason.chars().take(MAX_NAME_CHARS).collect());
         }
         let text = chunk.content();
         let refusal = chunk.delta.get("refusal").and_then(Value::as_str);
         let refusal = refusal.unwrap_or_default();
-        let said = self.text.len() + self.refusal.len();
-        if said + text.len() + refusal.len() > MAX_TEXT_BYTES {
+        self.chars += text.chars().count() + refusal.chars().count();
+        if self.chars > MAX_CONTENT_CHARS {
             return Err(TooLarge);
         }
         self.text.push_str(text);
@@ -54,6 +75,16 @@ impl Answer {
             self.add_call(part)?;
         }
         Ok(text)
+    }
+
+    /// Providers have two names for it. What is more than a message may hold is not kept.
+    fn add_reasoning(&mut self, delta: &Map<String, Value>) {
+        let members = ["reasoning_content", "reasoning"];
+        let mut texts = members.iter().filter_map(|member| delta.get(*member));
+        let text = texts.find_map(Value::as_str).unwrap_or_default();
+        if self.reasoning.len() + text.len() <= MAX_CONTENT_CHARS {
+            self.reasoning.push_str(text);
+        }
     }
 
     fn add_call(&mut self, part: &Value) -> Result<(), TooLarge> {
@@ -74,7 +105,8 @@ impl Answer {
         call.arguments
             .push_str(&text(&part["function"]["arguments"]));
         let long = |text: &str| text.chars().count() > MAX_NAME_CHARS;
-        match call.arguments.len() > MAX_TEXT_BYTES || long(&call.id) || long(&call.name) {
+        let endless = is_longer(&call.arguments, MAX_CONTENT_CHARS);
+        match endless || long(&call.id) || long(&call.name) {
             true => Err(TooLarge),
             false => Ok(()),
         }
@@ -126,6 +158,19 @@ impl Answer {
         (!self.text.is_empty()).then(|| Content::text(&self.text))
     }
 
+    /// What the model told beside it.
+    pub fn extra(&self, usage_details: UsageDetails) -> Option<Box<Extra>> {
+        let extra = Extra {
+            name: None,
+            reasoning_content: Some(self.reasoning.clone()).filter(|text| !text.is_empty()),
+            logprobs: self.logprobs.whole(),
+            system_fingerprint: self.system_fingerprint.clone(),
+            service_tier: self.service_tier.clone(),
+            usage_details,
+        };
+        extra.kept()
+    }
+
     /// As a message of the transcript; `None` if it says nothing.
     pub fn message(&self, calls: Vec<ToolCall>) -> Option<NewMessage> {
         let content = self.content();
@@ -139,6 +184,7 @@ impl Answer {
             tool_calls: (!calls.is_empty()).then_some(calls),
             tool_call_id: None,
             token_count: None,
+            extra: self.extra(self.usage_details.clone()),
         })
     }
 }

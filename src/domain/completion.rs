@@ -5,11 +5,13 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::domain::agent::{AgentSpec, UpstreamKind};
+use crate::domain::extra::Extra;
 use crate::domain::message::{MessageKind, NewMessage, Role};
 use crate::domain::turn::TurnInput;
 use crate::error::{Code, Error, FieldError, Result};
 
 const MAX_MESSAGES: usize = 10_000;
+const MAX_NAME_CHARS: usize = 256;
 const ROLES: [&str; 6] = [
     "system",
     "developer",
@@ -52,6 +54,12 @@ impl CompletionRequest {
                     let role = message["role"].as_str();
                     if !role.is_some_and(|role| ROLES.contains(&role)) {
                         wrong(&format!("/messages/{place}/role"), "must be a role");
+                    }
+                    let name = &message["name"];
+                    let length = name.as_str().map_or(0, |name| name.chars().count());
+                    if !name.is_null() && !(1..=MAX_NAME_CHARS).contains(&length) {
+                        let pointer = format!("/messages/{place}/name");
+                        wrong(&pointer, "must have 1 to 256 characters");
                     }
                 }
             }
@@ -201,14 +209,19 @@ fn read_message(message: &Value) -> serde_json::Result<NewMessage> {
         true => Role::Tool,
         false => Role::User,
     };
-    let call_id = message["tool_call_id"].as_str().map(str::to_owned);
+    let text = |member: &str| message[member].as_str().map(str::to_owned);
+    let extra = Extra {
+        name: text("name").filter(|_| role == Role::User),
+        ..Extra::default()
+    };
     Ok(NewMessage {
         role,
         kind: MessageKind::Normal,
         content: Deserialize::deserialize(&message["content"])?,
         tool_calls: None,
-        tool_call_id: call_id.filter(|_| role == Role::Tool),
+        tool_call_id: text("tool_call_id").filter(|_| role == Role::Tool),
         token_count: None,
+        extra: extra.kept(),
     })
 }
 

@@ -11,7 +11,11 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::domain::completion::TokenUsage;
+use crate::domain::extra::UsageDetails;
 use crate::domain::outside_text::normalise_json;
+
+/// Of what a provider calls itself.
+const MAX_NAME_BYTES: usize = 256;
 
 /// Why a text is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +37,12 @@ pub struct CompletionObject {
     /// What its first choice adds, if it is a chunk.
     pub delta: Map<String, Value>,
     pub finish_reason: Option<String>,
+    /// Of its first choice, if it is a chunk; null where there are none.
+    pub logprobs: Value,
     pub usage: Option<TokenUsage>,
+    pub usage_details: UsageDetails,
+    pub system_fingerprint: Option<String>,
+    pub service_tier: Option<String>,
 }
 
 impl CompletionObject {
@@ -58,7 +67,11 @@ impl CompletionObject {
             said: choices.said,
             delta: choices.first.delta,
             finish_reason: choices.first.finish_reason,
+            logprobs: choices.first.logprobs,
             usage: TokenUsage::told(&members.usage),
+            usage_details: UsageDetails::told(&members.usage),
+            system_fingerprint: name_of(&members.system_fingerprint),
+            service_tier: name_of(&members.service_tier),
             text,
         })
     }
@@ -97,8 +110,17 @@ struct Members<'a> {
     model: Option<&'a RawValue>,
     #[serde(default)]
     usage: Value,
+    #[serde(default)]
+    system_fingerprint: Value,
+    #[serde(default)]
+    service_tier: Value,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
+}
+
+fn name_of(value: &Value) -> Option<String> {
+    let name = value.as_str().filter(|name| name.len() <= MAX_NAME_BYTES);
+    name.map(str::to_owned)
 }
 
 /// Where it is null, too: it is replaced, and not named twice.
@@ -148,6 +170,7 @@ struct Choice<'a> {
     delta: Map<String, Value>,
     message: Option<&'a RawValue>,
     finish_reason: Option<String>,
+    logprobs: Value,
 }
 
 #[derive(Deserialize)]
@@ -156,6 +179,7 @@ enum Member {
     Delta,
     Message,
     FinishReason,
+    Logprobs,
     #[serde(other)]
     Other,
 }
@@ -190,6 +214,7 @@ impl<'de> Visitor<'de> for ReadChoice {
                         choice.finish_reason = Some(reason);
                     }
                 }
+                Member::Logprobs => choice.logprobs = members.next_value()?,
                 Member::Other => drop(members.next_value::<IgnoredAny>()?),
             }
         }

@@ -121,6 +121,12 @@ pub struct DocumentMessage {
     pub tool_calls: Option<Vec<ToolCall>>,
     #[schema(min_length = 1, max_length = 256)]
     pub tool_call_id: Option<String>,
+    /// What its author is called.
+    #[schema(min_length = 1, max_length = 256)]
+    pub name: Option<String>,
+    /// What the model thought before it answered.
+    #[schema(max_length = 1_048_576)]
+    pub reasoning_content: Option<String>,
     pub identity: Option<IdentityName>,
     pub platform: Option<PlatformScope>,
     #[schema(maximum = 10_000_000)]
@@ -141,6 +147,9 @@ pub struct Original {
     pub tool_calls: Option<String>,
     pub tool_call_id: Option<String>,
     pub token_count: i32,
+    /// Left out where there is nothing in it: documents from before there was such a thing keep their signature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extra: Option<String>,
 }
 
 /// JSON with its members sorted and without white space.
@@ -282,6 +291,7 @@ mod tests {
             tool_calls: None,
             tool_call_id: None,
             token_count: 5,
+            extra: None,
         };
         let record = CompressionRecord {
             summarised: 1,
@@ -301,7 +311,7 @@ mod tests {
         assert_eq!(base, hash(None, None, &message.clone()));
         assert_ne!(base, hash(Some("t"), None, &message));
         assert_ne!(base, hash(None, Some(&record), &message));
-        let changed: [fn(&mut Original); 7] = [
+        let changed: [fn(&mut Original); 8] = [
             |m| m.seq = 2,
             |m| m.role = Role::User,
             |m| m.kind = MessageKind::Notice,
@@ -309,6 +319,7 @@ mod tests {
             |m| m.tool_calls = Some("[]".to_owned()),
             |m| m.tool_call_id = Some("c".to_owned()),
             |m| m.token_count = 6,
+            |m| m.extra = Some("{}".to_owned()),
         ];
         for (place, change) in changed.into_iter().enumerate() {
             let mut other = message.clone();

@@ -6,8 +6,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::domain::document::{
-    DocumentHasher, DocumentSignature, FORMAT, Original, Place, VERSION,
+    DocumentHasher, DocumentSignature, FORMAT, Original, Place, VERSION, canonical,
 };
+use crate::domain::extra::Extra;
 use crate::domain::message::{Message, MessageKind, Role};
 use crate::domain::session::CompressionRecord;
 use crate::error::{Error, Result};
@@ -68,6 +69,10 @@ struct WrittenMessage<'a> {
     content: Option<&'a RawValue>,
     tool_calls: Option<&'a RawValue>,
     tool_call_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
     identity: Option<&'a str>,
     platform: Option<&'a str>,
     token_count: i32,
@@ -112,6 +117,7 @@ impl JsonWriter {
             Piece::Link(link) => self.link(link, out),
             Piece::Original(message) => {
                 self.hasher.original(&believed(message)?)?;
+                let extra = message.extra.as_deref();
                 let written = WrittenMessage {
                     seq: message.seq,
                     role: message.role,
@@ -119,6 +125,8 @@ impl JsonWriter {
                     content: message.content.as_deref(),
                     tool_calls: message.tool_calls.as_deref(),
                     tool_call_id: message.tool_call_id.as_deref(),
+                    name: extra.and_then(|extra| extra.name.as_deref()),
+                    reasoning_content: extra.and_then(|it| it.reasoning_content.as_deref()),
                     identity: message.identity.as_deref(),
                     platform: message.platform.as_deref(),
                     token_count: message.token_count,
@@ -204,6 +212,15 @@ fn believed(message: &Message) -> Result<Original> {
         let text = serde_json::to_string(&value).map_err(Error::internal)?;
         Ok(Some(text))
     };
+    // What a document tells of it.
+    let extra = message.extra.as_deref().and_then(|extra| {
+        let extra = Extra {
+            name: extra.name.clone(),
+            reasoning_content: extra.reasoning_content.clone(),
+            ..Extra::default()
+        };
+        extra.kept()
+    });
     Ok(Original {
         seq: message.seq,
         role: message.role,
@@ -212,6 +229,7 @@ fn believed(message: &Message) -> Result<Original> {
         tool_calls: text(&message.tool_calls)?,
         tool_call_id: message.tool_call_id.clone(),
         token_count: message.token_count,
+        extra: extra.as_ref().map(canonical).transpose()?,
     })
 }
 
@@ -242,6 +260,7 @@ mod tests {
             copied_from: None,
             created_at: DateTime::UNIX_EPOCH,
             undone_at: None,
+            extra: None,
         }))
     }
 

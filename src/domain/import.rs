@@ -5,6 +5,7 @@ use crate::domain::document::{
     Document, DocumentCompression, DocumentHasher, DocumentLink, DocumentMessage,
     DocumentSignature, Original, Place, VERSION, canonical,
 };
+use crate::domain::extra::Extra;
 use crate::domain::message::{MessageKind, NewMessage, Role};
 use crate::domain::session::CompressionRecord;
 use crate::error::{Error, FieldError, Result};
@@ -12,7 +13,7 @@ use crate::error::{Error, FieldError, Result};
 pub const MAX_LINKS: usize = 1000;
 pub const MAX_MESSAGES: usize = 20_000;
 /// More than a message can have that came in with any other call.
-const MAX_MESSAGE_BYTES: usize = 2 * 1024 * 1024;
+const MAX_MESSAGE_BYTES: usize = 8 * 1024 * 1024;
 /// Copies name what they repeat, so a small document could fill a disk.
 const MAX_BYTES: usize = 64 * 1024 * 1024;
 const MAX_NAME_CHARS: usize = 256;
@@ -240,6 +241,8 @@ impl Reader {
             && given.content.is_none()
             && given.tool_calls.is_none()
             && given.tool_call_id.is_none()
+            && given.name.is_none()
+            && given.reasoning_content.is_none()
             && given.token_count.is_none();
         if !bare {
             self.refuse(at, "a copy says nothing that its original does not say");
@@ -285,6 +288,11 @@ impl Reader {
             self.refuse(format!("{at}/role"), "is required, but for a copy");
             return Ok(None);
         };
+        let extra = Extra {
+            name: given.name,
+            reasoning_content: given.reasoning_content,
+            ..Extra::default()
+        };
         let message = NewMessage {
             role,
             kind: given.kind.unwrap_or(MessageKind::Normal),
@@ -292,6 +300,7 @@ impl Reader {
             tool_calls: given.tool_calls,
             tool_call_id: given.tool_call_id,
             token_count: given.token_count,
+            extra: extra.kept(),
         };
         message.check(at, &mut self.errors);
         // Uncompressing takes back what a link was born with, so nothing that was said may be in it.
@@ -314,8 +323,9 @@ impl Reader {
             tool_calls: message.tool_calls.as_ref().map(canonical).transpose()?,
             token_count: message.tokens(),
             tool_call_id: message.tool_call_id,
+            extra: message.extra.as_ref().map(canonical).transpose()?,
         };
-        let texts = [&original.content, &original.tool_calls];
+        let texts = [&original.content, &original.tool_calls, &original.extra];
         let bytes = texts.into_iter().flatten().map(String::len).sum();
         if bytes > MAX_MESSAGE_BYTES {
             let detail = format!("a message has at most {MAX_MESSAGE_BYTES} bytes");

@@ -9,6 +9,7 @@ use utoipa::openapi::schema::{
 };
 use utoipa::openapi::{RefOr, Schema};
 
+use crate::domain::extra::Extra;
 use crate::domain::session::words;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{SessionId, TurnId};
@@ -18,7 +19,7 @@ pub const MAX_MESSAGES: usize = 1000;
 const MAX_PARTS: usize = 256;
 const MAX_TOOL_CALLS: usize = 128;
 const MAX_ID_CHARS: usize = 256;
-const MAX_CONTENT_CHARS: usize = 1024 * 1024;
+pub const MAX_CONTENT_CHARS: usize = 1024 * 1024;
 pub const MAX_TOKENS: u32 = 10_000_000;
 
 words!(
@@ -54,6 +55,11 @@ impl Content {
     }
 }
 
+/// Whether a text has more characters; they are only counted where its bytes leave it open.
+pub fn is_longer(text: &str, most_chars: usize) -> bool {
+    text.len() > most_chars && text.chars().count() > most_chars
+}
+
 /// What people read of a content: its texts, and why an answer was refused.
 pub fn shown_text(content: &Value) -> String {
     match content {
@@ -75,13 +81,23 @@ impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
-        let is_long =
-            |text: &str| text.len() > MAX_CONTENT_CHARS && text.chars().count() > MAX_CONTENT_CHARS;
-        let fine = match &value {
-            Value::String(text) if is_long(text) => {
-                let detail = format!("must have at most {MAX_CONTENT_CHARS} characters");
-                return Err(serde::de::Error::custom(detail));
+        let too_long = |text: &str| is_longer(text, MAX_CONTENT_CHARS);
+        let is_long = match &value {
+            Value::String(text) => too_long(text),
+            Value::Array(parts) => {
+                let texts = |part: &'_ Value| {
+                    let members = ["type", "text"].map(|member| part[member].as_str());
+                    members.into_iter().flatten().any(too_long)
+                };
+                parts.iter().any(texts)
             }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => false,
+        };
+        if is_long {
+            let detail = format!("a text has at most {MAX_CONTENT_CHARS} characters");
+            return Err(serde::de::Error::custom(detail));
+        }
+        let fine = match &value {
             Value::String(_) => true,
             Value::Array(parts) => {
                 (1..=MAX_PARTS).contains(&parts.len()) && parts.iter().all(is_part)
@@ -99,21 +115,21 @@ impl<'de> Deserialize<'de> for Content {
 
 impl utoipa::PartialSchema for Content {
     fn schema() -> RefOr<Schema> {
-        let text = ObjectBuilder::new()
-            .schema_type(Type::String)
-            .max_length(Some(MAX_CONTENT_CHARS));
-        let kind = ObjectBuilder::new()
-            .schema_type(Type::String)
-            .max_length(Some(MAX_CONTENT_CHARS));
+        let text = || {
+            ObjectBuilder::new()
+                .schema_type(Type::String)
+                .max_length(Some(MAX_CONTENT_CHARS))
+        };
         let part = ObjectBuilder::new()
-            .property("type", kind)
+            .property("type", text())
+            .property("text", text())
             .required("type")
             .additional_properties(Some(AdditionalProperties::FreeForm(true)));
         let parts = ArrayBuilder::new()
             .items(part)
             .min_items(Some(1))
             .max_items(Some(MAX_PARTS));
-        Schema::OneOf(OneOfBuilder::new().item(text).item(parts).build()).into()
+        Schema::OneOf(OneOfBuilder::new().item(text()).item(parts).build()).into()
     }
 }
 
@@ -155,6 +171,8 @@ pub struct NewMessage {
     pub tool_call_id: Option<String>,
     /// As its maker counted; estimated where nobody did.
     pub token_count: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extra: Option<Box<Extra>>,
 }
 
 impl NewMessage {
@@ -167,6 +185,7 @@ impl NewMessage {
             tool_calls: None,
             tool_call_id: Some(call_id.to_owned()),
             token_count: None,
+            extra: None,
         }
     }
 
@@ -187,6 +206,7 @@ impl NewMessage {
             tool_calls: None,
             tool_call_id: None,
             token_count: None,
+            extra: None,
         }
     }
 
@@ -214,6 +234,10 @@ impl NewMessage {
                 );
                 refuse(&format!("tool_calls/{place}"), detail);
             }
+            if is_longer(&call.function.arguments, MAX_CONTENT_CHARS) {
+                let detail = format!("must have at most {MAX_CONTENT_CHARS} characters");
+                refuse(&format!("tool_calls/{place}/function/arguments"), detail);
+            }
         }
         match (&self.tool_call_id, self.role) {
             (None, Role::Tool) => refuse("tool_call_id", "says which call this answers".to_owned()),
@@ -228,9 +252,23 @@ impl NewMessage {
             }
             (None | Some(_), _) => {}
         }
+        match self.name() {
+            Some(_) if self.role != Role::User => {
+                refuse("name", "only a user's message has one".to_owned());
+            }
+            Some(name) if long(name) => {
+                refuse("name", format!("must have 1 to {MAX_ID_CHARS} characters"));
+            }
+            Some(_) | None => {}
+        }
         if self.token_count.is_some_and(|count| count > MAX_TOKENS) {
             refuse("token_count", format!("must be at most {MAX_TOKENS}"));
         }
+    }
+
+    /// That a client gave its author.
+    pub fn name(&self) -> Option<&str> {
+        self.extra.as_ref()?.name.as_deref()
     }
 
     pub fn tokens(&self) -> i32 {
@@ -262,6 +300,7 @@ pub fn summary(text: &str) -> NewMessage {
         tool_calls: None,
         tool_call_id: None,
         token_count: None,
+        extra: None,
     }
 }
 
@@ -327,6 +366,7 @@ pub struct Message {
     pub created_at: DateTime<Utc>,
     /// When it was taken back: no model is shown it.
     pub undone_at: Option<DateTime<Utc>>,
+    pub extra: Option<Box<Extra>>,
 }
 
 #[cfg(test)]
@@ -344,6 +384,7 @@ mod tests {
             tool_calls: serde_json::from_value(member("tool_calls")).unwrap(),
             tool_call_id: serde_json::from_value(member("tool_call_id")).unwrap(),
             token_count: serde_json::from_value(member("token_count")).unwrap(),
+            extra: None,
         }
     }
 

@@ -18,6 +18,7 @@ pub mod document;
 pub mod erasure;
 pub mod event;
 pub mod export;
+pub mod extra;
 pub mod grant;
 pub mod home_channel;
 pub mod identity;

@@ -26,6 +26,7 @@ pub struct PastMessage {
     pub content: Option<Bytes>,
     pub tool_calls: Option<Bytes>,
     pub tool_call_id: Option<Bytes>,
+    pub name: Option<Bytes>,
 }
 
 impl PastMessage {
@@ -36,12 +37,18 @@ impl PastMessage {
             content: message.content.as_ref().map(json).transpose()?,
             tool_calls: message.tool_calls.as_ref().map(json).transpose()?,
             tool_call_id: message.tool_call_id.as_ref().map(json).transpose()?,
+            name: message.name().map(json).transpose()?,
         })
     }
 
     /// About how many bytes it has in a list.
     fn room(&self) -> usize {
-        let texts = [&self.content, &self.tool_calls, &self.tool_call_id];
+        let texts = [
+            &self.content,
+            &self.tool_calls,
+            &self.tool_call_id,
+            &self.name,
+        ];
         let bytes = texts.into_iter().flatten().map(Bytes::len);
         USUAL_LINE + bytes.sum::<usize>()
     }
@@ -62,6 +69,7 @@ impl PastMessage {
         for (name, value) in [
             (",\"tool_calls\":", &self.tool_calls),
             (",\"tool_call_id\":", &self.tool_call_id),
+            (",\"name\":", &self.name),
         ] {
             if let Some(value) = value {
                 list.extend_from_slice(name.as_bytes());
@@ -174,6 +182,7 @@ mod tests {
             tool_calls: None,
             tool_call_id: None,
             token_count: None,
+            extra: None,
         })
         .unwrap()
     }

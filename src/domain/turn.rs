@@ -118,6 +118,7 @@ impl TurnInput {
             tool_calls: None,
             tool_call_id: None,
             token_count: None,
+            extra: None,
         };
         Self {
             messages: contents.into_iter().map(message).collect(),

@@ -166,10 +166,12 @@ extractor!(
 
 impl Call {
     fn of(request: &HttpRequest, taken: &'static [Scope]) -> Result<Self> {
+        let credential = Credential::of(request, taken)?;
+        let header = read_header(request, &credential)?;
         Ok(Self {
-            credential: Credential::of(request, taken)?,
+            credential,
             taken,
-            header: read_header(request)?,
+            header,
         })
     }
 
@@ -191,8 +193,11 @@ impl Call {
     }
 }
 
-/// Who the header `X-Throughline-Identity` names: an identity, or `me`.
-pub(super) fn read_header(request: &HttpRequest) -> Result<Option<PersonName>> {
+/// Who the header `X-Throughline-Identity` names: an identity, or with a user's token `me`.
+pub(super) fn read_header(
+    request: &HttpRequest,
+    credential: &Credential,
+) -> Result<Option<PersonName>> {
     let Some(value) = request.headers().get(IDENTITY) else {
         return Ok(None);
     };
@@ -203,7 +208,12 @@ pub(super) fn read_header(request: &HttpRequest) -> Result<Option<PersonName>> {
     let text =
         std::str::from_utf8(value.as_bytes()).map_err(|error| malformed(error.to_string()))?;
     if text == "me" {
-        return Ok(Some(PersonName::Me));
+        return match credential {
+            Credential::User(_) => Ok(Some(PersonName::Me)),
+            Credential::Key(_) => Err(malformed(
+                "an API key is nobody: name an identity in X-Throughline-Identity".to_owned(),
+            )),
+        };
     }
     let name = IdentityName::from_str(text).map_err(|error| malformed(error.to_string()))?;
     Ok(Some(PersonName::Identity(name)))

@@ -156,7 +156,12 @@ fn share(method: &str, shape: Shape, operation: &mut Value) {
         refusals.push((422, "A value breaks a rule"));
     }
     if creates {
-        refusals.push((409, "The Idempotency-Key was used with another request"));
+        let text = "The Idempotency-Key was used with another request, or somebody else did the same at this moment";
+        refusals.push((409, text));
+    } else if method != "get" && !public {
+        refusals.push((409, "Somebody else changed the same at this moment"));
+    }
+    if creates {
         push_parameter(operation, idempotency_key());
     }
     if bridged {

@@ -180,12 +180,13 @@ fn openai_type(code: Code) -> &'static str {
 
 fn log_cause(error: &Error, request_id: &str) {
     if let Some(cause) = &error.cause {
-        tracing::error!(
-            request_id,
-            code = error.code.as_str(),
-            cause = format!("{cause:#}"),
-            "a request failed"
-        );
+        let (code, cause) = (error.code.as_str(), format!("{cause:#}"));
+        // A request that lost against another is nothing that an operator could mend.
+        if error.code == Code::Conflict {
+            tracing::info!(request_id, code, cause, "a request lost against another");
+        } else {
+            tracing::error!(request_id, code, cause, "a request failed");
+        }
     }
     if let Some(failed) = &error.failed_call {
         telemetry::warn_of_failed_call(failed, CalledFor::Request(request_id));

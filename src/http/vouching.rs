@@ -23,7 +23,7 @@ use crate::store::{Db, TenantTx, identities};
 /// admin for any.
 pub struct Voucher {
     credential: Credential,
-    header: Option<PersonName>,
+    header: Option<IdentityName>,
 }
 
 impl FromRequest for Voucher {
@@ -37,10 +37,15 @@ impl FromRequest for Voucher {
 
 impl Voucher {
     fn of(request: &HttpRequest) -> Result<Self> {
-        Ok(Self {
-            credential: Credential::of(request, &[Scope::Admin, Scope::Bridge])?,
-            header: read_header(request)?,
-        })
+        let credential = Credential::of(request, &[Scope::Admin, Scope::Bridge])?;
+        let header = match (read_header(request, &credential)?, &credential) {
+            (Some(PersonName::Identity(named)), _) => Some(named),
+            (Some(PersonName::Me | PersonName::User(_)), Credential::User(user)) => {
+                Some(user.identity().name.clone())
+            }
+            (Some(PersonName::Me | PersonName::User(_)), Credential::Key(_)) | (None, _) => None,
+        };
+        Ok(Self { credential, header })
     }
 
     /// Vouches for the account that the body names, else the header, else the token itself, in `chat`.
@@ -49,18 +54,7 @@ impl Voucher {
         if !errors.is_empty() {
             return Err(Error::invalid(errors));
         }
-        let named = match (named, self.header) {
-            (Some(named), _) | (None, Some(PersonName::Identity(named))) => Some(named),
-            (None, Some(PersonName::Me | PersonName::User(_))) => match &self.credential {
-                Credential::User(user) => Some(user.identity().name.clone()),
-                Credential::Key(_) => {
-                    let pointer = "/header/X-Throughline-Identity";
-                    let error = FieldError::new(pointer, "an API key is nobody: name an identity");
-                    return Err(Error::invalid(vec![error]));
-                }
-            },
-            (None, None) => None,
-        };
+        let named = named.or(self.header);
         let identity = match (&self.credential, named) {
             (Credential::User(user), None) => user.identity().name.clone(),
             (Credential::User(_), Some(named)) => named,

@@ -192,12 +192,12 @@ pub async fn insert_originals(
     let tokens: Vec<i32> = messages.iter().map(|(_, m)| m.token_count).collect();
     sqlx::query(
         "insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
-                               token_count, created_at)
+                               token_count, created_at, extra)
          select $1, m.session_id, m.seq, m.role, m.kind, m.content::json, m.tool_calls::json, m.tool_call_id,
-                m.tokens, $2
+                m.tokens, $2, m.extra::json
            from unnest($3::uuid[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
-                       $10::integer[])
-                  as m (session_id, seq, role, kind, content, tool_calls, tool_call_id, tokens)",
+                       $10::integer[], $11::text[])
+                  as m (session_id, seq, role, kind, content, tool_calls, tool_call_id, tokens, extra)",
     )
     .bind(tx.tenant_id())
     .bind(now)
@@ -209,6 +209,7 @@ pub async fn insert_originals(
     .bind(texts(|message| message.tool_calls.as_deref()))
     .bind(texts(|message| message.tool_call_id.as_deref()))
     .bind(tokens)
+    .bind(texts(|message| message.extra.as_deref()))
     .execute(tx.connection())
     .await?;
     Ok(())
@@ -229,9 +230,9 @@ pub async fn insert_copies(tx: &mut TenantTx, copies: &[NewCopy]) -> Result<()> 
     };
     let done = sqlx::query(
         "insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
-                               token_count, copied_session, copied_seq, created_at)
+                               token_count, copied_session, copied_seq, created_at, extra)
          select $1, c.session_id, c.seq, o.role, o.kind, o.content, o.tool_calls, o.tool_call_id,
-                o.token_count, o.session_id, o.seq, o.created_at
+                o.token_count, o.session_id, o.seq, o.created_at, o.extra
            from unnest($2::uuid[], $3::bigint[], $4::uuid[], $5::bigint[])
                   as c (session_id, seq, from_session, from_seq)
            join messages o

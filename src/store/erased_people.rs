@@ -105,7 +105,7 @@ pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i
     let done = sqlx::query(
         "update messages
             set content = to_json($4::text), tool_calls = null, tool_call_id = null, identity_id = null,
-                platform = null
+                platform = null, extra = null
           where tenant_id = $1
             and (session_id, seq) in (select session_id, seq
                                         from messages

@@ -9,11 +9,13 @@ use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 
 use super::TenantTx;
+use super::turn_writes::{extras, to_json};
 use crate::domain::compression::Outline;
+use crate::domain::extra::Extra;
 use crate::domain::message::{Message, MessageKind, NewMessage, Role, ToolCall};
 use crate::domain::paging::{Page, PageRequest};
 use crate::domain::user::Identity;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::SessionId;
 
 /// What is put at the end of a session.
@@ -72,6 +74,7 @@ pub async fn append(
                 .speaker
                 .map(|speaker| speaker.name.platform().to_string()),
         )
+        .bind(extras(messages)?)
         .fetch_optional(tx.connection())
         .await?)
 }
@@ -96,23 +99,18 @@ pub const APPEND: &str = "with place as (
     returning next_seq - $3 as first_seq, last_active_at as at
      ), put as (
        insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
-                             identity_id, platform, token_count, created_at)
+                             identity_id, platform, token_count, created_at, extra)
        select $1, $2, place.first_seq + m.place - 1, m.role, m.kind, m.content::json, m.tool_calls::json,
-              m.tool_call_id, case when m.spoken then $15 end, case when m.spoken then $16 end, m.tokens, place.at
+              m.tool_call_id, case when m.spoken then $15 end, case when m.spoken then $16 end, m.tokens, place.at,
+              m.extra::json
          from place,
               unnest($8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::integer[],
-                     $14::boolean[])
+                     $14::boolean[], $17::text[])
                 with ordinality
-                as m (role, kind, content, tool_calls, tool_call_id, tokens, spoken, place)
+                as m (role, kind, content, tool_calls, tool_call_id, tokens, spoken, extra, place)
      )
      select first_seq
        from place";
-
-fn to_json<T: Serialize>(value: Option<&T>) -> Result<Option<String>> {
-    value
-        .map(|value| serde_json::to_string(value).map_err(Error::internal))
-        .transpose()
-}
 
 /// Copies messages of `from` to the end of `to`, in the order of their numbers. A copy of a copy knows the
 /// original; within a chain, what its first link has is original. Only inside the transaction that makes
@@ -140,12 +138,12 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
          ), put as (
            insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
                                  identity_id, platform, token_count, turn_id, copied_session, copied_seq,
-                                 created_at, undone_at)
+                                 created_at, undone_at, extra)
            select c.tenant_id, s.id, s.next_seq + c.place - 1, c.role, c.kind, c.content, c.tool_calls,
                   c.tool_call_id, c.identity_id, c.platform, c.token_count, c.turn_id,
                   case when $6 or f.depth > 0 then coalesce(c.copied_session, c.session_id) else f.id end,
                   case when $6 or f.depth > 0 then coalesce(c.copied_seq, c.seq) else c.seq end,
-                  c.created_at, c.undone_at
+                  c.created_at, c.undone_at, c.extra
              from chosen c
              join sessions s
                on s.tenant_id = $1
@@ -236,6 +234,7 @@ pub(super) fn read_message(row: &PgRow) -> Result<Message> {
         let value: Option<Json<Box<RawValue>>> = row.try_get(place)?;
         Ok(value.map(|Json(raw)| raw))
     };
+    let extra: Option<Json<Box<Extra>>> = row.try_get(15)?;
     let copied_session: Option<SessionId> = row.try_get(10)?;
     let copied_seq: Option<i64> = row.try_get(11)?;
     Ok(Message {
@@ -253,6 +252,7 @@ pub(super) fn read_message(row: &PgRow) -> Result<Message> {
         created_at: row.try_get(12)?,
         identity: row.try_get(13)?,
         undone_at: row.try_get(14)?,
+        extra: extra.map(|Json(extra)| extra),
     })
 }
 
@@ -266,7 +266,7 @@ macro_rules! message_columns {
               from identities i
              where i.tenant_id = $1
                and i.id = m.identity_id)
-         end as identity, m.undone_at"
+         end as identity, m.undone_at, m.extra"
     };
 }
 pub(super) use message_columns;

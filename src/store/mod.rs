@@ -217,15 +217,7 @@ const FOREIGN_KEY: &str = "23503";
 /// Two requests made the same thing: the next try finds it.
 const UNIQUE: &str = "23505";
 /// Serialization failure, deadlock, lock timeout, server shutting down or starting.
-const PASSING: [&str; 7] = [
-    "40001",
-    "40P01",
-    "55P03",
-    "57P01",
-    "57P02",
-    "57P03",
-    FOREIGN_KEY,
-];
+const PASSING: [&str; 6] = ["40001", "40P01", "55P03", "57P01", "57P02", "57P03"];
 /// Text that Postgres cannot hold (NUL, broken UTF-8): bad input that an extractor should have refused.
 const UNSTORABLE_TEXT: [&str; 2] = ["22021", "22P05"];
 
@@ -244,6 +236,13 @@ impl From<sqlx::Error> for Error {
                 ..Error::new(Code::Timeout, "the database took too long")
             },
             (_, Some(code)) if PASSING.contains(&code) => Error::unavailable("the database", error),
+            (_, Some(FOREIGN_KEY)) => Error {
+                cause: Some(error.into()),
+                ..Error::new(
+                    Code::Unavailable,
+                    "what this refers to was merged or deleted at the same time",
+                )
+            },
             (_, Some(code)) if UNSTORABLE_TEXT.contains(&code) => Error::new(
                 Code::InvalidRequest,
                 "a text contains characters that cannot be stored",

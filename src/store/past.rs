@@ -26,12 +26,14 @@ macro_rules! past_messages {
     (session: $session:literal, of_tokens: $of_tokens:literal, fit: $fit:literal, most: $most:literal) => {
         concat!(
             "select string_agg(case
-                                 when e.kind = 'normal' and e.tool_calls is null and e.tool_call_id is null then e.role
+                                 when e.kind = 'normal' and e.tool_calls is null and e.tool_call_id is null
+                                      and e.name is null then e.role
                                  else concat(e.role, e'\\x1f', e.kind, e'\\x1f', e.tool_calls, e'\\x1f',
-                                             to_json(e.tool_call_id))
+                                             to_json(e.tool_call_id), e'\\x1f', e.name)
                                end, e'\\x1e') as heads,
                     string_agg(coalesce(e.content::text, ''), e'\\x1e') as contents
-               from (select m.role, m.kind, m.content, m.tool_calls, m.tool_call_id
+               from (select m.role, m.kind, m.content, m.tool_calls, m.tool_call_id,
+                            case when m.role = 'user' then m.extra -> 'name' end as name
                        from messages m
                       where m.tenant_id = $1
                         and m.session_id = ",
@@ -122,5 +124,6 @@ fn read_message(head: &str, content: Bytes) -> Result<PastMessage> {
         content: Some(content).filter(|content| !content.is_empty()),
         tool_calls: json(),
         tool_call_id: json(),
+        name: json(),
     })
 }

@@ -9,7 +9,7 @@ use super::TenantTx;
 use super::past::{MOST_PAST_MESSAGES, past_messages, read_past};
 use super::turn_claims::Runner;
 use super::turn_counts::{fewer_run, share_count};
-use super::turn_writes::{Written, bind_written, said_and_told};
+use super::turn_writes::{Written, bind_written, extras, said_and_told};
 use super::turns::NewTurn;
 use crate::domain::event::NewEvent;
 use crate::domain::prompt::PastMessage;
@@ -100,7 +100,7 @@ pub const START: &str = concat!(
           and s.end_reason is distinct from 'compression'
     returning s.next_seq - $6 as first_seq
      ), ",
-    said_and_told!(),
+    said_and_told!(extras: "$35"),
     ")
      select gate.session_id, gate.expected_seq, gate.at, place.first_seq, p.*
        from gate
@@ -163,6 +163,7 @@ pub async fn start(
         .bind(allowance.tokens - written.tokens())
         .bind(MOST_PAST_MESSAGES)
         .bind(allowance.sender_of)
+        .bind(extras(&turn.input.messages)?)
         .fetch_optional(tx.connection())
         .await?;
     let Some(row) = row else {

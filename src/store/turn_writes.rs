@@ -69,21 +69,21 @@ pub struct Heard {
 }
 
 /// Puts the messages and events of a write into their tables. Needs the rows `gate` (the session, the turn's
-/// first step, the first event's number and the time) and `place` (the first message's number), and the values that
-/// `bind_written` binds.
+/// first step, the first event's number and the time) and `place` (the first message's number), the values that
+/// `bind_written` binds, and the messages' extras.
 macro_rules! said_and_told {
-    () => {
-        "said as (
+    (extras: $extras:literal) => {
+        concat!("said as (
            insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
-                                 identity_id, platform, token_count, turn_id, step, created_at)
+                                 identity_id, platform, token_count, turn_id, step, created_at, extra)
            select $1, gate.session_id, place.first_seq + m.place - 1, m.role, m.kind, m.content::json,
                   m.tool_calls::json, m.tool_call_id, case when m.spoken then $11::uuid end,
-                  case when m.spoken then $12 end, m.tokens, $2, gate.first_step + m.place - 1, gate.at
+                  case when m.spoken then $12 end, m.tokens, $2, gate.first_step + m.place - 1, gate.at, m.extra::json
              from place, gate,
                   unnest($13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::integer[],
-                         $19::boolean[])
+                         $19::boolean[], ", $extras, "::text[])
                     with ordinality
-                    as m (role, kind, content, tool_calls, tool_call_id, tokens, spoken, place)
+                    as m (role, kind, content, tool_calls, tool_call_id, tokens, spoken, extra, place)
          ), told as (
            insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, message_seq,
                                data, created_at)
@@ -92,7 +92,7 @@ macro_rules! said_and_told {
              from gate,
                   unnest($20::text[], $21::bigint[], $22::text[])
                     with ordinality
-                    as e (kind, message, data, place)"
+                    as e (kind, message, data, place)")
     };
 }
 pub(super) use said_and_told;
@@ -243,7 +243,7 @@ pub const WRITE: &str = concat!(
           and ($6 > 0 or $25 <> 'running')
     returning s.next_seq - $6 as first_seq
      ), ",
-    said_and_told!(),
+    said_and_told!(extras: "$36"),
     ")
      select gate.cancelled, gate.cancel_reason, (select place.first_seq from place) as first_seq,
             gate.reply_via, gate.followed,
@@ -284,6 +284,7 @@ pub async fn write(
         .bind(write.session_id)
         .bind(CLIENT_PATIENCE.num_milliseconds())
         .bind(write.starts)
+        .bind(extras(write.messages)?)
         .fetch_optional(tx.connection())
         .await?;
     let Some(row) = row else {
@@ -306,7 +307,14 @@ pub async fn write(
     }))
 }
 
-fn to_json<T: Serialize>(value: Option<&T>) -> Result<Option<String>> {
+pub(super) fn extras(messages: &[NewMessage]) -> Result<Vec<Option<String>>> {
+    messages
+        .iter()
+        .map(|message| to_json(message.extra.as_ref()))
+        .collect()
+}
+
+pub(super) fn to_json<T: Serialize>(value: Option<&T>) -> Result<Option<String>> {
     value
         .map(|value| serde_json::to_string(value).map_err(Error::internal))
         .transpose()

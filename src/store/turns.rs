@@ -10,6 +10,7 @@ use sqlx::{FromRow, Row};
 use super::TenantTx;
 use crate::domain::completion::TokenUsage;
 use crate::domain::delivery::{ReplyTo, ReplyVia};
+use crate::domain::extra::Extra;
 use crate::domain::paging::{Page, PageRequest};
 use crate::domain::turn::{Busy, Told, Turn, TurnInput, TurnState};
 use crate::error::{Error, Result};
@@ -254,11 +255,12 @@ pub async fn list(
 pub struct LastSaid {
     pub content: Option<Json<Value>>,
     pub tool_calls: Option<Json<Value>>,
+    pub extra: Option<Json<Box<Extra>>>,
 }
 
 pub async fn last_said(tx: &mut TenantTx, id: TurnId) -> Result<Option<LastSaid>> {
     Ok(sqlx::query_as(
-        "select content, tool_calls
+        "select content, tool_calls, extra
            from messages
           where tenant_id = $1
             and turn_id = $2

@@ -83,8 +83,9 @@ pub enum Became {
 pub struct Claimed {
     pub taken: Taken,
     pub session_id: SessionId,
-    /// The transcript; read when it is needed if it is not here.
-    pub past: Option<Vec<PastMessage>>,
+    /// The transcript, as much as fits the agent it was accepted for, which answers it; read when it is needed if
+    /// it is not here.
+    pub past: Option<(Arc<Agent>, Vec<PastMessage>)>,
 }
 
 impl Asked<'_> {
@@ -268,7 +269,7 @@ async fn start(
             for message in said {
                 past.push(PastMessage::of(message)?);
             }
-            Some(past)
+            Some((asked.agent.clone(), past))
         }
         None => None,
     };
@@ -360,7 +361,7 @@ async fn go_on(
     Ok(Claimed {
         taken,
         session_id: tip,
-        past: Some(past),
+        past: Some((asked.agent.clone(), past)),
     })
 }
 

@@ -6,10 +6,9 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep_until};
 
-use super::launch::{Ahead, Direct};
+use super::launch::{Ahead, Direct, Piece};
 use super::writer::{Writer, Wrote};
 use crate::domain::answer::Answer;
 use crate::domain::completion_object::CompletionObject;
@@ -72,7 +71,7 @@ struct Side<'a> {
     writer: Option<Writer>,
     writing: Option<Writing>,
     /// For whoever asked, and not sent yet.
-    ahead: Vec<Map<String, Value>>,
+    ahead: Vec<Piece>,
     waiting: String,
     /// When what waits is written.
     write_at: Option<Instant>,
@@ -216,8 +215,11 @@ impl Side<'_> {
             self.write_at = Some(self.write_at.map_or(at, |before| before.min(at)));
         }
         let begins = !text.is_empty() && !std::mem::replace(&mut self.wrote_first, true);
-        if direct.is_some() && !chunk.delta.is_empty() {
-            self.ahead.push(chunk.delta);
+        if direct.is_some() && !(chunk.delta.is_empty() && chunk.logprobs.is_null()) {
+            self.ahead.push(Piece {
+                delta: chunk.delta,
+                logprobs: chunk.logprobs,
+            });
         }
         if begins {
             telemetry::record_first_token(self.began.elapsed());
@@ -230,9 +232,9 @@ impl Side<'_> {
 
     /// Sends what whoever asked has not seen yet.
     fn tell(&mut self, direct: &mut Option<Direct>) {
-        for delta in self.ahead.drain(..) {
+        for piece in self.ahead.drain(..) {
             if let Some(sender) = direct
-                && sender.send(Ahead::Delta(delta)).is_err()
+                && sender.send(Ahead::Delta(piece)).is_err()
             {
                 *direct = None;
             }

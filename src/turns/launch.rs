@@ -16,11 +16,19 @@ const BEHIND: usize = 1024;
 #[derive(Debug)]
 pub enum Ahead {
     /// What the model added.
-    Delta(Map<String, Value>),
+    Delta(Piece),
     /// The turn ended, or waits for its client: nothing comes after it.
     Ended(Box<Outcome>),
     /// The turn is no longer this node's. What becomes of it is in its events.
     Lost,
+}
+
+/// What a chunk of an answer adds.
+#[derive(Debug)]
+pub struct Piece {
+    pub delta: Map<String, Value>,
+    /// Null where there are none.
+    pub logprobs: Value,
 }
 
 /// The way to the client that asked.

@@ -20,7 +20,7 @@ mod writer;
 pub use accept::{Accepted, Asked, Became, Claimed, accept};
 pub use cancel::cancel;
 pub use follow::Follower;
-pub use launch::{Ahead, launch};
+pub use launch::{Ahead, Piece, launch};
 pub use outcome::{Outcome, Said};
 pub use place::Place;
 pub use recover::sweep;

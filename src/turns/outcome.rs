@@ -11,6 +11,7 @@ use crate::app::App;
 use crate::domain::completion::TokenUsage;
 use crate::domain::delivery::ReplyVia;
 use crate::domain::event::{NewEvent, TURN_WAITING, of_end};
+use crate::domain::extra::Extra;
 use crate::domain::message::NewMessage;
 use crate::domain::turn::{StopReason, Told, Turn, TurnState, interrupted_result};
 use crate::error::{Error, Result};
@@ -41,6 +42,8 @@ pub enum Said {
         /// Null where there are none.
         tool_calls: Value,
         finish_reason: String,
+        /// What the model told beside it.
+        extra: Option<Box<Extra>>,
     },
     /// It brought no answer: see `Turn::failure`.
     Nothing(Box<Turn>),
@@ -61,9 +64,9 @@ impl Outcome {
         let said = match turn.state {
             TurnState::Completed | TurnState::WaitingClient => {
                 let said = turns::last_said(tx, turn.id).await?;
-                let (content, calls) = match said {
-                    Some(said) => (said.content, said.tool_calls),
-                    None => (None, None),
+                let (content, calls, extra) = match said {
+                    Some(said) => (said.content, said.tool_calls, said.extra),
+                    None => (None, None, None),
                 };
                 Said::Answer {
                     content: content.map_or(Value::Null, |content| content.0),
@@ -72,6 +75,7 @@ impl Outcome {
                         .finish_reason
                         .clone()
                         .unwrap_or_else(|| "stop".to_owned()),
+                    extra: extra.map(|extra| extra.0),
                 }
             }
             TurnState::Queued

@@ -17,6 +17,7 @@ use crate::auth::JobCaller;
 use crate::domain::answer::Answer;
 use crate::domain::completion::TokenUsage;
 use crate::domain::event::{NewEvent, TURN_WAITING, of_end};
+use crate::domain::extra::UsageDetails;
 use crate::domain::message::{NewMessage, ToolCall};
 use crate::domain::prompt::{PastMessage, begin_with_a_question, request_body, token_budget};
 use crate::domain::turn::{StopReason, TurnState};
@@ -66,6 +67,7 @@ struct Run {
     direct: Option<Direct>,
     running: Running,
     usage: TokenUsage,
+    usage_details: UsageDetails,
 }
 
 async fn run_one(
@@ -107,6 +109,7 @@ async fn run_one(
         taken,
         direct,
         usage: TokenUsage::NONE,
+        usage_details: UsageDetails::default(),
     };
     run.rounds(writer).await
 }
@@ -118,11 +121,14 @@ async fn prepare(
     tenant_id: TenantId,
     agent: &str,
     session_id: SessionId,
-    mut read: Option<Vec<PastMessage>>,
+    read: Option<(Arc<Agent>, Vec<PastMessage>)>,
 ) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
+    if read.is_some() {
+        return Ok(read);
+    }
     let until = Instant::now() + app.config.turn_lease;
     loop {
-        match try_prepare(app, tenant_id, agent, session_id, &mut read).await {
+        match try_prepare(app, tenant_id, agent, session_id).await {
             Err(error) if is_away(&error) && Instant::now() < until => sleep(AWAY_PAUSE).await,
             prepared => return prepared,
         }
@@ -134,20 +140,14 @@ async fn try_prepare(
     tenant_id: TenantId,
     agent: &str,
     session_id: SessionId,
-    read: &mut Option<Vec<PastMessage>>,
 ) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
     let Some(agent) = app.models.find(tenant_id, agent).await? else {
         return Ok(None);
     };
-    let past = match read.take() {
-        Some(past) => past,
-        None => {
-            let budget = token_budget(&agent.spec);
-            let caller = JobCaller::of_served_tenant(tenant_id);
-            let mut tx = caller.begin(&app.db).await?;
-            past::list(&mut tx, session_id, budget).await?
-        }
-    };
+    let budget = token_budget(&agent.spec);
+    let caller = JobCaller::of_served_tenant(tenant_id);
+    let mut tx = caller.begin(&app.db).await?;
+    let past = past::list(&mut tx, session_id, budget).await?;
     Ok(Some((agent, past)))
 }
 
@@ -195,6 +195,7 @@ impl Run {
                 .usage
                 .or_else(|| said_something.then(|| estimate(asked_bytes, &answer)));
             self.usage.add(used.unwrap_or(TokenUsage::NONE));
+            self.usage_details.add(answer.usage_details.clone());
             match called {
                 Called::Lost => {
                     self.tell(Ahead::Lost);
@@ -286,11 +287,15 @@ impl Run {
                 .map_or_else(|| "".into(), |content| content.value().clone()),
             tool_calls: Value::Null,
             finish_reason: finish.clone(),
+            extra: answer.extra(self.usage_details.clone()),
         };
         // Also an answer without a word is one.
-        let message = answer
-            .message(Vec::new())
-            .unwrap_or_else(NewMessage::silence);
+        let message = NewMessage {
+            extra: answer.extra(self.usage_details.clone()),
+            ..answer
+                .message(Vec::new())
+                .unwrap_or_else(NewMessage::silence)
+        };
         self.end(writer, vec![message], &change, Some(said)).await
     }
 
@@ -319,9 +324,13 @@ impl Run {
                 .map_or(Value::Null, |content| content.value().clone()),
             tool_calls: serde_json::to_value(&theirs).map_err(Error::internal)?,
             finish_reason: "tool_calls".to_owned(),
+            extra: answer.extra(self.usage_details.clone()),
         };
         let results = unknown.iter().map(unknown_tool);
-        let message = answer.message(all);
+        let message = answer.message(all).map(|message| NewMessage {
+            extra: answer.extra(self.usage_details.clone()),
+            ..message
+        });
         let messages: Vec<NewMessage> = message.into_iter().chain(results).collect();
         self.end(writer, messages, &change, Some(said)).await
     }

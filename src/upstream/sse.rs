@@ -4,7 +4,7 @@
 use memchr::memchr2;
 
 /// What one event may hold.
-const MAX_EVENT_BYTES: usize = 1024 * 1024;
+const MAX_EVENT_BYTES: usize = 8 * 1024 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an event has more than {MAX_EVENT_BYTES} bytes")]
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn an_event_without_end_is_given_up() {
         let mut events = Events::default();
-        let piece = vec![b'x'; 64 * 1024];
+        let piece = vec![b'x'; MAX_EVENT_BYTES / 16];
         let outcome = (0..20).try_for_each(|_| events.push(&piece).map(drop));
         assert_eq!(outcome, Err(EventTooLarge));
         let mut events = Events::default();

@@ -11,6 +11,7 @@
 mod support;
 
 mod abandoned_turns;
+mod agent_changes;
 mod agents;
 mod api_keys;
 mod architecture;

@@ -146,3 +146,65 @@ fn every_operation_that_wants_a_credential_documents_how_it_refuses_one() {
         }
     }
 }
+
+#[test]
+fn generators_get_one_type_of_each_thing() {
+    let document = http::document().unwrap();
+    assert!(document["servers"][0]["url"].is_string());
+    let text = document.to_string();
+    for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+        let used = text.contains(&format!("\"#/components/schemas/{name}\""));
+        assert!(used, "nothing refers to {name}");
+        if name.starts_with("ListResponse_") {
+            let items = &schema["properties"]["data"]["items"];
+            assert!(items["$ref"].is_string(), "{name} repeats its items");
+        }
+    }
+}
+
+#[test]
+fn what_chat_answers_is_in_the_document() {
+    let document = http::document().unwrap();
+    let answer = &document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"];
+    for header in [
+        "X-Hermes-Session-Id",
+        "X-Hermes-Session-Key",
+        "X-Throughline-Conversation-Id",
+        "X-Throughline-Turn-Id",
+        "X-Throughline-Stateless",
+        "Idempotency-Replayed",
+    ] {
+        assert!(answer["headers"][header].is_object(), "{header}");
+    }
+    let body = &answer["content"]["application/json"]["schema"];
+    let places: Vec<String> = schemas(&document, body, "")
+        .into_iter()
+        .map(|(place, _)| place)
+        .collect();
+    for place in [
+        "/choices/items/message/reasoning_content",
+        "/choices/items/logprobs",
+        "/usage/prompt_tokens_details",
+        "/hermes/turn_id",
+    ] {
+        assert!(places.iter().any(|one| one == place), "{place}: {places:?}");
+    }
+}
+
+#[test]
+fn what_can_be_repeated_says_how_a_repeated_answer_is_known() {
+    let document = http::document().unwrap();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let parameters = operation["parameters"].as_array().into_iter().flatten();
+            let mut names = parameters.map(|parameter| &parameter["name"]);
+            if !names.any(|name| name == "Idempotency-Key") {
+                continue;
+            }
+            for (status, response) in operation["responses"].as_object().unwrap() {
+                let told = response["headers"]["Idempotency-Replayed"].is_object();
+                assert!(told || !status.starts_with('2'), "{method} {path} {status}");
+            }
+        }
+    }
+}

@@ -414,8 +414,9 @@ async fn seed_thread(world: &World, tenant: &Tenant, whole: &Whole, count: i64) 
         returning s.id, s.next_seq - $4 as first
          )
          insert into messages (tenant_id, session_id, seq, role, kind, content, identity_id, platform,
-                               token_count, created_at)
-         select $1, id, first + n, 'user', 'normal', to_json($5::text), $3, 'telegram', 1, now()
+                               token_count, created_at, extra)
+         select $1, id, first + n, 'user', 'normal', to_json($5::text), $3, 'telegram', 1, now(),
+                json_build_object('name', $5::text)
            from place, generate_series(0, $4 - 1) n",
     )
     .bind(uuid_of(tenant))

@@ -5,7 +5,11 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
+use crate::deliveries::{fetch, say};
+use crate::inbound::bridged;
 use crate::support::linking::bridge;
+use crate::support::model::Step;
+use crate::support::people::person;
 use crate::support::{Reply, Tenant, World};
 
 /// A user with two identities, and the id of the second.
@@ -68,6 +72,88 @@ async fn losers_of_concurrent_unlinks_and_undos_get_a_conflict() {
     expect_one_winner(&undos, &["already_linked", "undo_not_possible"]);
 }
 
+/// A conversation that somebody makes in this moment: a copy of another, under another id and name.
+const COPY: &str = "insert into conversations
+     select (json_populate_record(c, json_build_object('id', gen_random_uuid(), 'client_id', 'notes'))).*
+       from conversations c
+      where c.client_id = 'other'";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_that_meets_a_new_session_of_the_same_name_is_a_conflict_and_can_be_repeated() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let survivor = person(&world, &tenant, "survivor").await;
+    let leaver = person(&world, &tenant, "leaver").await;
+    for (who, id) in [(&survivor, "other"), (&leaver, "notes")] {
+        let body = json!({ "id": id });
+        world
+            .post(&who.token, "/v1/sessions", body)
+            .await
+            .expect(201);
+    }
+    let merge = || {
+        let path = format!("/v1/users/{}/merge", survivor.user_id);
+        let body = json!({"from_user_id": leaver.user_id, "reason": "the same person"});
+        let request = world.request(Method::POST, &path, &tenant.key);
+        Reply::of(request.json(&body))
+    };
+    let mut superuser = world.superuser().await;
+    let mut making = superuser.begin().await.unwrap();
+    sqlx::query(COPY).execute(&mut *making).await.unwrap();
+    let release = async {
+        world.waiting(1).await;
+        making.commit().await.unwrap();
+    };
+    let (lost, ()) = tokio::join!(merge(), release);
+    lost.expect_problem(409, "conflict");
+    assert!(!lost.headers.contains_key("x-should-retry"));
+    merge().await.expect(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_delivery_that_is_replayed_while_others_are_fetched_comes_first() {
+    let b = bridged([]).await;
+    b.model.otherwise(Step::say("fine"));
+    for text in ["one", "two"] {
+        say(&b.world, &b.key, "telegram:5", text).await;
+    }
+    let first = fetch(&b.world, 0, &b.key, "wait=10").await.remove(0);
+    let id = first["id"].as_str().unwrap();
+    let body = json!({"lease": first["lease"], "error": "gone", "retry": false});
+    let path = format!("/v1/deliveries/{id}/nack");
+    let nacked = b.world.post(&b.key, &path, body).await;
+    assert!(nacked.status < 300, "{}", nacked.text);
+    let mut superuser = b.world.superuser().await;
+    let mut held = superuser.begin().await.unwrap();
+    sqlx::query("select 1 from chats for update")
+        .execute(&mut *held)
+        .await
+        .unwrap();
+    let replay = async {
+        let path = format!("/v1/deliveries/{id}/replay");
+        let request = b.world.request(Method::POST, &path, &b.key);
+        Reply::of(request.json(&json!({}))).await
+    };
+    let others = async {
+        b.world.waiting(1).await;
+        // The chat is passed over while somebody works on it.
+        assert_eq!(
+            fetch(&b.world, 1, &b.key, "wait=0").await,
+            Vec::<Value>::new()
+        );
+        held.commit().await.unwrap();
+    };
+    let (replayed, ()) = tokio::join!(replay, others);
+    assert!(replayed.status < 300, "{}", replayed.text);
+    let fetched = join_all((0..4).map(|n| fetch(&b.world, n % 2, &b.key, "wait=0"))).await;
+    let ids: Vec<Value> = fetched
+        .iter()
+        .flatten()
+        .map(|one| one["id"].clone())
+        .collect();
+    assert_eq!(ids, [json!(id)]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_of_whatsapp_is_the_number_in_it() {
     let world = World::new().await;
@@ -92,10 +178,15 @@ async fn an_address_of_whatsapp_is_the_number_in_it() {
 async fn who_calls_the_responses_api_is_told_what_to_use() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    for path in ["/v1/responses", "/v1/responses/resp_1/cancel"] {
-        let reply = world
-            .post(&tenant.key, path, json!({"model": "main"}))
-            .await;
+    for (method, path) in [
+        (Method::POST, "/v1/responses"),
+        (Method::POST, "/v1/responses/resp_1/cancel"),
+        (Method::GET, "/v1/responses/resp_1"),
+        (Method::GET, "/v1/responses/resp_1/input_items"),
+        (Method::DELETE, "/v1/responses/resp_1"),
+    ] {
+        let request = world.request(method, path, &tenant.key);
+        let reply = Reply::of(request.json(&json!({"model": "main"}))).await;
         let body = reply.expect(404);
         let message = body["error"]["message"].as_str().unwrap();
         assert!(message.contains("/v1/chat/completions"), "{body}");

@@ -386,7 +386,7 @@ async fn an_import_may_be_sixteen_times_as_large_as_other_bodies() {
         .await
         .expect_problem(413, "payload_too_large");
     world
-        .post(&tenant.key, "/v1/sessions", document(3))
+        .post(&tenant.key, "/v1/users", document(3))
         .await
         .expect_problem(413, "payload_too_large");
 }

@@ -34,8 +34,9 @@ async fn a_session_is_made_and_shown_as_the_contract_has_it() {
         .await;
     let message = json!({
         "session_id": id, "seq": 1, "role": "user", "kind": "normal", "content": "hello",
-        "tool_calls": null, "tool_call_id": null, "identity": null, "platform": null,
-        "token_count": messages[0]["token_count"], "turn_id": null, "undone_at": null, "copied_from": null,
+        "tool_calls": null, "tool_call_id": null, "name": null, "reasoning_content": null, "identity": null,
+        "platform": null, "token_count": messages[0]["token_count"], "turn_id": null, "undone_at": null,
+        "copied_from": null,
         "created_at": made["created_at"],
     });
     assert_eq!(messages[0], message);

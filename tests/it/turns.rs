@@ -310,3 +310,37 @@ async fn a_suspended_tenants_turns_are_stopped() {
     chat.model.push(Step::Echo(NONE));
     assert_eq!(answer(&chat.say(1, "s-1", "third").await), echo("third"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn times_of_a_conversation_do_not_run_backwards() {
+    let chat = Chat::new([]).await;
+    chat.model.otherwise(Step::say("fine"));
+    chat.say(0, "mine", "one").await.expect(200);
+    // The clock of the node that wrote last was ahead.
+    sqlx::query("update conversations set last_at = last_at + interval '1 hour'")
+        .execute(&mut chat.world.superuser().await)
+        .await
+        .unwrap();
+    let ahead: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("select last_at from conversations")
+            .fetch_one(&mut chat.world.superuser().await)
+            .await
+            .unwrap();
+    chat.say(1, "mine", "two").await.expect(200);
+    let time = |value: &Value| -> chrono::DateTime<chrono::Utc> {
+        value.as_str().unwrap().parse().unwrap()
+    };
+    let kept = chat.transcript("mine").await;
+    let times: Vec<_> = kept
+        .iter()
+        .map(|message| time(&message["created_at"]))
+        .collect();
+    assert!(times.is_sorted(), "{times:?}");
+    assert!(times[2] >= ahead, "{times:?}");
+    let turn = &chat.turns("mine").await[1];
+    assert!(time(&turn["started_at"]) >= ahead, "{turn}");
+    assert!(
+        time(&turn["ended_at"]) >= time(&turn["started_at"]),
+        "{turn}"
+    );
+}

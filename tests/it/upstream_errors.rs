@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::chat::{Chat, expect_error};
+use crate::support::chat::{Chat, answer, expect_error};
 use crate::support::model::{Failure, Step};
 use crate::support::sse::{Sse, said};
 use crate::support::world::WorldOptions;
@@ -149,6 +149,18 @@ async fn a_turn_that_failed_names_its_session_and_a_replay_says_that_it_is_one()
     assert_eq!(chat.model.requests().len(), 1);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_session_an_idempotency_key_has_no_effect() {
+    let chat = Chat::new([Step::say("one"), Step::say("two")]).await;
+    for told in ["one", "two"] {
+        let request = chat.stateless(json!({}));
+        let reply = Reply::of(request.header("idempotency-key", "k1")).await;
+        assert_eq!(answer(&reply), told);
+        assert_eq!(reply.header("x-throughline-stateless"), "true");
+        assert!(!reply.headers.contains_key("idempotency-replayed"));
+    }
+}
+
 /// An agent whose model may be silent for a second.
 async fn hasty(steps: impl IntoIterator<Item = Step>) -> Chat {
     let chat = Chat::with(WorldOptions::default(), json!({}), steps).await;
@@ -212,4 +224,17 @@ async fn a_stateless_stream_is_kept_alive_while_the_model_is_silent() {
         assert!(rest.contains(told), "{rest}");
     }
     assert_eq!(chat.model.requests().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_in_a_session_is_kept_alive_while_the_model_is_silent() {
+    let chat = Chat::new([Step::Hold, Step::say("at last")]).await;
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
+    let mut stream = Sse::open(chat.asking(0, "mine", body)).await;
+    // Who speaks.
+    stream.next().await;
+    stream.comment().await;
+    chat.model.release();
+    assert_eq!(said(&stream.rest().await), "at last");
+    assert_eq!(chat.model.requests().len(), 1);
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::chat::{Chat, chat};
 use crate::support::Reply;
+use crate::support::chat::expect_error;
 use crate::support::model::Step;
 use crate::support::people::{Person, person};
 
@@ -95,10 +96,41 @@ async fn a_key_that_names_me_in_the_header_is_refused() {
     let (_, bridge) = chat.world.api_key(&chat.tenant, "bridge").await;
     for key in [&chat.key, &chat.tenant.key, &bridge] {
         let reply = ask(&chat, key, &[(IDENTITY, "me")], json!({})).await;
-        let status = reply.status;
-        assert!((400..500).contains(&status), "{status}: {}", reply.text);
+        let error = expect_error(&reply, 400, "invalid_request");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("X-Throughline-Identity"), "{message}");
+        let models = chat.world.request(Method::GET, "/v1/models", key);
+        let reply = Reply::of(models.header(IDENTITY, "me")).await;
+        expect_error(&reply, 400, "invalid_request");
     }
     assert_eq!(chat.model.requests(), Vec::<Value>::new());
+    let world = &chat.world;
+    for (method, path) in [
+        (Method::GET, "/v1/session-keys"),
+        (Method::GET, "/v1/sessions/mine"),
+        (Method::DELETE, "/v1/sessions/mine"),
+        (Method::GET, "/v1/sessions/mine/grants"),
+        (
+            Method::DELETE,
+            "/v1/identities/idn_00000000000000000000000000000000",
+        ),
+        (
+            Method::GET,
+            "/v1/users/usr_00000000000000000000000000000000/home-channels",
+        ),
+    ] {
+        for key in [&chat.tenant.key, &bridge] {
+            let request = world.request(method.clone(), path, key);
+            let reply = Reply::of(request.header(IDENTITY, "me")).await;
+            let problem = reply.expect_problem(400, "invalid_request");
+            let pointer = &problem["errors"][0]["pointer"];
+            assert_eq!(pointer, "/header/X-Throughline-Identity", "{path}");
+        }
+    }
+    // In a body it is a value that breaks a rule.
+    let body = json!({"user": "me"});
+    let made = world.post(&chat.tenant.key, "/v1/sessions", body).await;
+    made.expect_problem(422, "invalid_value");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,5 +157,5 @@ async fn me_in_the_header_is_the_tokens_user_on_other_endpoints_too() {
         .json(&json!({"text": "hello"}));
     Reply::of(refused)
         .await
-        .expect_problem(422, "invalid_value");
+        .expect_problem(400, "invalid_request");
 }

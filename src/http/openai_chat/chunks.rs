@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::domain::completion::TokenUsage;
+use crate::domain::extra::Extra;
 use crate::domain::session::ChainName;
 use crate::domain::turn::ToldReset;
 use crate::domain::viewer::Viewer;
@@ -55,57 +56,69 @@ impl Frame {
         })
     }
 
-    fn chunk(
-        &self,
-        delta: impl Serialize,
-        finish_reason: Option<&str>,
-        hermes: Option<Value>,
-    ) -> Bytes {
+    /// A chunk that is not the last.
+    fn chunk(&self, delta: impl Serialize, logprobs: &Value) -> Bytes {
+        let mut line = self.line(delta);
+        if !logprobs.is_null() {
+            line.extend_from_slice(b",\"logprobs\":");
+            write_json(&mut line, logprobs);
+        }
+        line.extend_from_slice(b",\"finish_reason\":null}]}\n\n");
+        Bytes::from(line)
+    }
+
+    /// A chunk up to the end of its delta.
+    fn line(&self, delta: impl Serialize) -> Vec<u8> {
         let mut line = Vec::with_capacity(self.up_to_delta.len() + USUAL_DELTA);
         line.extend_from_slice(self.up_to_delta.as_bytes());
         write_json(&mut line, &delta);
+        line
+    }
+
+    /// The chunk with `finish_reason`.
+    fn finish(&self, answered: &Answered<'_>, hermes: &Value) -> Bytes {
+        let mut line = self.line(json!({}));
         line.extend_from_slice(b",\"finish_reason\":");
-        write_json(&mut line, &finish_reason);
+        write_json(&mut line, &answered.finish_reason);
         line.extend_from_slice(b"}]");
-        if let Some(hermes) = hermes {
-            line.extend_from_slice(b",\"hermes\":");
-            write_json(&mut line, &hermes);
+        for (name, value) in answered.of_provider() {
+            line.extend_from_slice(format!(",\"{name}\":").as_bytes());
+            write_json(&mut line, &value);
         }
+        line.extend_from_slice(b",\"hermes\":");
+        write_json(&mut line, hermes);
         line.extend_from_slice(b"}\n\n");
         Bytes::from(line)
     }
 
     /// The first: who speaks.
     pub fn role(&self) -> Bytes {
-        self.chunk(json!({"role": "assistant", "content": ""}), None, None)
+        let delta = json!({"role": "assistant", "content": ""});
+        self.chunk(delta, &Value::Null)
     }
 
     pub fn text(&self, text: &str) -> Bytes {
-        self.chunk(Text { content: text }, None, None)
+        self.chunk(Text { content: text }, &Value::Null)
     }
 
     /// What a chunk of the model's server adds, in our frame; `None` if it says nothing to the client. The
     /// tools that are called, and the end, are told when it is known what they come to.
-    pub fn pass(&self, mut delta: Map<String, Value>) -> Option<Bytes> {
+    pub fn pass(&self, mut delta: Map<String, Value>, logprobs: &Value) -> Option<Bytes> {
         delta.remove("role");
         delta.remove("tool_calls");
         let says = |value: &Value| !value.is_null() && value != "";
-        delta
-            .values()
-            .any(says)
-            .then(|| self.chunk(delta, None, None))
+        (delta.values().any(says) || !logprobs.is_null()).then(|| self.chunk(delta, logprobs))
     }
 
     /// The tools that the client is to call, then the end.
     pub fn end(
         &self,
-        tool_calls: &Value,
-        finish_reason: &str,
-        hermes: Value,
+        answered: &Answered<'_>,
+        hermes: &Value,
         usage: Option<TokenUsage>,
     ) -> Vec<Bytes> {
         let mut last = Vec::new();
-        if let Some(calls) = tool_calls.as_array() {
+        if let Some(calls) = answered.tool_calls.as_array() {
             let numbered: Vec<Value> = calls
                 .iter()
                 .enumerate()
@@ -115,13 +128,16 @@ impl Frame {
                     call
                 })
                 .collect();
-            last.push(self.chunk(json!({ "tool_calls": numbered }), None, None));
+            last.push(self.chunk(json!({ "tool_calls": numbered }), &Value::Null));
         }
-        last.push(self.chunk(json!({}), Some(finish_reason), Some(hermes)));
+        last.push(self.finish(answered, hermes));
         if let Some(usage) = usage {
             let mut chunk = self.envelope("chat.completion.chunk");
             chunk["choices"] = json!([]);
-            chunk["usage"] = usage_body(&usage);
+            chunk["usage"] = answered.usage_body(&usage);
+            for (name, value) in answered.of_provider() {
+                chunk[name] = value.into();
+            }
             last.push(data(&chunk));
         }
         last.push(Bytes::from_static(b"data: [DONE]\n\n"));
@@ -129,25 +145,69 @@ impl Frame {
     }
 
     /// The whole answer.
-    pub fn whole(
-        &self,
-        content: &Value,
-        tool_calls: &Value,
-        finish_reason: &str,
-        hermes: Value,
-        usage: TokenUsage,
-    ) -> Value {
-        let (content, refusal) = split_refusal(content);
+    pub fn whole(&self, answered: &Answered<'_>, hermes: Value, usage: TokenUsage) -> Value {
+        let (content, refusal) = split_refusal(answered.content);
         let mut message = json!({"role": "assistant", "content": content, "refusal": refusal});
-        if tool_calls.is_array() {
-            message["tool_calls"] = tool_calls.clone();
+        if answered.tool_calls.is_array() {
+            message["tool_calls"] = answered.tool_calls.clone();
+        }
+        let reasoning = answered.extra.and_then(|it| it.reasoning_content.as_ref());
+        if let Some(reasoning) = reasoning {
+            message["reasoning_content"] = reasoning.as_str().into();
         }
         let mut whole = self.envelope("chat.completion");
-        let choice = json!({"index": 0, "message": message, "finish_reason": finish_reason});
+        let finish = answered.finish_reason;
+        let logprobs = answered.extra.and_then(|extra| extra.logprobs.as_ref());
+        let choice = json!({
+            "index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish,
+        });
         whole["choices"] = json!([choice]);
-        whole["usage"] = usage_body(&usage);
+        whole["usage"] = answered.usage_body(&usage);
+        for (name, value) in answered.of_provider() {
+            whole[name] = value.into();
+        }
         whole["hermes"] = hermes;
         whole
+    }
+
+    /// Why the model does not answer, as far as the client has not seen it.
+    pub fn refusal(&self, content: &Value, seen: usize) -> Option<Bytes> {
+        let (_, refusal) = split_refusal(content);
+        let rest = refusal.as_str()?.get(seen..)?;
+        (!rest.is_empty()).then(|| self.chunk(json!({ "refusal": rest }), &Value::Null))
+    }
+}
+
+/// An answer that there is.
+pub struct Answered<'a> {
+    pub content: &'a Value,
+    tool_calls: &'a Value,
+    finish_reason: &'a str,
+    extra: Option<&'a Extra>,
+}
+
+impl Answered<'_> {
+    /// What the provider says of itself.
+    fn of_provider(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let named = self.extra.map(|extra| {
+            [
+                ("system_fingerprint", extra.system_fingerprint.as_deref()),
+                ("service_tier", extra.service_tier.as_deref()),
+            ]
+        });
+        let named = named.into_iter().flatten();
+        named.filter_map(|(name, value)| Some((name, value?)))
+    }
+
+    fn usage_body(&self, usage: &TokenUsage) -> Value {
+        let mut body = json!({
+            "prompt_tokens": usage.input, "completion_tokens": usage.output,
+            "total_tokens": usage.input.saturating_add(usage.output),
+        });
+        if let Some(extra) = self.extra {
+            extra.usage_details.write(&mut body);
+        }
+        body
     }
 }
 
@@ -161,13 +221,6 @@ fn split_refusal(content: &Value) -> (Value, Value) {
         Some(refusal) => (find("text").unwrap_or(Value::Null), refusal),
         None => (content.clone(), Value::Null),
     }
-}
-
-fn usage_body(usage: &TokenUsage) -> Value {
-    json!({
-        "prompt_tokens": usage.input, "completion_tokens": usage.output,
-        "total_tokens": usage.input.saturating_add(usage.output),
-    })
 }
 
 fn data(value: &Value) -> Bytes {
@@ -203,13 +256,19 @@ pub fn hermes(outcome: &Outcome, name: &ChainName, viewer: &Viewer) -> Value {
 }
 
 /// What an outcome says, or the error of one that says nothing.
-pub fn said(outcome: &Outcome) -> Result<(&Value, &Value, &str), Error> {
+pub fn said(outcome: &Outcome) -> Result<Answered<'_>, Error> {
     match &outcome.said {
         Said::Answer {
             content,
             tool_calls,
             finish_reason,
-        } => Ok((content, tool_calls, finish_reason)),
+            extra,
+        } => Ok(Answered {
+            content,
+            tool_calls,
+            finish_reason,
+            extra: extra.as_deref(),
+        }),
         Said::Nothing(turn) => Err(turn.failure()),
     }
 }
@@ -221,7 +280,7 @@ mod tests {
     #[test]
     fn a_servers_chunk_is_passed_on_without_what_is_ours_to_tell() {
         let frame = Frame::new(TurnId::generate(), "main", 7);
-        let pass = |delta: Value| frame.pass(delta.as_object().unwrap().clone());
+        let pass = |delta: Value| frame.pass(delta.as_object().unwrap().clone(), &Value::Null);
         for silent in [
             json!({"role": "assistant", "content": ""}),
             json!({"tool_calls": [{"index": 0}]}),

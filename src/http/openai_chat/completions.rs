@@ -17,7 +17,7 @@ use crate::app::App;
 use crate::chat::{Answering, Call};
 use crate::domain::chat::Chat;
 use crate::domain::completion::CompletionRequest;
-use crate::domain::message::Content;
+use crate::domain::message::{Content, ToolCall};
 use crate::domain::session_name::{SessionKey, SessionRef};
 use crate::domain::turn::ToldReset;
 use crate::error::{Code, Error, FieldError, Result};
@@ -73,6 +73,9 @@ pub struct ChatMessage {
     /// Of a tool: which call it answers.
     #[schema(min_length = 1, max_length = 256)]
     tool_call_id: Option<String>,
+    /// Of a user: what its author is called.
+    #[schema(min_length = 1, max_length = 256)]
+    name: Option<String>,
 }
 
 #[derive(Deserialize, utoipa::ToSchema)]
@@ -103,12 +106,50 @@ pub struct ChatCompletionResponse {
     created: i64,
     /// The agent.
     model: String,
-    #[schema(value_type = Vec<Object>)]
-    choices: Vec<Value>,
-    #[schema(value_type = Option<Object>)]
-    usage: Option<Value>,
+    choices: Vec<ChatChoice>,
+    usage: Option<ChatUsage>,
+    /// As the model's server says.
+    system_fingerprint: Option<String>,
+    /// As the model's server says.
+    service_tier: Option<String>,
     /// The effective session; only in a session. In a stream it is on the chunk with `finish_reason`.
     hermes: Option<EffectiveSession>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ChatChoice {
+    index: i64,
+    message: ChatAnswer,
+    /// Where they were asked for: `{content, refusal}`. More than 1 MiB of them are not kept in a session.
+    #[schema(value_type = Option<Object>)]
+    logprobs: Option<Value>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ChatAnswer {
+    /// `assistant`.
+    role: String,
+    content: Option<String>,
+    /// Why the model does not answer.
+    refusal: Option<String>,
+    /// What the model thought before it answered, where it says so. In a stream under the name that its server uses.
+    reasoning_content: Option<String>,
+    tool_calls: Option<Vec<ToolCall>>,
+}
+
+/// In a session, of all calls of the turn.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ChatUsage {
+    prompt_tokens: i64,
+    completion_tokens: i64,
+    total_tokens: i64,
+    /// Such as `cached_tokens`, where the model's server tells them.
+    #[schema(value_type = Option<Object>)]
+    prompt_tokens_details: Option<Value>,
+    /// Such as `reasoning_tokens`, where the model's server tells them.
+    #[schema(value_type = Option<Object>)]
+    completion_tokens_details: Option<Value>,
 }
 
 #[derive(Serialize, utoipa::ToSchema)]

@@ -8,7 +8,7 @@ use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::web::{self, Bytes};
 use actix_web::{HttpResponse, HttpResponseBuilder};
 use futures_util::stream;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -30,7 +30,7 @@ use crate::idempotency;
 use crate::ids::{SessionId, TurnId};
 use crate::sessions;
 use crate::store::{TenantTx, events, turns as rows};
-use crate::turns::{self, Ahead, Asked, Became, Follower, Outcome, Place};
+use crate::turns::{self, Ahead, Asked, Became, Follower, Outcome, Piece, Place};
 
 /// Only what comes after it waits for a model.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(65);
@@ -101,6 +101,7 @@ pub async fn answer(
         include_hermes_events: asked.include_hermes_events,
         shown: false,
         heard: 0,
+        refused: 0,
         known: 0,
         waiting: VecDeque::new(),
         quiet_since: Instant::now(),
@@ -242,6 +243,8 @@ struct Telling {
     shown: bool,
     /// How many bytes of text it has seen.
     heard: usize,
+    /// How many bytes of a refusal.
+    refused: usize,
     /// Of the text that comes next, how much it has seen before.
     known: usize,
     waiting: VecDeque<Bytes>,
@@ -251,7 +254,7 @@ struct Telling {
 
 /// What comes next of a turn.
 enum Next {
-    Delta(Map<String, Value>),
+    Delta(Piece),
     Events(Vec<std::sync::Arc<Event>>),
     Ended(Box<Outcome>),
     /// The node lost it: the rest is in the events.
@@ -265,7 +268,7 @@ enum Next {
 impl From<Ahead> for Next {
     fn from(ahead: Ahead) -> Self {
         match ahead {
-            Ahead::Delta(delta) => Self::Delta(delta),
+            Ahead::Delta(piece) => Self::Delta(piece),
             Ahead::Ended(outcome) => Self::Ended(outcome),
             Ahead::Lost => Self::Elsewhere,
         }
@@ -280,16 +283,15 @@ impl Telling {
                 Next::Ended(outcome) => {
                     self.allowed.check_before_answer().await?;
                     let acting = &self.allowed.acting;
-                    let (content, calls, finish) =
-                        chunks::said(&outcome).map_err(|error| Error {
-                            headers: headers(acting, &self.turn).into(),
-                            ..error
-                        })?;
+                    let answered = chunks::said(&outcome).map_err(|error| Error {
+                        headers: headers(acting, &self.turn).into(),
+                        ..error
+                    })?;
                     let hermes = chunks::hermes(&outcome, &self.turn.name, &acting.viewer);
                     let usage = outcome.usage;
                     let session_id = hermes["session_id"].as_str().unwrap_or_default();
                     head.insert_header(("x-hermes-session-id", session_id));
-                    let whole = self.frame.whole(content, calls, finish, hermes, usage);
+                    let whole = self.frame.whole(&answered, hermes, usage);
                     return Ok(head.json(whole));
                 }
                 Next::Elsewhere | Next::Behind => self.follow_events(),
@@ -350,12 +352,14 @@ impl Telling {
 
     async fn take_in(&mut self, next: Next, beat: Instant) -> Result<()> {
         match next {
-            Next::Delta(delta) => {
-                let text = delta.get("content").and_then(Value::as_str);
-                let heard = text.map_or(0, str::len);
-                if let Some(passed) = self.frame.pass(delta) {
+            Next::Delta(Piece { delta, logprobs }) => {
+                let bytes =
+                    |name: &str| delta.get(name).and_then(Value::as_str).map_or(0, str::len);
+                let (text, refusal) = (bytes("content"), bytes("refusal"));
+                if let Some(passed) = self.frame.pass(delta, &logprobs) {
                     self.shown = true;
-                    self.heard += heard;
+                    self.heard += text;
+                    self.refused += refusal;
                     self.waiting.push_back(passed);
                 }
             }
@@ -369,10 +373,13 @@ impl Telling {
                     self.tell_state(outcome.event());
                 }
                 let viewer = &self.allowed.acting.viewer;
-                let (_, calls, finish) = chunks::said(&outcome)?;
+                let answered = chunks::said(&outcome)?;
                 let hermes = chunks::hermes(&outcome, &self.turn.name, viewer);
                 let usage = self.include_usage.then_some(outcome.usage);
-                let last = self.frame.end(calls, finish, hermes, usage);
+                // The events have the text alone.
+                let refusal = self.frame.refusal(answered.content, self.refused);
+                self.waiting.extend(refusal);
+                let last = self.frame.end(&answered, &hermes, usage);
                 self.waiting.extend(last);
                 self.ended = true;
             }

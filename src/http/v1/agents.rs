@@ -14,7 +14,7 @@ use crate::domain::resource_name::ResourceName;
 use crate::error::{Error, Result};
 use crate::http::callers::{Admin, Reader};
 use crate::http::extract::PathName;
-use crate::http::json_body::JsonBody;
+use crate::http::json_body::LargeJsonBody;
 use crate::http::paging::ListResponse;
 use crate::store;
 use crate::store::agents::AgentRow;
@@ -91,12 +91,13 @@ pub async fn put_agent(
     app: web::Data<App>,
     caller: Admin,
     path: PathName,
-    body: JsonBody<AgentSpec>,
+    body: LargeJsonBody<AgentSpec>,
 ) -> Result<HttpResponse> {
     let name = path.or_invalid()?;
     let mut tx = caller.begin(&app.db).await?;
     let put = agents::put(&app, &mut tx, &caller.principal(), &name, body.value).await?;
     tx.commit().await?;
+    app.models.forget(caller.tenant_id(), name.as_str()).await;
     let response = AgentResponse::from(put.agent);
     Ok(match put.is_new {
         true => HttpResponse::Created().json(response),
@@ -165,5 +166,6 @@ pub async fn delete_agent(
     let mut tx = caller.begin(&app.db).await?;
     agents::delete(&app, &mut tx, &caller.principal(), &name).await?;
     tx.commit().await?;
+    app.models.forget(caller.tenant_id(), name.as_str()).await;
     Ok(HttpResponse::NoContent().finish())
 }

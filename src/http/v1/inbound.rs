@@ -18,7 +18,7 @@ use crate::domain::resource_name::ResourceName;
 use crate::domain::turn::ToldReset;
 use crate::error::{Error, FieldError, Result};
 use crate::http::callers::Credential;
-use crate::http::json_body::JsonBody;
+use crate::http::json_body::LargeJsonBody;
 use crate::http::retry::Retryable;
 use crate::http::v1::inbound_answers::Taking;
 use crate::http::vouching::Voucher;
@@ -108,7 +108,7 @@ pub async fn create_inbound(
     caller: Voucher,
     credential: Credential,
     retry: Retryable,
-    body: JsonBody<InboundRequest>,
+    body: LargeJsonBody<InboundRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
     check(&request)?;

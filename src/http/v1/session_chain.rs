@@ -12,7 +12,7 @@ use crate::domain::session_name::SessionRef;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::{ConversationReader, Converser};
 use crate::http::extract::{PathSession, Query};
-use crate::http::json_body::JsonBody;
+use crate::http::json_body::{JsonBody, LargeJsonBody};
 use crate::http::paging::{ListName, ListResponse};
 use crate::http::retry::Retryable;
 use crate::idempotency::Answer;
@@ -207,7 +207,7 @@ pub async fn compress_session(
     caller: Converser,
     PathSession(id): PathSession,
     retryable: Retryable,
-    body: JsonBody<CompressRequest>,
+    body: LargeJsonBody<CompressRequest>,
 ) -> Result<HttpResponse> {
     let acting = caller.acting(&app, None).await?;
     let request = read_compress(body.value)?;

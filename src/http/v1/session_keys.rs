@@ -16,7 +16,7 @@ use crate::domain::viewer::Viewer;
 use crate::error::Result;
 use crate::http::acting::{ConversationReader, Converser};
 use crate::http::extract::{PathKey, Query};
-use crate::http::json_body::{BodyHash, JsonBody};
+use crate::http::json_body::{BodyHash, JsonBody, LargeJsonBody};
 use crate::http::paging::{ListName, ListResponse};
 use crate::http::precondition::{IfMatch, etag};
 use crate::http::retry::Retryable;
@@ -279,7 +279,7 @@ pub async fn append_to_session_key(
     caller: Converser,
     PathKey(key): PathKey,
     retryable: Retryable,
-    body: JsonBody<AppendToKeyRequest>,
+    body: LargeJsonBody<AppendToKeyRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
     let acting = caller.acting(&app, request.user.as_ref()).await?;

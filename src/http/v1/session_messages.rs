@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::app::App;
+use crate::domain::extra::Extra;
 use crate::domain::message::{Content, Message, MessageKind, NewMessage, Role, ToolCall};
 use crate::domain::session::{ChainName, Need};
 use crate::domain::session_name::SessionRef;
@@ -13,7 +14,7 @@ use crate::domain::viewer::Viewer;
 use crate::error::{Error, FieldError, Result};
 use crate::http::acting::{ConversationReader, Converser};
 use crate::http::extract::{PathSession, Query};
-use crate::http::json_body::JsonBody;
+use crate::http::json_body::LargeJsonBody;
 use crate::http::paging::{ListName, ListResponse};
 use crate::http::precondition::{IfMatch, etag};
 use crate::http::retry::Retryable;
@@ -35,6 +36,9 @@ pub struct NewMessageRequest {
     /// Of a tool: which call it answers.
     #[schema(min_length = 1, max_length = 256)]
     pub tool_call_id: Option<String>,
+    /// Of a user: what its author is called. The model is given it.
+    #[schema(min_length = 1, max_length = 256)]
+    pub name: Option<String>,
     /// As the client counted it; estimated where it did not.
     #[schema(maximum = 10_000_000)]
     pub token_count: Option<u32>,
@@ -42,6 +46,10 @@ pub struct NewMessageRequest {
 
 impl From<NewMessageRequest> for NewMessage {
     fn from(request: NewMessageRequest) -> Self {
+        let extra = Extra {
+            name: request.name,
+            ..Extra::default()
+        };
         Self {
             role: request.role,
             kind: MessageKind::Normal,
@@ -49,6 +57,7 @@ impl From<NewMessageRequest> for NewMessage {
             tool_calls: request.tool_calls,
             tool_call_id: request.tool_call_id,
             token_count: request.token_count,
+            extra: extra.kept(),
         }
     }
 }
@@ -66,6 +75,10 @@ pub struct MessageResponse {
     #[schema(value_type = Option<Vec<ToolCall>>)]
     pub tool_calls: Option<Box<RawValue>>,
     pub tool_call_id: Option<String>,
+    /// What its author is called, as the client gave it.
+    pub name: Option<String>,
+    /// What the model thought before it answered, where it says so. No model is shown it.
+    pub reasoning_content: Option<String>,
     /// Who spoke: `platform:external_id`.
     pub identity: Option<String>,
     pub platform: Option<String>,
@@ -87,6 +100,7 @@ pub struct CopiedFrom {
 impl MessageResponse {
     pub fn new(message: Message, chain: &ChainName, viewer: &Viewer) -> Self {
         let shown = |id: SessionId| chain.shown_link(id, viewer);
+        let extra = message.extra.map_or_else(Extra::default, |extra| *extra);
         Self {
             session_id: shown(message.session_id),
             seq: message.seq,
@@ -95,6 +109,8 @@ impl MessageResponse {
             content: message.content,
             tool_calls: message.tool_calls,
             tool_call_id: message.tool_call_id,
+            name: extra.name,
+            reasoning_content: extra.reasoning_content,
             identity: message.identity,
             platform: message.platform,
             token_count: message.token_count,
@@ -201,6 +217,8 @@ pub fn appended_messages(
                     .map(|c| raw(serde_json::to_string(c)))
                     .transpose()?,
                 tool_call_id: message.tool_call_id.clone(),
+                name: message.name().map(str::to_owned),
+                reasoning_content: None,
                 identity: speaker.map(|speaker| speaker.name.to_string()),
                 platform: speaker.map(|speaker| speaker.name.platform().to_string()),
                 token_count: message.tokens(),
@@ -302,7 +320,7 @@ pub async fn append_messages(
     PathSession(id): PathSession,
     IfMatch(expected_last): IfMatch,
     retryable: Retryable,
-    body: JsonBody<AppendMessagesRequest>,
+    body: LargeJsonBody<AppendMessagesRequest>,
 ) -> Result<HttpResponse> {
     let acting = caller.acting(&app, None).await?;
     let viewer = &acting.viewer;

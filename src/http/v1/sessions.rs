@@ -17,7 +17,7 @@ use crate::domain::viewer::Viewer;
 use crate::error::Result;
 use crate::http::acting::{ConversationReader, Converser};
 use crate::http::extract::{PathSession, Query, given};
-use crate::http::json_body::JsonBody;
+use crate::http::json_body::{JsonBody, LargeJsonBody};
 use crate::http::paging::{ListName, ListResponse};
 use crate::http::precondition::etag;
 use crate::http::retry::Retryable;
@@ -165,7 +165,7 @@ pub async fn create_session(
     app: web::Data<App>,
     caller: Converser,
     retryable: Retryable,
-    body: JsonBody<CreateSessionRequest>,
+    body: LargeJsonBody<CreateSessionRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
     let acting = caller.acting(&app, request.user.as_ref()).await?;
