@@ -174,7 +174,7 @@ pub async fn claim_next(
 pub async fn list_due(db: &Db, limit: i32) -> Result<Vec<(TenantId, TurnId)>> {
     Ok(sqlx::query_as("select tenant_id, id from due_turns($1)")
         .bind(limit)
-        .fetch_all(&mut *db.connection().await?)
+        .fetch_all(db.connection().await?.limited())
         .await?)
 }
 
