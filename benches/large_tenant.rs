@@ -244,15 +244,14 @@ impl Bench<'_> {
         let conversations = (turns / TURNS_EACH).max(1);
         let began = Instant::now();
         let tenant = database::tenant_id(self.dev)?.as_uuid();
-        let copy = |table: &str, from: &str, changes: &str, series: &str| {
-            format!(
-                "insert into {table} select (jsonb_populate_record(o, {changes})).*
-                   from (select * from {table} where tenant_id = '{tenant}' {from} limit 1) o, {series};"
-            )
+        let copy = |table: &str, from: &str, changes: &str, series: &str| Copy {
+            table: table.to_owned(),
+            from: from.to_owned(),
+            changes: changes.to_owned(),
+            series: series.to_owned(),
         };
         let many = format!("generate_series(1, {conversations}) n");
-        let sql = [
-            "set session_replication_role = replica; set synchronous_commit = off;".to_owned(),
+        let copies = [
             copy("users", "", "jsonb_build_object('id', md5('u' || n)::uuid)", &many),
             copy(
                 "identities",
@@ -303,11 +302,35 @@ impl Bench<'_> {
                 ),
                 &format!("generate_series(1, {deliveries}) n"),
             ),
-            "reset session_replication_role;".to_owned(),
         ];
-        for statement in sql {
-            self.execute(&statement).await?;
+        self.execute("set session_replication_role = replica; set synchronous_commit = off")
+            .await?;
+        for copy in copies {
+            let columns: String = sqlx::query_scalar(
+                "select string_agg(quote_ident(attname), ', ' order by attnum)
+                   from pg_attribute
+                  where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attgenerated = ''",
+            )
+            .bind(&copy.table)
+            .fetch_one(&mut self.superuser)
+            .await?;
+            let Copy {
+                table,
+                from,
+                changes,
+                series,
+            } = copy;
+            let insert = format!(
+                "insert into {table} ({columns})
+                 select {columns}
+                   from (select t as one from {table} t where tenant_id = '{tenant}' {from} limit 1) o
+                  cross join {series}
+                  cross join lateral jsonb_populate_record(o.one, {changes}) r"
+            );
+            self.execute(&insert).await?;
+            println!("{table}: {} s", began.elapsed().as_secs());
         }
+        self.execute("reset session_replication_role").await?;
         self.execute("vacuum analyze").await?;
         self.execute("checkpoint").await?;
         let log = format!(
@@ -319,6 +342,14 @@ impl Bench<'_> {
         println!("generated in {} s", began.elapsed().as_secs());
         Ok(())
     }
+}
+
+/// Rows that are made of one row of a table.
+struct Copy {
+    table: String,
+    from: String,
+    changes: String,
+    series: String,
 }
 
 fn find(dir: &Path, name: &str) -> Option<PathBuf> {

@@ -35,6 +35,7 @@ mod inbound_parting;
 mod inbound_retries;
 mod jobs;
 mod key_sets;
+mod large_tenant;
 mod limits;
 mod link_codes;
 mod linking;
