@@ -131,7 +131,10 @@ pub async fn stop_turns(app: &App, id: TenantId) -> Result<bool> {
         }
         let busy = turn_stops::lock_busy(&mut tx, STOP_BATCH).await?;
         let (reason, now) = (StopReason::TenantSuspended, app.clock.now());
-        let count = turn_stops::stop_all(&mut tx, &busy, None, reason, now).await?;
+        let (count, sessions) = turn_stops::stop_all(&mut tx, &busy, None, reason, now).await?;
+        for session_id in sessions {
+            sessions::close_calls(&mut tx, session_id, "the tenant was suspended", now).await?;
+        }
         tx.commit().await?;
         for conversation_id in &busy {
             app.live.poke(*conversation_id);

@@ -220,11 +220,7 @@ impl Busy {
                 return self.queue();
             }
             if self.running_in_tenant >= i64::from(concurrent_turns) {
-                let detail = format!("the limit is {concurrent_turns} turns at one time");
-                return Err(Error {
-                    retry_after: Some(1),
-                    ..Error::new(Code::TooManyTurns, detail)
-                });
+                return Err(too_many_turns(concurrent_turns));
             }
             return Ok(Admission::Start);
         };
@@ -247,6 +243,14 @@ impl Busy {
             });
         }
         Ok(Admission::Queue)
+    }
+}
+
+pub fn too_many_turns(concurrent_turns: u32) -> Error {
+    let detail = format!("the limit is {concurrent_turns} turns at one time");
+    Error {
+        retry_after: Some(1),
+        ..Error::new(Code::TooManyTurns, detail)
     }
 }
 

@@ -11,10 +11,10 @@ use crate::domain::erasure::Erasure;
 use crate::domain::turn::StopReason;
 use crate::domain::user::{IdentityRecord, User};
 use crate::error::{Error, Result};
-use crate::ids::UserId;
+use crate::ids::{IdentityId, UserId};
 use crate::sessions;
 use crate::store::{
-    TenantTx, erased_people, erasures, idempotency, identities, jobs, merges, turn_stops, users,
+    TenantTx, erased_people, erasures, idempotency, identities, jobs, turn_stops, users,
 };
 
 /// The job that looks for what is left.
@@ -37,8 +37,7 @@ pub struct Erased {
 /// Erases the person of an id, or the one who became of it.
 pub async fn erase(app: &App, tx: &mut TenantTx, actor: &str, id: UserId) -> Result<Erased> {
     let now = app.clock.now();
-    let user = lock(tx, id).await?;
-    let accounts = identities::list(tx, user.id).await?;
+    let (user, accounts) = lock(tx, id).await?;
     let erasure = Erasure {
         user_id: user.id,
         merged_ids: users::list_merged(tx, user.id).await?,
@@ -51,9 +50,13 @@ pub async fn erase(app: &App, tx: &mut TenantTx, actor: &str, id: UserId) -> Res
     };
     let names = erasures::list_conversations(tx, user.id).await?;
     let conversations = sessions::delete_held(tx, &names, now).await?;
-    let busy = turn_stops::lock_busy_of(tx, &erasure.identity_ids).await?;
+    // Those in which a turn has begun while the others were waited for.
+    let busy = turn_stops::lock_all_of(tx, user.id, &erasure.identity_ids).await?;
     let theirs = Some(erasure.identity_ids.as_slice());
-    turn_stops::stop_all(tx, &busy, theirs, StopReason::PersonErased, now).await?;
+    let stopped = turn_stops::stop_all(tx, &busy, theirs, StopReason::PersonErased, now).await?;
+    for session_id in stopped.1 {
+        sessions::close_calls(tx, session_id, "the person was erased", now).await?;
+    }
     delete(tx, &erasure, &accounts, now).await?;
     erased_people::insert(tx, &erasure).await?;
     jobs::insert(tx, ERASE_JOB, now).await?;
@@ -73,7 +76,7 @@ pub async fn erase(app: &App, tx: &mut TenantTx, actor: &str, id: UserId) -> Res
 /// theirs in this moment is waited for, and whoever comes later waits and then finds nobody. The person
 /// is held whole only when slots and conversations are: those who hold one of these and then refer to the
 /// person must be let through.
-async fn lock(tx: &mut TenantTx, id: UserId) -> Result<User> {
+async fn lock(tx: &mut TenantTx, id: UserId) -> Result<(User, Vec<IdentityRecord>)> {
     for _ in 0..ATTEMPTS {
         let found = users::find(tx, id).await?;
         let found = found.ok_or_else(|| Error::not_found("user"))?;
@@ -81,9 +84,12 @@ async fn lock(tx: &mut TenantTx, id: UserId) -> Result<User> {
             continue;
         };
         erasures::lock_slots(tx, user.id).await?;
-        merges::lock_conversations(tx, &[user.id]).await?;
+        let accounts = identities::list(tx, user.id).await?;
+        let ids: Vec<IdentityId> = accounts.iter().map(|account| account.id).collect();
+        turn_stops::lock_all_of(tx, user.id, &ids).await?;
         if erasures::lock_person(tx, user.id).await? {
-            return Ok(user);
+            let accounts = identities::list(tx, user.id).await?;
+            return Ok((user, accounts));
         }
     }
     Err(Error::unavailable(

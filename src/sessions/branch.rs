@@ -2,12 +2,9 @@
 
 use chrono::{DateTime, Utc};
 
-use super::append::put_first;
-use super::{find, insert};
-use crate::domain::message::NewMessage;
+use super::{close_calls, find, insert};
 use crate::domain::session::{Edge, Need, NewConversation};
 use crate::domain::session_name::SessionRef;
-use crate::domain::turn::interrupted_result;
 use crate::domain::viewer::Viewer;
 use crate::error::{Error, FieldError, Result};
 use crate::ids::SessionId;
@@ -59,23 +56,6 @@ pub async fn branch(
         counted: true,
     };
     messages::copy(tx, &copy).await?;
-    close_calls(tx, viewer, id, now).await?;
+    close_calls(tx, id, "the branch begins before its result", now).await?;
     Ok(id)
-}
-
-/// Models refuse a transcript in which a call has no result.
-async fn close_calls(
-    tx: &mut TenantTx,
-    viewer: &Viewer,
-    branch: SessionId,
-    now: DateTime<Utc>,
-) -> Result<()> {
-    let open = messages::list_open_calls(tx, branch).await?;
-    if open.is_empty() {
-        return Ok(());
-    }
-    let result = |id: &String| interrupted_result(id, "the branch begins before its result");
-    let results: Vec<NewMessage> = open.iter().map(result).collect();
-    put_first(tx, viewer, branch, &results, now).await?;
-    Ok(())
 }

@@ -18,6 +18,7 @@ use crate::store::{TenantTx, agents, conversations, sessions, slots, tips, users
 
 mod append;
 mod branch;
+mod calls;
 mod compress;
 mod create;
 mod delete;
@@ -29,6 +30,7 @@ pub mod retention;
 
 pub use append::{Appended, append};
 pub use branch::{Branch, branch};
+pub use calls::close_calls;
 pub use compress::{Compress, Compressed, compress, uncompress};
 pub use create::{NewSession, create};
 pub use delete::{ERASE_JOB, delete, delete_held, delete_quietly};

@@ -11,7 +11,7 @@ use sqlx::types::{Json, Uuid};
 use super::TenantTx;
 use crate::domain::event::{Event, EventMessage, MESSAGE_DISCARDED, of_end};
 use crate::domain::message::Role;
-use crate::domain::turn::{StopReason, Turn};
+use crate::domain::turn::{Turn, TurnState};
 use crate::error::Result;
 use crate::ids::{SessionId, TurnId};
 
@@ -139,11 +139,11 @@ pub async fn list_unended_turns(tx: &mut TenantTx, ids: &[TurnId]) -> Result<Has
     Ok(rows.into_iter().collect())
 }
 
-/// The last event of a turn that never ran.
+/// The last event of a turn that nobody runs.
 pub async fn insert_end(
     tx: &mut TenantTx,
     turn: &Turn,
-    reason: StopReason,
+    (state, reason): (TurnState, &str),
     now: DateTime<Utc>,
 ) -> Result<()> {
     sqlx::query(
@@ -162,8 +162,8 @@ pub async fn insert_end(
     .bind(turn.conversation_id)
     .bind(turn.id)
     .bind(turn.attempt)
-    .bind(of_end(reason.state()))
-    .bind(reason.as_str())
+    .bind(of_end(state))
+    .bind(reason)
     .bind(now)
     .execute(tx.connection())
     .await?;

@@ -60,6 +60,7 @@ pub mod stream_rights;
 pub mod tenants;
 pub mod tips;
 pub mod turn_claims;
+pub mod turn_counts;
 pub mod turn_starts;
 pub mod turn_stops;
 pub mod turn_writes;

@@ -6,6 +6,7 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 
+use super::turn_counts::{fewer_run, share_count};
 use super::turns::NewTurn;
 use super::{Db, TenantTx};
 use crate::domain::delivery::ReplyTo;
@@ -129,35 +130,50 @@ fn read_taken(row: &PgRow) -> Result<Taken> {
 }
 
 const CLAIM_NEXT: &str = concat!(
-    "update turns t
+    "with next as materialized (
+       select q.id
+         from turns q
+        where q.tenant_id = $1
+          and q.conversation_id = $2
+          and q.state = 'queued'
+          and exists (select 1
+                        from tenants o
+                       where o.id = $1
+                         and o.state = 'active')
+          and not exists (select 1
+                            from turns a
+                           where a.tenant_id = $1
+                             and a.conversation_id = $2
+                             and a.state in ('running', 'waiting_client'))
+          and ",
+    fewer_run!("$5"),
+    "
+        order by q.turn_no
+        limit 1
+     ), allowed as materialized (
+       select n.id
+         from next n
+        where ",
+    share_count!("$5"),
+    "
+     )
+     update turns t
         set state = 'running', fence = fence + 1, node = $3,
             lease_until = clock_timestamp() + $4 * interval '1 millisecond'
+       from allowed
       where t.tenant_id = $1
-        and t.id = (select q.id
-                      from turns q
-                     where q.tenant_id = $1
-                       and q.conversation_id = $2
-                       and q.state = 'queued'
-                     order by q.turn_no
-                     limit 1)
+        and t.id = allowed.id
         and t.state = 'queued'
-        and exists (select 1
-                      from tenants o
-                     where o.id = $1
-                       and o.state = 'active')
-        and not exists (select 1
-                          from turns a
-                         where a.tenant_id = $1
-                           and a.conversation_id = $2
-                           and a.state in ('running', 'waiting_client'))
   returning ",
     taken_columns!()
 );
 
-/// Takes the oldest queued turn of a conversation that is held and in which none is active.
+/// Takes the oldest queued turn of a conversation that is held and in which none is active, if fewer than `running`
+/// turns of the tenant run.
 pub async fn claim_next(
     tx: &mut TenantTx,
     conversation_id: SessionId,
+    running: i64,
     runner: Runner,
 ) -> Result<Option<Taken>> {
     let row = sqlx::query(CLAIM_NEXT)
@@ -165,9 +181,26 @@ pub async fn claim_next(
         .bind(conversation_id)
         .bind(runner.node)
         .bind(runner.lease_ms)
+        .bind(running)
         .fetch_optional(tx.connection())
         .await?;
     row.map(|row| read_taken(&row)).transpose()
+}
+
+/// Lets a turn wait for another second that may start, but for the tenant's limit.
+pub async fn wait_for_limit(tx: &mut TenantTx, id: TurnId) -> Result<()> {
+    sqlx::query(
+        "update turns
+            set due_at = clock_timestamp() + interval '1 second'
+          where tenant_id = $1
+            and id = $2
+            and state = 'queued'",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
 }
 
 /// Turns that no node works on, or that nobody started: all tenants'.
@@ -251,43 +284,6 @@ pub async fn update_asked(
     .execute(tx.connection())
     .await?;
     Ok(())
-}
-
-/// The calls of a turn's last message that have no answer yet. Compared here and not in SQL: `->>` fails on a
-/// text with U+0000, which older rows may hold.
-pub async fn list_open_calls(tx: &mut TenantTx, id: TurnId) -> Result<Vec<ToolCall>> {
-    let last: Option<(i32, Option<Json<Vec<ToolCall>>>)> = sqlx::query_as(
-        "select m.step, m.tool_calls
-           from messages m
-          where m.tenant_id = $1
-            and m.turn_id = $2
-            and m.step is not null
-            and m.role = 'assistant'
-          order by m.step desc
-          limit 1",
-    )
-    .bind(tx.tenant_id())
-    .bind(id)
-    .fetch_optional(tx.connection())
-    .await?;
-    let Some((step, Some(Json(calls)))) = last else {
-        return Ok(Vec::new());
-    };
-    let answered: Vec<String> = sqlx::query_scalar(
-        "select a.tool_call_id
-           from messages a
-          where a.tenant_id = $1
-            and a.turn_id = $2
-            and a.step > $3
-            and a.tool_call_id is not null",
-    )
-    .bind(tx.tenant_id())
-    .bind(id)
-    .bind(step)
-    .fetch_all(tx.connection())
-    .await?;
-    let open = |call: &ToolCall| !answered.contains(&call.id);
-    Ok(calls.into_iter().filter(open).collect())
 }
 
 /// The turn that starts next in a conversation.

@@ -1,5 +1,5 @@
 //! How a turn starts that nobody has to wait for: in one statement that accepts it, puts what was said into
-//! the transcript, and reads what was said before. It does nothing where the conversation does not rest.
+//! the transcript, and reads what was said before. It does nothing where the conversation is not idle.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
@@ -8,6 +8,7 @@ use sqlx::types::Json;
 use super::TenantTx;
 use super::past::{MOST_PAST_MESSAGES, past_messages, read_past};
 use super::turn_claims::Runner;
+use super::turn_counts::{fewer_run, share_count};
 use super::turn_writes::{Written, bind_written, said_and_told};
 use super::turns::NewTurn;
 use crate::domain::event::NewEvent;
@@ -15,11 +16,11 @@ use crate::domain::prompt::PastMessage;
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, UserId};
 
-/// A conversation that rests has no turn that is queued or active. It is judged as it was when the statement
-/// began; if its row has moved since then, so may have its turns, and nothing is done: whoever accepts, writes
-/// or ends a turn moves the row. Public for the bench that runs it beside the service.
+/// An idle conversation has no turn that is queued or active. It is read as it was when the statement began; if its
+/// row has moved since then, or somebody holds it, so may have its turns, and nothing is done: who accepts, writes or
+/// ends a turn moves the row. Public for the bench that runs it beside the service.
 pub const START: &str = concat!(
-    "with resting as (
+    "with idle as materialized (
        select c.next_turn_no, c.next_event_seq, c.tip_session_id, s.next_seq, s.token_count, s.last_active_at
          from conversations c
          join sessions s
@@ -35,33 +36,43 @@ pub const START: &str = concat!(
                            where q.tenant_id = $1
                              and q.conversation_id = $3
                              and q.state = 'queued')
-          and ($31::bigint is null
-               or ($31 > 0
-                   and not exists (select 1
-                                     from turns r
-                                    where r.tenant_id = $1
-                                      and r.state = 'running'
-                                   offset greatest($31 - 1, 0))))
+          and ",
+    fewer_run!("$31"),
+    "
           and ($34::uuid is null
                or exists (select 1
                             from identities i
                            where i.tenant_id = $1
                              and i.id = $11
                              and i.user_id = $34))
+     ), held as materialized (
+       select c.id
+         from conversations c
+        cross join idle i
+        where c.tenant_id = $1
+          and c.id = $3
+          and c.deleted_at is null
+          and c.tip_session_id = i.tip_session_id
+          and c.next_turn_no = i.next_turn_no
+          and c.next_event_seq = i.next_event_seq
+          for no key update of c skip locked
+     ), allowed as materialized (
+       select h.id
+         from held h
+        where ",
+    share_count!("$31"),
+    "
      ), gate as (
        update conversations c
           set next_turn_no = c.next_turn_no + 1,
               next_event_seq = c.next_event_seq + $7,
-              last_at = greatest(c.last_at, r.last_active_at, $4)
-         from resting r
+              last_at = greatest(c.last_at, i.last_active_at, $4)
+         from allowed a
+        cross join idle i
         where c.tenant_id = $1
-          and c.id = $3
-          and c.deleted_at is null
-          and c.tip_session_id = r.tip_session_id
-          and c.next_turn_no = r.next_turn_no
-          and c.next_event_seq = r.next_event_seq
-    returning r.next_turn_no as turn_no, r.next_event_seq as first_event, r.tip_session_id as session_id,
-              r.next_seq as expected_seq, r.token_count as of_tokens, 0 as first_step, c.last_at as at
+          and c.id = a.id
+    returning i.next_turn_no as turn_no, i.next_event_seq as first_event, i.tip_session_id as session_id,
+              i.next_seq as expected_seq, i.token_count as of_tokens, 0 as first_step, c.last_at as at
      ), turn as (
        insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input, told,
                           identity_id, platform, start_session_id, end_session_id, steps, fence, version, attempt,
@@ -159,7 +170,7 @@ pub async fn start(
     };
     let expected_seq: i64 = row.try_get("expected_seq")?;
     let first_seq: Option<i64> = row.try_get("first_seq")?;
-    let moved = || Error::internal(anyhow::anyhow!("a resting conversation was moved"));
+    let moved = || Error::internal(anyhow::anyhow!("an idle conversation was moved"));
     let first_seq = first_seq.ok_or_else(moved)?;
     let past = match first_seq == expected_seq {
         true => Some(read_past(&row)?),
@@ -170,14 +181,4 @@ pub async fn start(
         at: row.try_get("at")?,
         past,
     }))
-}
-
-/// Lets the starts of a tenant's turns happen one after the other until `tx` ends: only then is a count of
-/// those that run exact. The last lock that a transaction takes.
-pub async fn lock_count(tx: &mut TenantTx) -> Result<()> {
-    sqlx::query("select pg_advisory_xact_lock(hashtextextended('turns of ' || $1::text, 0))")
-        .bind(tx.tenant_id().as_uuid())
-        .execute(tx.connection())
-        .await?;
-    Ok(())
 }

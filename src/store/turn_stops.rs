@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use super::TenantTx;
 use crate::domain::turn::StopReason;
 use crate::error::Result;
-use crate::ids::{BootId, IdentityId, SessionId, TurnId};
+use crate::ids::{BootId, IdentityId, SessionId, TurnId, UserId};
 
 /// Asks a running turn to stop: its node does it, or whoever takes it over. Answers that node.
 pub async fn request_stop(
@@ -100,27 +100,38 @@ pub async fn has_open(tx: &mut TenantTx) -> Result<bool> {
     .await?)
 }
 
-/// Locks the conversations in which these identities have turns that have not ended.
-pub async fn lock_busy_of(tx: &mut TenantTx, identities: &[IdentityId]) -> Result<Vec<SessionId>> {
+/// Locks the conversations of a user, and those in which these identities have turns that have not ended. In one
+/// statement, in the order of their ids: two users may each have a turn in a conversation of the other.
+pub async fn lock_all_of(
+    tx: &mut TenantTx,
+    user_id: UserId,
+    identities: &[IdentityId],
+) -> Result<Vec<SessionId>> {
     Ok(sqlx::query_scalar(
         "select c.id
            from conversations c
           where c.tenant_id = $1
-            and c.id in (select q.conversation_id
+            and c.id in (select o.id
+                           from conversations o
+                          where o.tenant_id = $1
+                            and o.user_id = $2
+                          union
+                         select q.conversation_id
                            from turns q
                           where q.tenant_id = $1
-                            and q.identity_id = any ($2)
+                            and q.identity_id = any ($3)
                             and q.state = 'queued'
                           union
                          select a.conversation_id
                            from turns a
                           where a.tenant_id = $1
-                            and a.identity_id = any ($2)
+                            and a.identity_id = any ($3)
                             and a.state in ('running', 'waiting_client'))
           order by c.id
             for no key update",
     )
     .bind(tx.tenant_id())
+    .bind(user_id)
     .bind(identities)
     .fetch_all(tx.connection())
     .await?)
@@ -129,13 +140,14 @@ pub async fn lock_busy_of(tx: &mut TenantTx, identities: &[IdentityId]) -> Resul
 /// Ends everything in these conversations that has not ended, at once and without a message in the transcript:
 /// the node that runs it finds the fence moved. `tx` holds the conversations. With `identities`, only what
 /// these have begun. Two statements, because the second must see what others committed while the first waited.
+/// Answers how many ended, and the sessions of those that had begun.
 pub async fn stop_all(
     tx: &mut TenantTx,
     conversations: &[SessionId],
     identities: Option<&[IdentityId]>,
     reason: StopReason,
     now: DateTime<Utc>,
-) -> Result<usize> {
+) -> Result<(usize, Vec<SessionId>)> {
     let stopped: Vec<(TurnId, Option<SessionId>)> = sqlx::query_as(
         "update turns
             set state = $4, reason = $5, ended_at = greatest($6, created_at, started_at), fence = fence + 1,
@@ -165,13 +177,9 @@ pub async fn stop_all(
     .fetch_all(tx.connection())
     .await?;
     let (turns, sessions): (Vec<TurnId>, Vec<Option<SessionId>>) = stopped.into_iter().unzip();
-    release_sessions(
-        tx,
-        &turns,
-        &sessions.into_iter().flatten().collect::<Vec<_>>(),
-    )
-    .await?;
-    Ok(turns.len())
+    let sessions: Vec<SessionId> = sessions.into_iter().flatten().collect();
+    release_sessions(tx, &turns, &sessions).await?;
+    Ok((turns.len(), sessions))
 }
 
 /// Ends one turn that cannot be run, whatever its row holds.

@@ -1,10 +1,11 @@
 //! Taking a message in: the session it goes to, its turn and what it says, in one transaction of the
-//! caller's. In a conversation that rests it starts in the same transaction.
+//! caller's. In an idle conversation it starts in the same transaction.
 
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 
+use super::limit;
 use super::outcome::{begin_next, interrupted};
 use super::place::{self, Found, Place};
 use super::runner;
@@ -104,16 +105,17 @@ pub async fn accept(
     let agent = asked.agent.name.as_str();
     for _ in 0..place::ATTEMPTS {
         let found = place::find(tx, asked.viewer, &asked.place, agent, &asked.input, now).await?;
-        if asked.is_new() {
-            let running = Some(uncounted(app, &asked));
-            if let Some(claimed) = start(app, tx, &asked, &found, running, now).await? {
-                // A chat's sender was checked by the statement itself, which began after the slot was held.
-                if found.chat_of.is_none() {
-                    place::still_holds(tx, asked.viewer, &found, now).await?;
-                }
-                note_presence(tx, &asked, &found, now);
-                return Ok(found.started(claimed));
+        let running = limit::uncounted(app, asked.agent.limits.concurrent_turns);
+        if asked.is_new()
+            && running > 0
+            && let Some(claimed) = start(app, tx, &asked, &found, Some(running), now).await?
+        {
+            // A chat's sender was checked by the statement itself, which began after the slot was held.
+            if found.chat_of.is_none() {
+                place::still_holds(tx, asked.viewer, &found, now).await?;
             }
+            note_presence(tx, &asked, &found, now);
+            return Ok(found.started(claimed));
         }
         let tip = conversations::lock(tx, found.tip.name.conversation_id).await?;
         let tip = tip.ok_or_else(session_not_found)?;
@@ -125,14 +127,6 @@ pub async fn accept(
         "the user",
         anyhow::anyhow!("the identity is linked and unlinked again and again"),
     ))
-}
-
-/// How many turns of the tenant may run for another one to start without a lock. Every transaction that starts
-/// one has a connection; so many may have started one that is not committed, and not counted, yet. Twice that,
-/// because nodes may have joined since they were counted.
-fn uncounted(app: &App, asked: &Asked<'_>) -> i64 {
-    let connections = i64::from(app.config.database_pool) * i64::from(app.limits.live_nodes());
-    (i64::from(asked.agent.limits.concurrent_turns) - 2 * connections).max(0)
 }
 
 async fn accept_held(
@@ -169,6 +163,7 @@ async fn accept_held(
             Ok(found.started(claimed))
         }
         Admission::Supersede(_) => {
+            limit::allow_one(tx, concurrent_turns).await?;
             let claimed = start(app, tx, &asked, &found, None, now).await?;
             Ok(found.started(claimed.ok_or_else(not_idle)?))
         }
@@ -198,17 +193,13 @@ async fn start_counted(
     tip: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Claimed> {
-    turn_starts::lock_count(tx).await?;
-    let concurrent_turns = asked.agent.limits.concurrent_turns;
-    let running = Some(i64::from(concurrent_turns));
-    if let Some(claimed) = start(app, tx, asked, found, running, now).await? {
+    limit::allow_one(tx, asked.agent.limits.concurrent_turns).await?;
+    if let Some(claimed) = start(app, tx, asked, found, None, now).await? {
         return Ok(claimed);
     }
-    let (busy, _) = turns::look(tx, found.tip.name.conversation_id).await?;
-    busy.admit(OnBusy::Queue, concurrent_turns)?;
-    // Neither the limit nor another turn is in the way: the session names a turn that has ended.
+    // No other turn is in the way: the session names a turn that has ended.
     turn_stops::release_ended(tx, tip).await?;
-    let claimed = start(app, tx, asked, found, running, now).await?;
+    let claimed = start(app, tx, asked, found, None, now).await?;
     claimed.ok_or_else(not_idle)
 }
 
@@ -258,7 +249,8 @@ async fn start(
     let allowance = Allowance {
         runner: runner(app),
         running,
-        sender_of: found.chat_of,
+        // Counted: the conversation is held, and the sender was looked at since.
+        sender_of: running.and(found.chat_of),
         tokens: token_budget(&asked.agent.spec),
     };
     let told = beginning(said);
@@ -346,6 +338,7 @@ async fn go_on(
     tip: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Claimed> {
+    limit::allow_one(tx, asked.agent.limits.concurrent_turns).await?;
     let taken = turn_claims::take_waiting(tx, turn_id, runner(app), false).await?;
     let mut taken = taken.ok_or_else(|| unknown_call(0))?;
     let calls = taken.calls.take().unwrap_or_default();

@@ -35,7 +35,8 @@ pub async fn cancel(
     match turn.state {
         TurnState::Queued => {
             if turn_stops::cancel_queued(tx, turn.id, reason, now).await? {
-                events::insert_end(tx, &turn, reason, now).await?;
+                let how = (reason.state(), reason.as_str());
+                events::insert_end(tx, &turn, how, now).await?;
             }
             Ok(Cancelled::default())
         }

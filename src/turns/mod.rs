@@ -9,6 +9,7 @@ mod call;
 mod cancel;
 mod follow;
 mod launch;
+mod limit;
 mod outcome;
 mod place;
 mod recover;

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 
 use super::accept::{Claimed, begin};
+use super::limit;
 use super::reply::{self, AnsweredTurn};
 use super::runner;
 use crate::app::App;
@@ -17,7 +18,7 @@ use crate::ids::{SessionId, TurnId};
 use crate::store::turn_claims::{self, Taken};
 use crate::store::turn_writes::{self, Change, Fence, Write};
 use crate::store::turns;
-use crate::store::{TenantTx, conversations};
+use crate::store::{TenantTx, conversations, tenants, turn_counts};
 
 /// What a client hears at the end of a turn, or when the turn waits for its tools.
 #[derive(Debug, Clone)]
@@ -167,14 +168,30 @@ pub(super) async fn end(
     Ok(())
 }
 
-/// Takes the next turn of a conversation that is held, if one waits and none is active.
+/// Takes the next turn of a conversation that is held, if one waits, none is active, and the tenant's limit allows
+/// one more: otherwise a sweeper takes it later.
 pub(super) async fn begin_next(
     app: &App,
     tx: &mut TenantTx,
     conversation_id: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Option<Claimed>> {
-    let Some(taken) = turn_claims::claim_next(tx, conversation_id, runner(app)).await? else {
+    let limit = tenants::get_limits(tx).await?.concurrent_turns;
+    let uncounted = limit::uncounted(app, limit);
+    let runner = runner(app);
+    let mut taken = turn_claims::claim_next(tx, conversation_id, uncounted, runner).await?;
+    if taken.is_none() {
+        let Some(next) = turn_claims::find_next(tx, conversation_id).await? else {
+            return Ok(None);
+        };
+        turn_counts::lock(tx).await?;
+        let limit = i64::from(limit);
+        taken = turn_claims::claim_next(tx, conversation_id, limit, runner).await?;
+        if taken.is_none() {
+            turn_claims::wait_for_limit(tx, next).await?;
+        }
+    }
+    let Some(taken) = taken else {
         return Ok(None);
     };
     let tip = conversations::lock(tx, conversation_id).await?;

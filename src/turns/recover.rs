@@ -13,14 +13,14 @@ use super::runner;
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::domain::event::{MESSAGE_DISCARDED, NewEvent};
-use crate::domain::message::{NewMessage, ToolCall};
+use crate::domain::message::NewMessage;
 use crate::domain::turn::{MAX_LOST, StopReason, TurnState, interrupted_result};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::turn_claims::{self, Taken};
 use crate::store::turn_writes::{self, Change, Fence, Write};
-use crate::store::{TenantTx, conversations, turn_stops, turns};
-use crate::telemetry;
+use crate::store::{TenantTx, conversations, events, messages, turn_stops, turns};
+use crate::{sessions, telemetry};
 
 /// As many as one look takes; the rest is for the other nodes, or the next look.
 const BATCH: i32 = 50;
@@ -33,11 +33,10 @@ const MAX_FAILURES: i32 = 8;
 /// its leases: after such a time everybody gets one lease's length to do so, before anything is taken over.
 pub async fn sweep(app: &App) -> Result<usize> {
     let (began, lease) = (Instant::now(), app.config.turn_lease);
-    let due = turn_claims::list_due(&app.db, BATCH).await;
-    if due.is_err() || began.elapsed() > lease / 3 {
+    let due = turn_claims::list_due(&app.db, BATCH).await?;
+    if began.elapsed() > lease / 3 {
         app.db.outages.note(lease);
     }
-    let due = due?;
     let count = due.len();
     // Several at once: one whose conversation somebody holds must not keep the others waiting.
     let recovering = async |(tenant_id, turn_id): (TenantId, TurnId)| {
@@ -81,13 +80,29 @@ async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
     };
     let failures = turn_claims::defer(&mut tx, failing).await?.unwrap_or(0);
     if failures >= MAX_FAILURES {
-        let detail = "the turn could not be recovered";
-        let now = app.clock.now();
-        turn_stops::fail(&mut tx, failing, Code::TurnAbandoned.as_str(), detail, now).await?;
+        abandon(app, &mut tx, failing).await?;
         tracing::warn!(tenant = %tenant_id, turn = %failing, failures, "a turn was ended as failed");
     }
     tx.commit().await?;
     app.live.poke(turn.conversation_id);
+    Ok(())
+}
+
+/// Ends a turn whose conversation is held, whatever its row holds.
+async fn abandon(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<()> {
+    let (now, reason) = (app.clock.now(), Code::TurnAbandoned.as_str());
+    let why = "the turn could not be recovered";
+    let turn = turns::get(tx, turn_id).await?;
+    if !turn_stops::fail(tx, turn_id, reason, why, now).await? {
+        return Ok(());
+    }
+    events::insert_end(tx, &turn, (TurnState::Failed, reason), now).await?;
+    // The calls may be what cannot be read.
+    tx.mark().await?;
+    if let Err(error) = sessions::close_calls(tx, turn.session_id(), why, now).await {
+        tracing::warn!(turn = %turn_id, error = %error, "calls of a turn stay without a result");
+        tx.roll_back_to_mark().await?;
+    }
     Ok(())
 }
 
@@ -103,7 +118,7 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
         return Ok(());
     }
     let claimed = match turn.state {
-        TurnState::Running if app.db.outages.is_recent() => return Ok(()),
+        TurnState::Running if turn.node.is_some() && app.db.outages.is_recent() => return Ok(()),
         TurnState::Running => take_over(app, &mut tx, turn_id).await?,
         TurnState::WaitingClient => {
             let now = app.clock.now();
@@ -138,7 +153,8 @@ async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Opti
     };
     telemetry::count_recovery();
     tracing::info!(turn = %turn_id, attempt = taken.attempt, "took a turn over");
-    let results = interrupted_tools(tx, turn_id).await?;
+    let session_id = taken.session_id.unwrap_or(taken.conversation_id);
+    let results = interrupted_tools(tx, session_id).await?;
     let over = match taken.cancelled {
         Some(reason) => Some((reason.state(), reason.as_str())),
         None if taken.lost >= MAX_LOST => Some((TurnState::Failed, Code::TurnAbandoned.as_str())),
@@ -157,10 +173,10 @@ async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Opti
 }
 
 /// What is told of tools whose outcome nobody knows: a call never stays without a result.
-async fn interrupted_tools(tx: &mut TenantTx, turn_id: TurnId) -> Result<Vec<NewMessage>> {
-    let open: Vec<ToolCall> = turn_claims::list_open_calls(tx, turn_id).await?;
+async fn interrupted_tools(tx: &mut TenantTx, session_id: SessionId) -> Result<Vec<NewMessage>> {
+    let open = messages::list_open_calls(tx, session_id).await?;
     let why = "the node that ran the tool was lost; whether it had an effect is not known";
-    let told = open.iter().map(|call| interrupted_result(&call.id, why));
+    let told = open.iter().map(|call| interrupted_result(call, why));
     Ok(told.collect())
 }
 

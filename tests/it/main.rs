@@ -10,6 +10,7 @@
 
 mod support;
 
+mod abandoned_turns;
 mod agents;
 mod api_keys;
 mod architecture;

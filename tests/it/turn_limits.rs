@@ -5,20 +5,34 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use sqlx::Connection;
 
-use crate::support::chat::{Chat, answer, expect_error};
-use crate::support::eventually;
+use crate::support::chat::{Chat, answer, expect_error, said};
 use crate::support::model::Step;
 use crate::support::world::OPERATOR_KEY;
+use crate::support::{Reply, eventually};
+
+const PATIENCE: Duration = Duration::from_secs(20);
 
 async fn chat_with(concurrent_turns: usize) -> Chat {
     let chat = Chat::new([]).await;
     chat.model.otherwise(Step::Echo(Duration::from_millis(50)));
+    limit(&chat, concurrent_turns).await;
+    chat
+}
+
+async fn limit(chat: &Chat, concurrent_turns: usize) {
     let limits = format!("/v1/operator/tenants/{}/limits", chat.tenant.id);
     let body = json!({ "concurrent_turns": concurrent_turns });
     let put = chat.world.put(OPERATOR_KEY, &limits, body).await;
     put.expect(200);
-    chat
+}
+
+async fn running(chat: &Chat) -> i64 {
+    sqlx::query_scalar("select count(*) from turns where state = 'running'")
+        .fetch_one(&mut chat.world.superuser().await)
+        .await
+        .unwrap()
 }
 
 /// Sends as many first messages at a time, each to a session of its own, on so many nodes.
@@ -57,6 +71,118 @@ async fn no_more_turns_run_than_the_limit_on_one_node() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_turns_run_than_the_limit_on_two_nodes() {
     race(5, 40, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_waits_in_a_queue_starts_within_the_limit() {
+    let chat = chat_with(2).await;
+    chat.model.push(Step::held("one", "!"));
+    chat.model.push(Step::held("two", "!"));
+    let (first, other) = ("first", "other");
+    let running_first = tokio::spawn(Reply::of(chat.saying(0, first, "a")));
+    chat.accepted(first, 1).await;
+    eventually("the first turn is asked", PATIENCE, async || {
+        chat.model.requests().len() == 1
+    })
+    .await;
+    let running_other = tokio::spawn(Reply::of(chat.saying(0, other, "b")));
+    eventually("the other turn is asked", PATIENCE, async || {
+        chat.model.requests().len() == 2
+    })
+    .await;
+    let queued = tokio::spawn(Reply::of(chat.saying(0, first, "c")));
+    chat.accepted(first, 2).await;
+    limit(&chat, 1).await;
+    chat.model.release();
+    eventually("one turn has ended", PATIENCE, async || {
+        running(&chat).await == 1
+    })
+    .await;
+    // Sweepers have looked at the queue meanwhile.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(running(&chat).await, 1);
+    assert_eq!(chat.model.requests().len(), 2);
+    chat.model.release();
+    for reply in [running_first, running_other, queued] {
+        answer(&reply.await.unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn results_of_tools_go_on_within_the_limit() {
+    let chat = chat_with(1).await;
+    let call = ("a".to_owned(), "look".to_owned());
+    chat.model.push(Step::CallTools(vec![call]));
+    let tools = json!([{"type": "function", "function": {"name": "look"}}]);
+    let body = json!({"messages": [said("look")], "tools": tools});
+    Reply::of(chat.asking(0, "mine", body)).await.expect(200);
+    chat.model.push(Step::held("other", "!"));
+    let other = tokio::spawn(Reply::of(chat.saying(0, "other", "b")));
+    eventually("the other turn is asked", PATIENCE, async || {
+        chat.model.requests().len() == 2
+    })
+    .await;
+    let result = json!({"role": "tool", "tool_call_id": "a", "content": "seen"});
+    let body = json!({"messages": [result], "tools": tools});
+    let bring = async || Reply::of(chat.asking(1, "mine", body.clone())).await;
+    expect_error(&bring().await, 429, "too_many_turns");
+    let instead = chat.say(1, "mine", "never mind").await;
+    expect_error(&instead, 429, "too_many_turns");
+    chat.model.release();
+    answer(&other.await.unwrap());
+    // It waited all the time, and nothing that was refused has changed it.
+    answer(&bring().await);
+    assert_eq!(chat.turns("mine").await.len(), 1);
+}
+
+/// One start waits in the middle of its statement while others fill the limit: they wait for it, or count it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_is_not_committed_yet_counts() {
+    // Two nodes of five connections each: below one running turn no start waits for another.
+    let most = 21;
+    let chat = chat_with(most).await;
+    answer(&chat.say(0, "slow", "hi").await);
+    chat.model.otherwise(Step::held("one", "!"));
+    let mut superuser = chat.world.superuser().await;
+    let mut held = superuser.begin().await.unwrap();
+    sqlx::query("select 1 from sessions for update")
+        .execute(&mut *held)
+        .await
+        .unwrap();
+    let slow = tokio::spawn(Reply::of(chat.saying(0, "slow", "hi")));
+    chat.world.waiting(1).await;
+    let others: Vec<_> = (0..most)
+        .map(|place| {
+            tokio::spawn(Reply::of(chat.saying(
+                place % 2,
+                &format!("s-{place}"),
+                "hi",
+            )))
+        })
+        .collect();
+    let all_asked = eventually("the others are asked", PATIENCE, async || {
+        chat.model.requests().len() == 1 + most
+    });
+    tokio::time::timeout(Duration::from_secs(3), all_asked)
+        .await
+        .ok();
+    held.commit().await.unwrap();
+    eventually("each runs or is refused", PATIENCE, async || {
+        let all = others.iter().chain([&slow]);
+        let refused = all.filter(|reply| reply.is_finished()).count();
+        running(&chat).await as usize + refused == most + 1
+    })
+    .await;
+    assert_eq!(running(&chat).await as usize, most);
+    for _ in 0..=most {
+        chat.model.release();
+    }
+    for reply in others.into_iter().chain([slow]) {
+        let reply = reply.await.unwrap();
+        if reply.status != 200 {
+            expect_error(&reply, 429, "too_many_turns");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@ use sqlx::Connection;
 
 use crate::inbound::{Bridged, bridged, echo};
 use crate::support::model::Step;
+use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
 
 const STAYS: &str = "telegram:5";
@@ -125,4 +126,43 @@ async fn a_named_session_is_not_found_by_an_identity_that_was_unlinked_while_it_
     let path = format!("/v1/sessions/{session}/messages");
     let listed = b.world.get(&b.tenant.key, &path).await;
     assert!(!listed.text.contains("who am I"), "{}", listed.text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_to_a_group_whose_sender_is_linked_meanwhile_is_answered() {
+    let b = bridged([]).await;
+    b.model.otherwise(echo());
+    // So few that every start is counted, behind the lock that the test holds.
+    let limits = format!("/v1/operator/tenants/{}/limits", b.tenant.id);
+    let put = b
+        .world
+        .put(OPERATOR_KEY, &limits, json!({"concurrent_turns": 2}));
+    put.await.expect(200);
+    let upstream = json!({"kind": "openai", "base_url": b.model.base_url, "model": "m"});
+    let spec = json!({"upstream": upstream, "group_scope": "shared"});
+    let put = b.world.put(&b.tenant.key, "/v1/agents/main", spec);
+    put.await.expect(200);
+    let group = json!({"type": "group", "id": "9"});
+    let says =
+        |text: &str| json!({"identity": "slack:6", "text": text, "chat": group, "mentioned": true});
+    b.bring(says("first")).await.expect(200);
+    b.world.dm(&b.key, "telegram:7").await;
+    let mut superuser = b.world.superuser().await;
+    let mut held = superuser.begin().await.unwrap();
+    sqlx::query(
+        "select pg_advisory_xact_lock(hashtextextended('turns of ' || id::text, 0)) from tenants",
+    )
+    .execute(&mut *held)
+    .await
+    .unwrap();
+    let link = async {
+        b.world.waiting(1).await;
+        let linked = b.world.link(&b.key, "telegram:7", "slack:6");
+        tokio::time::timeout(Duration::from_secs(2), linked)
+            .await
+            .ok();
+        held.commit().await.unwrap();
+    };
+    let (said, ()) = tokio::join!(b.bring(says("second")), link);
+    said.expect(200);
 }
