@@ -63,6 +63,7 @@ mod session_locks;
 mod session_messages;
 mod session_transfer;
 mod sessions;
+mod silent_redis;
 mod tenancy;
 mod tenancy_bridges;
 mod tenancy_conversations;
