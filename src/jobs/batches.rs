@@ -14,6 +14,8 @@ use crate::store::erased_people;
 use crate::store::expiry::{self, Expiring};
 use crate::store::{TenantTx, idempotency};
 
+/// Few enough that a batch takes a fraction of a second, also of rows that are not in memory.
+const LARGEST: i64 = 250;
 const SMALLEST: i64 = 10;
 
 /// How many rows a batch has.
@@ -78,7 +80,7 @@ impl Task<'_> {
 /// Does a task until nothing is left, and answers true; false if it has to stop before, at `until` or because the
 /// node ends.
 pub async fn finish(app: &App, caller: &JobCaller, task: Task<'_>, until: Instant) -> Result<bool> {
-    let mut size = BatchSize::new(1000);
+    let mut size = BatchSize::new(LARGEST);
     while Instant::now() < until && !app.draining.is_cancelled() {
         match run_batch(app, caller, task, size.rows()).await {
             // A batch can be smaller than asked for because somebody else deletes some of it at the same time.
