@@ -8,6 +8,7 @@
     reason = "it calls the service from outside, as its clients do"
 )]
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
+use sqlx::types::Uuid;
 use sqlx::{AssertSqlSafe, PgConnection};
 
 mod database;
@@ -244,70 +246,73 @@ impl Bench<'_> {
         let conversations = (turns / TURNS_EACH).max(1);
         let began = Instant::now();
         let tenant = database::tenant_id(self.dev)?.as_uuid();
-        let copy = |table: &str, from: &str, changes: &str, series: &str| {
-            format!(
-                "insert into {table} select (jsonb_populate_record(o, {changes})).*
-                   from (select * from {table} where tenant_id = '{tenant}' {from} limit 1) o, {series};"
-            )
+        let many = conversations;
+        // Ids that grow, as those of the service do.
+        let id = |of: &str, n: &str| {
+            format!("('0190000{of}-0000-7000-8000-' || lpad(to_hex({n}), 12, '0'))::uuid")
         };
-        let many = format!("generate_series(1, {conversations}) n");
-        let sql = [
-            "set session_replication_role = replica; set synchronous_commit = off;".to_owned(),
-            copy("users", "", "jsonb_build_object('id', md5('u' || n)::uuid)", &many),
-            copy(
-                "identities",
-                "",
-                "jsonb_build_object('id', md5('i' || n)::uuid, 'user_id', md5('u' || n)::uuid,
-                                    'external_id', 'x' || n)",
-                &many,
-            ),
-            copy(
-                "conversations",
-                "",
-                "jsonb_build_object('id', md5('c' || n)::uuid, 'tip_session_id', md5('c' || n)::uuid,
-                                    'user_id', md5('u' || n)::uuid, 'slot_id', null)",
-                &many,
-            ),
-            copy(
-                "sessions",
-                "",
-                "jsonb_build_object('id', md5('c' || n)::uuid, 'conversation_id', md5('c' || n)::uuid)",
-                &many,
-            ),
-            copy(
-                "turns",
-                "and ended_at is not null",
-                &format!(
-                    "jsonb_build_object('id', gen_random_uuid(), 'turn_no', n,
-                        'conversation_id', md5('c' || 1 + n % {conversations})::uuid,
-                        'identity_id', md5('i' || 1 + n % {conversations})::uuid, 'reply_via', 'told')"
+        let own = |of: &str| id(of, "n");
+        let spread = format!("(1 + n % {conversations})");
+        let is_pending = format!("{spread} % 10 = 0");
+        let copies = [
+            Copy::new("users", "true", many).set("id", own("1")),
+            Copy::new("identities", "true", many)
+                .set("id", own("2"))
+                .set("user_id", own("1"))
+                .set("external_id", "'x' || n"),
+            Copy::new("conversations", "true", many)
+                .set("id", own("3"))
+                .set("tip_session_id", own("3"))
+                .set("user_id", own("1"))
+                .set("slot_id", "null"),
+            Copy::new("sessions", "true", many)
+                .set("id", own("3"))
+                .set("conversation_id", own("3")),
+            Copy::new("turns", "ended_at is not null", turns)
+                .set("id", own("4"))
+                .set("turn_no", "n")
+                .set("conversation_id", id("3", &spread))
+                .set("identity_id", id("2", &spread))
+                .set("reply_via", "'told'"),
+            Copy::new("chats", "true", many)
+                .set("chat_ref", "'x' || n")
+                .set("due_at", "case when n % 10 = 0 then now() end"),
+            Copy::new("deliveries", "true", deliveries)
+                .set("id", own("5"))
+                .set("turn_id", "null")
+                .set("seq", "n")
+                .set("chat_ref", format!("'x' || {spread}"))
+                .set("identity_id", id("2", &spread))
+                .set(
+                    "state",
+                    format!("case when {is_pending} then 'pending' else 'delivered' end"),
+                )
+                .set(
+                    "ended_at",
+                    format!("case when not {is_pending} then now() - n % 3000 * interval '15 minutes' end"),
                 ),
-                &format!("generate_series(1, {turns}) n"),
-            ),
-            copy(
-                "chats",
-                "",
-                "jsonb_build_object('chat_ref', 'x' || n, 'due_at', case when n % 10 = 0 then now() end)",
-                &many,
-            ),
-            copy(
-                "deliveries",
-                "",
-                &format!(
-                    "jsonb_build_object('id', gen_random_uuid(), 'turn_id', null, 'seq', n,
-                        'chat_ref', 'x' || 1 + n % {conversations},
-                        'identity_id', md5('i' || 1 + n % {conversations})::uuid,
-                        'state', case when (1 + n % {conversations}) % 10 = 0 then 'pending' else 'delivered' end,
-                        'ended_at', case when (1 + n % {conversations}) % 10 <> 0
-                                         then now() - (n % 3000) * interval '15 minutes' end)"
-                ),
-                &format!("generate_series(1, {deliveries}) n"),
-            ),
-            "reset session_replication_role;".to_owned(),
         ];
-        for statement in sql {
-            self.execute(&statement).await?;
+        self.execute("set session_replication_role = replica; set synchronous_commit = off")
+            .await?;
+        for copy in copies {
+            let columns: Vec<String> = sqlx::query_scalar(
+                "select attname::text
+                   from pg_attribute
+                  where attrelid = to_regclass($1) and attnum > 0 and not attisdropped and attgenerated = ''
+                  order by attnum",
+            )
+            .bind(copy.table)
+            .fetch_all(&mut self.superuser)
+            .await?;
+            self.execute(&copy.sql(tenant, &columns)).await?;
+            println!(
+                "{} {}: {} s",
+                copy.count,
+                copy.table,
+                began.elapsed().as_secs()
+            );
         }
+        self.execute("reset session_replication_role").await?;
         self.execute("vacuum analyze").await?;
         self.execute("checkpoint").await?;
         let log = format!(
@@ -318,6 +323,47 @@ impl Bench<'_> {
         self.execute("select pg_reload_conf()").await?;
         println!("generated in {} s", began.elapsed().as_secs());
         Ok(())
+    }
+}
+
+/// Rows that are made of one row of a table: `n` counts them.
+struct Copy {
+    table: &'static str,
+    which: &'static str,
+    count: u64,
+    changes: HashMap<&'static str, String>,
+}
+
+impl Copy {
+    fn new(table: &'static str, which: &'static str, count: u64) -> Self {
+        Self {
+            table,
+            which,
+            count,
+            changes: HashMap::new(),
+        }
+    }
+
+    fn set(mut self, column: &'static str, expression: impl Into<String>) -> Self {
+        self.changes.insert(column, expression.into());
+        self
+    }
+
+    fn sql(&self, tenant: Uuid, columns: &[String]) -> String {
+        let value = |column: &String| match self.changes.get(column.as_str()) {
+            Some(expression) => expression.clone(),
+            None => format!("o.{column}"),
+        };
+        let values: Vec<String> = columns.iter().map(value).collect();
+        let (table, which, count) = (self.table, self.which, self.count);
+        format!(
+            "insert into {table} ({})
+             select {}
+               from (select * from {table} where tenant_id = '{tenant}' and {which} limit 1) o
+              cross join generate_series(1, {count}) n",
+            columns.join(", "),
+            values.join(", ")
+        )
     }
 }
 

@@ -183,6 +183,10 @@ impl JobCaller {
         Self { tenant_id }
     }
 
+    pub fn tenant_id(&self) -> TenantId {
+        self.tenant_id
+    }
+
     pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
         db.begin_tenant(self.tenant_id).await
     }

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
 
+use super::batches::{Task, finish};
 use crate::app::App;
 use crate::auth::JobCaller;
+use crate::domain::erasure::Erasure;
 use crate::error::Result;
 use crate::idempotency;
 use crate::people::SETTLED_AFTER;
-use crate::store::{self, erased_people};
+use crate::store::erased_people;
 
-const BATCH: i64 = 1000;
 /// Answers are opened one by one.
 const ANSWERS: i64 = 200;
 /// Well within the job's lease; what is left is for the next run.
@@ -22,8 +23,7 @@ const AT_ONCE: Duration = Duration::from_secs(20);
 const WHILE_IDLE: TimeDelta = TimeDelta::days(1);
 
 pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
-    let started = Instant::now();
-    let hurry = || started.elapsed() >= AT_ONCE || app.draining.is_cancelled();
+    let until = Instant::now() + AT_ONCE;
     loop {
         // Before the looking: what is written later is written by someone who found them gone.
         let now = app.clock.now();
@@ -34,42 +34,71 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
             return Ok(oldest.map_or(now + WHILE_IDLE, |oldest| oldest + SETTLED_AFTER));
         };
         tx.commit().await?;
-        for identity_id in &erasure.identity_ids {
-            // Until there is none: a batch is smaller if somebody deletes some of it at the same time.
-            let mut blanked = 1;
-            while blanked > 0 {
-                if hurry() {
-                    return Ok(app.clock.now());
-                }
-                let mut tx = caller.begin(&app.db).await?;
-                let messages = erased_people::blank_messages(&mut tx, *identity_id, BATCH).await?;
-                let turns = erased_people::blank_turns(&mut tx, *identity_id, BATCH).await?;
-                blanked = messages.max(turns);
-                tx.commit().await?;
-            }
-        }
-        let mut opened = None;
-        loop {
-            if hurry() {
-                return Ok(app.clock.now());
-            }
-            let tells = |text: &str| erasure.is_mentioned_in(text);
-            let mut tx = caller.begin(&app.db).await?;
-            let last = opened.as_ref();
-            opened = idempotency::forget_telling(app, &mut tx, last, ANSWERS, tells).await?;
-            tx.commit().await?;
-            if opened.is_none() {
-                break;
-            }
+        if !look_for(app, caller, &erasure, until).await? {
+            return Ok(app.clock.now());
         }
         let mut tx = caller.begin(&app.db).await?;
-        let (accounts, acted_for) = (erasure.account_ids(), erasure.acted_for());
-        store::idempotency::delete_of_person(&mut tx, &accounts, &acted_for).await?;
-        erased_people::fold_usage(&mut tx, &erasure.user_ids()).await?;
-        match erasure.is_settled(now) {
-            true => erased_people::delete(&mut tx, erasure.user_id).await?,
-            false => erased_people::update_looked(&mut tx, erasure.user_id, now).await?,
+        if erasure.is_settled(now) {
+            erased_people::delete(&mut tx, erasure.user_id).await?;
+        } else {
+            erased_people::update_looked(&mut tx, erasure.user_id, now).await?;
         }
         tx.commit().await?;
+    }
+}
+
+/// Removes what is left of a person. False if there was not enough time.
+async fn look_for(
+    app: &App,
+    caller: &JobCaller,
+    erasure: &Erasure,
+    until: Instant,
+) -> Result<bool> {
+    for identity_id in &erasure.identity_ids {
+        for task in [
+            Task::BlankMessages(*identity_id),
+            Task::BlankTurns(*identity_id),
+        ] {
+            if !finish(app, caller, task, until).await? {
+                return Ok(false);
+            }
+        }
+    }
+    if !open_answers(app, caller, erasure, until).await? {
+        return Ok(false);
+    }
+    let (accounts, acted_for) = (erasure.account_ids(), erasure.acted_for());
+    let users = erasure.user_ids();
+    for task in [
+        Task::DeleteAnswers(&accounts, &acted_for),
+        Task::FoldUsage(&users),
+    ] {
+        if !finish(app, caller, task, until).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Deletes the sealed answers to keys that tell of the person. False if there was not enough time.
+async fn open_answers(
+    app: &App,
+    caller: &JobCaller,
+    erasure: &Erasure,
+    until: Instant,
+) -> Result<bool> {
+    let mut opened = None;
+    loop {
+        if Instant::now() >= until || app.draining.is_cancelled() {
+            return Ok(false);
+        }
+        let tells = |text: &str| erasure.is_mentioned_in(text);
+        let mut tx = caller.begin(&app.db).await?;
+        let last = opened.as_ref();
+        opened = idempotency::forget_telling(app, &mut tx, last, ANSWERS, tells).await?;
+        tx.commit().await?;
+        if opened.is_none() {
+            return Ok(true);
+        }
     }
 }

@@ -4,21 +4,25 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 
+use super::batches::BatchSize;
 use crate::app::App;
 use crate::error::Result;
 use crate::ids::TenantId;
 use crate::store::tenants;
 
-const BATCH: i32 = 1000;
+const BATCH: i64 = 1000;
 /// Well within the job's lease; what is left is for the next run.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
 pub async fn run(app: &App, tenant_id: TenantId) -> Result<DateTime<Utc>> {
     let started = Instant::now();
+    let mut size = BatchSize::new(BATCH);
     while started.elapsed() < AT_ONCE && !app.draining.is_cancelled() {
-        // The last batch takes the tenant's row and this very job with it.
-        if tenants::erase(&app.db, tenant_id, BATCH).await? == 0 {
-            break;
+        match tenants::erase(&app.db, tenant_id, size.rows()).await {
+            // The last batch takes the tenant's row and this very job with it.
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(error) => size.shrink(error)?,
         }
     }
     Ok(app.clock.now())

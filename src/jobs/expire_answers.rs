@@ -1,4 +1,5 @@
-//! Forgets stored answers after a day, and the secrets in them as soon as they are no longer replayed.
+//! Forgets stored answers after a day, and the secrets in them as soon as they are no longer replayed. The
+//! operator's own run also removes answers of tenants that are gone.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -7,8 +8,12 @@ use crate::app::App;
 use crate::auth::JobCaller;
 use crate::error::Result;
 use crate::idempotency::{KEPT, SECRETS_KEPT};
+use crate::ids::TenantId;
 use crate::store::expiry::Expiring;
+use crate::store::idempotency;
 
+/// Of tenants that are gone, at once.
+const LOST: i32 = 1000;
 /// Often while there are secrets to erase, rarely while there is nothing.
 const INTERVALS: (TimeDelta, TimeDelta) = (TimeDelta::minutes(1), TimeDelta::hours(1));
 
@@ -17,5 +22,9 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
         (Expiring::AnswerSecrets, SECRETS_KEPT),
         (Expiring::Answers, KEPT),
     ];
-    expire_all(app, caller, &kinds, INTERVALS).await
+    let next = expire_all(app, caller, &kinds, INTERVALS).await?;
+    if caller.tenant_id() == TenantId::OPERATOR {
+        while idempotency::erase_lost(&app.db, LOST).await? == LOST {}
+    }
+    Ok(next)
 }

@@ -19,6 +19,7 @@ use crate::store::jobs::{self, DueJob, Ended};
 use crate::store::nodes;
 use crate::tenants;
 
+mod batches;
 mod erase_conversations;
 mod erase_people;
 mod erase_tenant;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
 
+use super::batches::BatchSize;
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::error::Result;
@@ -27,15 +28,26 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
         return Ok(app.clock.now() + WITHOUT_RETENTION);
     };
     let started = Instant::now();
+    let mut size = BatchSize::new(BATCH);
     while started.elapsed() < AT_ONCE && !app.draining.is_cancelled() {
-        let mut tx = caller.begin(&app.db).await?;
-        let progress = retention::step(app, &mut tx, started_at, BATCH).await?;
-        tx.commit().await?;
-        match progress {
-            Progress::Going => {}
-            Progress::Finished => return Ok(app.clock.now() + BETWEEN_SWEEPS),
-            Progress::Overtaken => break,
+        match step(app, caller, started_at, size.rows()).await {
+            Ok(Progress::Going) => {}
+            Ok(Progress::Finished) => return Ok(app.clock.now() + BETWEEN_SWEEPS),
+            Ok(Progress::Overtaken) => break,
+            Err(error) => size.shrink(error)?,
         }
     }
     Ok(app.clock.now())
+}
+
+async fn step(
+    app: &App,
+    caller: &JobCaller,
+    started_at: DateTime<Utc>,
+    limit: i64,
+) -> Result<Progress> {
+    let mut tx = caller.begin(&app.db).await?;
+    let progress = retention::step(app, &mut tx, started_at, limit).await?;
+    tx.commit().await?;
+    Ok(progress)
 }

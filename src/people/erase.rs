@@ -23,6 +23,9 @@ pub const ERASE_JOB: &str = "erase_people";
 /// As often as a person may be merged under us before we give up.
 const ATTEMPTS: usize = 5;
 
+/// Stored answers that are deleted at once; more are left to the job.
+const ANSWERS: i64 = 1000;
+
 #[derive(Debug)]
 pub struct Erased {
     /// Every id that they had.
@@ -105,6 +108,6 @@ async fn delete(
     erasures::blank_notices(tx, erasure, now).await?;
     erasures::delete_chats(tx, accounts).await?;
     let (accounts, acted_for) = (erasure.account_ids(), erasure.acted_for());
-    idempotency::delete_of_person(tx, &accounts, &acted_for).await?;
+    idempotency::delete_of_person(tx, &accounts, &acted_for, ANSWERS).await?;
     erasures::delete_person(tx, erasure).await
 }

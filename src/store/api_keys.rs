@@ -94,7 +94,7 @@ pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundK
     .bind(key.tenant_id)
     .bind(key.id)
     .bind(key.digest.as_slice())
-    .fetch_optional(&mut *db.connection().await?)
+    .fetch_optional(db.connection().await?.limited())
     .await?;
     row.map(FoundKey::try_from).transpose()
 }
@@ -141,7 +141,7 @@ pub async fn list_presented(db: &Db, keys: &[&PresentedKey]) -> Result<HashMap<u
     .bind(tenants)
     .bind(ids)
     .bind(digests)
-    .fetch_all(&mut *db.connection().await?)
+    .fetch_all(db.connection().await?.limited())
     .await?;
     let found = |row: PlacedRow| Ok((row.place as usize - 1, row.found.try_into()?));
     rows.into_iter().map(found).collect()

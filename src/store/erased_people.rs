@@ -99,11 +99,8 @@ pub async fn delete(tx: &mut TenantTx, user_id: UserId) -> Result<()> {
     Ok(())
 }
 
-/// Blanks up to `limit` messages that an account wrote, copies included, and answers how many there
-/// were. They keep their place: others answered them.
-pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i64) -> Result<u64> {
-    let done = sqlx::query(
-        "update messages
+/// Public, as the others here are, for the test that reads its plan.
+pub const BLANK_MESSAGES: &str = "update messages
             set content = to_json($4::text), tool_calls = null, tool_call_id = null, identity_id = null,
                 platform = null, extra = null
           where tenant_id = $1
@@ -112,77 +109,112 @@ pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i
                                        where tenant_id = $1
                                          and identity_id = $2
                                        order by session_id
-                                       limit $3)",
-    )
-    .bind(tx.tenant_id())
-    .bind(identity_id)
-    .bind(limit)
-    .bind(ERASED)
-    .execute(tx.connection())
-    .await?;
+                                       limit $3)";
+
+/// Blanks up to `limit` messages that an account wrote, copies included, and answers how many there
+/// were. They keep their place: others answered them.
+pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i64) -> Result<u64> {
+    let done = sqlx::query(BLANK_MESSAGES)
+        .bind(tx.tenant_id())
+        .bind(identity_id)
+        .bind(limit)
+        .bind(ERASED)
+        .execute(tx.connection())
+        .await?;
     Ok(done.rows_affected())
 }
 
-/// Blanks up to `limit` turns that an account began in conversations of others, with their events, and
-/// answers how many there were.
-pub async fn blank_turns(tx: &mut TenantTx, identity_id: IdentityId, limit: i64) -> Result<u64> {
-    let done = sqlx::query(
-        "with blanked as (
-           update turns
-              set input = json_build_object('messages', '[]'::json), told = '{}', principal = '', asked_hash = '',
-                  identity_id = null, platform = null, reply_to = null, reply_via = null
-            where tenant_id = $1
-              and id in (select id
-                           from turns
-                          where tenant_id = $1
-                            and identity_id = $2
-                          order by id
-                          limit $3)
-        returning id
-         ), told as (
-           delete from events e
-            using blanked b
-            where e.tenant_id = $1
-              and e.turn_id = b.id
-         )
-         select id
-           from blanked",
-    )
-    .bind(tx.tenant_id())
-    .bind(identity_id)
-    .bind(limit)
-    .execute(tx.connection())
-    .await?;
+/// Turns that are blanked at once, after their events: a turn can have thousands.
+const TURNS: i64 = 100;
+
+pub const DELETE_EVENTS: &str = "delete from events
+          where tenant_id = $1
+            and (conversation_id, seq) in (select e.conversation_id, e.seq
+                                             from (select id
+                                                     from turns
+                                                    where tenant_id = $1
+                                                      and identity_id = $2
+                                                    order by id
+                                                    limit $4) t
+                                            cross join lateral (select conversation_id, seq
+                                                                  from events
+                                                                 where tenant_id = $1
+                                                                   and turn_id = t.id
+                                                                 order by seq
+                                                                 limit $3) e
+                                            order by t.id, e.seq
+                                            limit $3)";
+
+/// Deletes up to `limit` events of the turns that `blank_turns` takes next, and answers how many there were.
+pub async fn delete_events(tx: &mut TenantTx, identity_id: IdentityId, limit: i64) -> Result<u64> {
+    let done = sqlx::query(DELETE_EVENTS)
+        .bind(tx.tenant_id())
+        .bind(identity_id)
+        .bind(limit)
+        .bind(TURNS)
+        .execute(tx.connection())
+        .await?;
     Ok(done.rows_affected())
 }
 
-/// Public for the test that reads its plan.
+pub const BLANK_TURNS: &str = "update turns
+            set input = json_build_object('messages', '[]'::json), told = '{}', principal = '', asked_hash = '',
+                identity_id = null, platform = null, reply_to = null, reply_via = null
+          where tenant_id = $1
+            and id in (select id
+                         from turns
+                        where tenant_id = $1
+                          and identity_id = $2
+                        order by id
+                        limit $3)";
+
+/// Blanks some of the turns that an account began in conversations of others, whose events are gone, and answers
+/// how many there were.
+pub async fn blank_turns(tx: &mut TenantTx, identity_id: IdentityId) -> Result<u64> {
+    let done = sqlx::query(BLANK_TURNS)
+        .bind(tx.tenant_id())
+        .bind(identity_id)
+        .bind(TURNS)
+        .execute(tx.connection())
+        .await?;
+    Ok(done.rows_affected())
+}
+
 pub const FOLD_USAGE: &str = "with gone as (
            delete from usage_hourly
             where tenant_id = $1
-              and user_id = any ($2)
+              and (user_id, hour, agent, model, source) in (select user_id, hour, agent, model, source
+                                                              from usage_hourly
+                                                             where tenant_id = $1
+                                                               and user_id = any ($2)
+                                                             order by user_id, hour
+                                                             limit $3)
         returning hour, agent, model, source, requests, turns, input_tokens, output_tokens
+         ), added as (
+           insert into usage_hourly as own (tenant_id, hour, agent, user_id, model, source, requests, turns,
+                                            input_tokens, output_tokens)
+           select $1, hour, agent, '00000000-0000-0000-0000-000000000000', model, source, sum(requests),
+                  sum(turns), sum(input_tokens), sum(output_tokens)
+             from gone
+            group by hour, agent, model, source
+            order by hour, source, agent, model
+               on conflict on constraint usage_hourly_pkey do update
+              set requests = own.requests + excluded.requests,
+                  turns = own.turns + excluded.turns,
+                  input_tokens = own.input_tokens + excluded.input_tokens,
+                  output_tokens = own.output_tokens + excluded.output_tokens
+            where own.tenant_id = $1
          )
-         insert into usage_hourly as own (tenant_id, hour, agent, user_id, model, source, requests, turns,
-                                          input_tokens, output_tokens)
-         select $1, hour, agent, '00000000-0000-0000-0000-000000000000', model, source, sum(requests),
-                sum(turns), sum(input_tokens), sum(output_tokens)
-           from gone
-          group by hour, agent, model, source
-          order by hour, source, agent, model
-             on conflict on constraint usage_hourly_pkey do update
-            set requests = own.requests + excluded.requests,
-                turns = own.turns + excluded.turns,
-                input_tokens = own.input_tokens + excluded.input_tokens,
-                output_tokens = own.output_tokens + excluded.output_tokens
-          where own.tenant_id = $1";
+         select count(*)
+           from gone";
 
-/// Gives the person's sums to nobody: what was used was used.
-pub async fn fold_usage(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
-    sqlx::query(FOLD_USAGE)
+/// Gives up to `limit` sums of the person to nobody, and answers how many there were: what was used was used.
+pub async fn fold_usage(tx: &mut TenantTx, users: &[UserId], limit: i64) -> Result<u64> {
+    let gone: i64 = sqlx::query_scalar(FOLD_USAGE)
         .bind(tx.tenant_id())
         .bind(users)
-        .execute(tx.connection())
+        .bind(limit)
+        .fetch_one(tx.connection())
         .await?;
-    Ok(())
+    Ok(gone.unsigned_abs())
 }

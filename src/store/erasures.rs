@@ -175,21 +175,22 @@ pub async fn delete_chats(tx: &mut TenantTx, accounts: &[IdentityRecord]) -> Res
         .iter()
         .map(|account| account.name.platform().scope().unwrap_or_default())
         .collect();
-    let external_ids: Vec<&str> = accounts
+    // Made here: a policy lets only plain comparisons reach an index.
+    let chat_refs: Vec<String> = accounts
         .iter()
-        .map(|account| account.name.external_id())
+        .map(|account| format!("dm:{}", account.name.external_id()))
         .collect();
     sqlx::query(
         "delete from chats
           where tenant_id = $1
-            and (platform, scope, chat_ref) in (select platform, scope, 'dm:' || external_id
+            and (platform, scope, chat_ref) in (select platform, scope, chat_ref
                                                   from unnest($2::text[], $3::text[], $4::text[])
-                                                         as own (platform, scope, external_id))",
+                                                         as own (platform, scope, chat_ref))",
     )
     .bind(tx.tenant_id())
     .bind(platforms)
     .bind(scopes)
-    .bind(external_ids)
+    .bind(chat_refs)
     .execute(tx.connection())
     .await?;
     Ok(())

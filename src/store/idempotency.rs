@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 
-use super::TenantTx;
+use super::{Db, TenantTx};
 use crate::error::Result;
 use crate::ids::TurnId;
 
@@ -130,23 +130,38 @@ pub const DELETE_OF_PERSON: &str = "delete from idempotency
                     from idempotency
                    where tenant_id = $1
                      and (caller = any ($2) or acted_for = any ($3))
+                   order by principal, route, key
+                   limit $4
                      for update skip locked)";
 
-/// Deletes the answers that were given to accounts, and to whoever acted for someone of `acted_for`. Those
+/// Deletes up to `limit` answers that were given to accounts, and to whoever acted for someone of `acted_for`. Those
 /// that a request holds in this moment are left: who waits for a request must not hold what it needs.
 pub async fn delete_of_person(
     tx: &mut TenantTx,
     accounts: &[String],
     acted_for: &[String],
+    limit: i64,
 ) -> Result<u64> {
     let done = sqlx::query(DELETE_OF_PERSON)
         .bind(tx.tenant_id())
         .bind(accounts)
         .bind(acted_for)
+        .bind(limit)
         .execute(tx.connection())
         .await?;
     Ok(done.rows_affected())
 }
+
+/// Public for the test that reads its plan.
+pub const LIST_OF_KEYS: &str =
+    "select principal, route, key, request_hash, status, answer_enc, secrets_enc, turn_id,
+                created_at
+           from idempotency
+          where tenant_id = $1
+            and caller is null
+            and (principal, route, key) > ($2, $3, $4)
+          order by principal, route, key
+          limit $5";
 
 /// Answers to keys that acted for nobody, a page after `after`.
 pub async fn list_of_keys(
@@ -162,22 +177,14 @@ pub async fn list_of_keys(
         ),
         None => ("", "", ""),
     };
-    let rows: Vec<NamedAnswer> = sqlx::query_as(
-        "select principal, route, key, request_hash, status, answer_enc, secrets_enc, turn_id, created_at
-           from idempotency
-          where tenant_id = $1
-            and caller is null
-            and (principal, route, key) > ($2, $3, $4)
-          order by principal, route, key
-          limit $5",
-    )
-    .bind(tx.tenant_id())
-    .bind(principal)
-    .bind(route)
-    .bind(key)
-    .bind(limit)
-    .fetch_all(tx.connection())
-    .await?;
+    let rows: Vec<NamedAnswer> = sqlx::query_as(LIST_OF_KEYS)
+        .bind(tx.tenant_id())
+        .bind(principal)
+        .bind(route)
+        .bind(key)
+        .bind(limit)
+        .fetch_all(tx.connection())
+        .await?;
     let split = |row: NamedAnswer| {
         let name = RequestName {
             principal: row.principal,
@@ -214,4 +221,12 @@ pub async fn delete_one(tx: &mut TenantTx, name: &RequestName) -> Result<()> {
     .execute(tx.connection())
     .await?;
     Ok(())
+}
+
+/// Deletes up to `limit` answers of tenants that are gone: of requests that ended after their tenant had.
+pub async fn erase_lost(db: &Db, limit: i32) -> Result<i32> {
+    Ok(sqlx::query_scalar("select erase_lost_answers($1)")
+        .bind(limit)
+        .fetch_one(db.connection().await?.limited())
+        .await?)
 }

@@ -73,7 +73,7 @@ pub async fn find_presented(db: &Db, tenant_id: TenantId, iss: &str) -> Result<F
     )
     .bind(tenant_id)
     .bind(iss)
-    .fetch_all(&mut *db.connection().await?)
+    .fetch_all(db.connection().await?.limited())
     .await?;
     let (mut issuers, mut terms) = (Vec::new(), None);
     for row in rows {

@@ -64,7 +64,7 @@ pub async fn claim(
     .bind(now)
     .bind(lease)
     .bind(limit)
-    .fetch_all(&mut *db.connection().await?)
+    .fetch_all(db.connection().await?.limited())
     .await?)
 }
 
@@ -109,7 +109,7 @@ pub async fn reschedule(
     .bind(run_at)
     .bind(error)
     .bind(for_good)
-    .execute(&mut *db.connection().await?)
+    .execute(db.connection().await?.limited())
     .await?;
     Ok(())
 }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::AssertSqlSafe;
-use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::postgres::PgConnectOptions;
 
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
+use limited::Limited;
 use outages::Outages;
 use pool::{Lease, Pool};
 
@@ -34,6 +35,7 @@ pub mod identities;
 pub mod imports;
 pub mod issuers;
 pub mod jobs;
+mod limited;
 pub mod merges;
 pub mod messages;
 pub mod migrate;
@@ -198,8 +200,8 @@ impl TenantTx {
         Ok(())
     }
 
-    fn connection(&mut self) -> &mut PgConnection {
-        &mut self.lease
+    fn connection(&mut self) -> Limited<'_> {
+        self.lease.limited()
     }
 }
 

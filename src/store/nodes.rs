@@ -26,7 +26,7 @@ pub async fn beat(db: &Db, boot_id: BootId, addr: Option<&str>) -> Result<u32> {
     )
     .bind(boot_id)
     .bind(addr)
-    .fetch_one(&mut *db.connection().await?)
+    .fetch_one(db.connection().await?.limited())
     .await?;
     Ok(u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1))
 }
@@ -38,7 +38,7 @@ pub async fn delete(db: &Db, boot_id: BootId) -> Result<()> {
           where boot_id = $1",
     )
     .bind(boot_id)
-    .execute(&mut *db.connection().await?)
+    .execute(db.connection().await?.limited())
     .await?;
     Ok(())
 }

@@ -16,6 +16,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
+use super::limited::Limited;
 use crate::crypto;
 
 /// A request that waits longer for a connection is better answered with 503.
@@ -30,8 +31,10 @@ const FIRST_RECONNECT: Duration = Duration::from_millis(50);
 const LAST_RECONNECT: Duration = Duration::from_millis(800);
 /// See `Open::refreshed`.
 const FIRST_REPLAN: Duration = Duration::from_secs(1);
-/// For what runs outside a tenant's transaction; those set their own.
-const LIMITS: &str = "set statement_timeout = '15s'; set lock_timeout = '5s'";
+/// For what runs outside a tenant's transaction; those set their own. And how soon Postgres ends the connections of
+/// a node whose host has vanished, with the locks they hold.
+const LIMITS: &str = "set statement_timeout = '15s'; set lock_timeout = '5s'; set tcp_keepalives_idle = 30; \
+     set tcp_keepalives_interval = 10; set tcp_keepalives_count = 3; set tcp_user_timeout = '30s'";
 
 /// Postgres answers the commit of a transaction that has failed with a rollback, which is no error. Another
 /// statement is one.
@@ -229,6 +232,11 @@ impl Lease {
         done
     }
 
+    /// For statements, each of which ends.
+    pub fn limited(&mut self) -> Limited<'_> {
+        Limited(self)
+    }
+
     /// If this fails or is dropped on its way, the connection is closed: nobody knows what state it is in.
     pub async fn commit(mut self) -> sqlx::Result<()> {
         if let Some(mut open) = self.open.take() {
@@ -279,7 +287,7 @@ impl DerefMut for Lease {
 
 async fn execute(connection: &mut PgConnection, sql: &str) -> sqlx::Result<()> {
     let sql = AssertSqlSafe(sql.to_owned());
-    sqlx::raw_sql(sql).execute(connection).await?;
+    sqlx::raw_sql(sql).execute(Limited(connection)).await?;
     Ok(())
 }
 

@@ -48,7 +48,7 @@ pub async fn wait_no_longer(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
 pub async fn list_untold(db: &Db, limit: i32) -> Result<Vec<(TenantId, TurnId)>> {
     Ok(sqlx::query_as("select tenant_id, id from due_replies($1)")
         .bind(limit)
-        .fetch_all(&mut *db.connection().await?)
+        .fetch_all(db.connection().await?.limited())
         .await?)
 }
 

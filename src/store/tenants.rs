@@ -82,7 +82,7 @@ pub async fn find(db: &Db, id: TenantId) -> Result<Option<Tenant>> {
             and state <> 'operator'",
     )
     .bind(id)
-    .fetch_optional(&mut *db.connection().await?)
+    .fetch_optional(db.connection().await?.limited())
     .await?
     .map(Tenant::try_from)
     .transpose()
@@ -101,7 +101,7 @@ pub async fn list(db: &Db, page: &PageRequest) -> Result<Page<Tenant>> {
     .bind(page.after.map(|after| after.created_at))
     .bind(page.after.map(|after| after.id))
     .bind(page.fetch_limit())
-    .fetch_all(&mut *db.connection().await?)
+    .fetch_all(db.connection().await?.limited())
     .await?;
     let tenants = rows
         .into_iter()
@@ -247,11 +247,11 @@ pub async fn update_settings(tx: &mut TenantTx, own: &OwnTenant, now: DateTime<U
 }
 
 /// Deletes up to `limit` rows of a tenant that is being deleted; at 0 nothing of it is left.
-pub async fn erase(db: &Db, id: TenantId, limit: i32) -> Result<i32> {
-    Ok(sqlx::query_scalar("select erase_tenant($1, $2)")
+pub async fn erase(db: &Db, id: TenantId, limit: i64) -> Result<i32> {
+    Ok(sqlx::query_scalar("select erase_tenant($1, $2::integer)")
         .bind(id)
         .bind(limit)
-        .fetch_one(&mut *db.connection().await?)
+        .fetch_one(db.connection().await?.limited())
         .await?)
 }
 

@@ -207,7 +207,7 @@ pub async fn wait_for_limit(tx: &mut TenantTx, id: TurnId) -> Result<()> {
 pub async fn list_due(db: &Db, limit: i32) -> Result<Vec<(TenantId, TurnId)>> {
     Ok(sqlx::query_as("select tenant_id, id from due_turns($1)")
         .bind(limit)
-        .fetch_all(&mut *db.connection().await?)
+        .fetch_all(db.connection().await?.limited())
         .await?)
 }
 

@@ -58,6 +58,7 @@ const ALLOWED: [(&str, &[&str]); 27] = [
             "streams",
             "auth",
             "store",
+            "domain",
             "ground",
         ],
     ),

@@ -1,8 +1,7 @@
 //! `throughline dev` as a newcomer runs it: it starts everything, keeps its data, and leaves nothing
 //! behind, not even when it is killed.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use serde_json::{Value, json};
 use crate::support::cluster::scratch_dir;
 use crate::support::model::{Model, Step};
 use crate::support::process::{
-    Process, pids_mentioning, processes_mentioning, throughline, wait_for_ready_file,
+    Process, pids_mentioning, processes_mentioning, redis_pid, throughline, wait_for_ready_file,
 };
 use crate::support::{Reply, eventually};
 
@@ -88,19 +87,8 @@ impl Dev {
         Reply::of(request.json(&body)).await
     }
 
-    /// As Redis says it itself.
     fn redis_pid(&self) -> Option<i32> {
-        let url = reqwest::Url::parse(self.text("redis_url")).unwrap();
-        let mut stream = TcpStream::connect(("127.0.0.1", url.port()?)).ok()?;
-        stream
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .unwrap();
-        let asked = format!("AUTH {}\r\nINFO server\r\nQUIT\r\n", url.password()?);
-        stream.write_all(asked.as_bytes()).ok()?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).ok()?;
-        let (_, rest) = text.split_once("process_id:")?;
-        rest.split_whitespace().next()?.parse().ok()
+        redis_pid(self.text("redis_url"))
     }
 
     fn postgres_pid(&self) -> Option<i32> {

@@ -123,7 +123,9 @@ async fn a_job_that_fails_for_ever_is_seen_and_holds_up_no_other() {
          insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, created_at)
          select tenant_id, id, n, gen_random_uuid(), 1, case when tenant_id = '{0}' then 'poison' else 'x' end,
                 tip_session_id, now() - interval '2 days'
-           from conversations, generate_series(1, 3) n",
+           from conversations, generate_series(1, 3) n;
+         insert into code_attempts (tenant_id, subject, failures, window_start)
+         values ('{0}', 'any', 1, now() - interval '2 days')",
         uuid_of(&poisoned),
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
@@ -165,10 +167,143 @@ async fn a_job_that_fails_for_ever_is_seen_and_holds_up_no_other() {
     })
     .await;
     assert_eq!(left(&poisoned).await, 3);
+    let attempts: i64 = sqlx::query_scalar("select count(*) from code_attempts")
+        .fetch_one(&mut superuser)
+        .await
+        .unwrap();
+    assert_eq!(attempts, 0, "another kind of the same tenant");
     let mend = "drop trigger poison on events; update jobs set run_at = now() where kind = 'expire_events'";
     sqlx::raw_sql(mend).execute(&mut superuser).await.unwrap();
     crate::support::eventually("it is done", Duration::from_secs(10), async || {
         left(&poisoned).await == 0 && seen().await.0 == "planned"
     })
     .await;
+}
+
+/// Makes a job of the tenant due, once the node's own loop does not have it.
+async fn make_due(world: &World, tenant: &Tenant, kind: &str) {
+    crate::support::eventually("it is due", Duration::from_secs(10), async || {
+        let due = "update jobs set run_at = now() - interval '1 day'
+                    where tenant_id = $1 and kind = $2 and lease_until is null";
+        let done = sqlx::query(due)
+            .bind(uuid_of(tenant))
+            .bind(kind)
+            .execute(&mut world.superuser().await)
+            .await;
+        done.unwrap().rows_affected() == 1
+    })
+    .await;
+}
+
+/// A database that has no time for many rows at once.
+const SLOW: &str = "
+  create function be_slow() returns trigger language plpgsql as $$
+    begin
+      if (select count(*) from gone) > 100 then
+        raise 'too slow' using errcode = 'query_canceled';
+      end if;
+      return null;
+    end $$;
+  create trigger slow after delete on events referencing old table as gone
+    for each statement execute function be_slow();
+  create trigger slow after delete on code_attempts referencing old table as gone
+    for each statement execute function be_slow();
+  insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, created_at)
+  select tenant_id, id, n, gen_random_uuid(), 1, 'x', tip_session_id, now() - interval '1 second'
+    from conversations, generate_series(1, 1500) n;
+  insert into code_attempts (tenant_id, subject, failures, window_start)
+  select tenant_id, n::text, 1, now() - interval '2 days'
+    from conversations, generate_series(1, 1500) n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_that_take_too_long_become_smaller() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let session = world.session(&tenant.key, json!({})).await;
+    let mut superuser = world.superuser().await;
+    sqlx::raw_sql(SLOW).execute(&mut superuser).await.unwrap();
+    let path = format!("/v1/sessions/{}", session["id"].as_str().unwrap());
+    world.delete(&tenant.key, &path).await.expect(204);
+    make_due(&world, &tenant, "expire_events").await;
+    let left = "select (select count(*) from events) + (select count(*) from code_attempts)
+                     + (select count(*) from conversations)";
+    crate::support::eventually("nothing is left", Duration::from_secs(20), async || {
+        let left: i64 = sqlx::query_scalar(left)
+            .fetch_one(&mut world.superuser().await)
+            .await
+            .unwrap();
+        left == 0
+    })
+    .await;
+}
+
+/// The events of a turn that has not ended stay, however old they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_old_and_still_needed_does_not_keep_a_job_busy() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    world.session(&tenant.key, json!({})).await;
+    let plant = "
+      insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input, told,
+                         created_at, lease_until)
+      select tenant_id, id, id, 1, 'waiting_client', 'main', 'any', '', '{}', '{}', now(), now() + interval '1 hour'
+        from conversations;
+      insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, created_at)
+      select tenant_id, id, 1, id, 1, 'x', tip_session_id, now() - interval '2 days'
+        from conversations";
+    let mut superuser = world.superuser().await;
+    sqlx::raw_sql(plant).execute(&mut superuser).await.unwrap();
+    make_due(&world, &tenant, "expire_events").await;
+    crate::support::eventually("it waits", Duration::from_secs(10), async || {
+        let waits: bool = sqlx::query_scalar(
+            "select lease_until is null and run_at > now() + interval '5 minutes' and run_at < 'infinity'
+               from jobs
+              where tenant_id = $1 and kind = 'expire_events'",
+        )
+        .bind(uuid_of(&tenant))
+        .fetch_one(&mut world.superuser().await)
+        .await
+        .unwrap();
+        waits
+    })
+    .await;
+    let kept: i64 = sqlx::query_scalar("select count(*) from events")
+        .fetch_one(&mut superuser)
+        .await
+        .unwrap();
+    assert_eq!(kept, 1);
+}
+
+/// A request can end after its tenant has.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_of_tenants_that_are_gone_are_removed() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let mut superuser = world.superuser().await;
+    let plant = format!(
+        "insert into idempotency (tenant_id, principal, route, key, request_hash, created_at)
+         select t, 'key_1', 'r', n::text, sha256(''), now()
+           from unnest(array[gen_random_uuid(), '{}', gen_random_uuid()]) t, generate_series(1, 1500) n",
+        uuid_of(&tenant),
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(plant))
+        .execute(&mut superuser)
+        .await
+        .unwrap();
+    let operator = Tenant {
+        id: throughline::ids::TenantId::OPERATOR.to_string(),
+        key: String::new(),
+    };
+    make_due(&world, &operator, "expire_answers").await;
+    crate::support::eventually("they are gone", Duration::from_secs(10), async || {
+        let left: Vec<sqlx::types::Uuid> =
+            sqlx::query_scalar("select tenant_id from idempotency group by tenant_id")
+                .fetch_all(&mut world.superuser().await)
+                .await
+                .unwrap();
+        left == [uuid_of(&tenant)]
+    })
+    .await;
+    let (kept, _) = stored_answers(&world).await;
+    assert_eq!(kept, 1500);
 }

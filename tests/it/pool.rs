@@ -284,6 +284,24 @@ async fn a_connection_whose_begin_takes_too_long_is_kept() {
     assert!(backends.contains(&before[0]), "{before:?} {backends:?}");
 }
 
+/// A host that vanished says nothing more, not even that the connection is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_ends_although_postgres_says_nothing_more() {
+    let pair = Pair::new().await;
+    let db = pair.connect(1).await;
+    let mut tx = JobCaller::of_served_tenant(pair.tenants[0])
+        .begin(&db)
+        .await
+        .unwrap();
+    let stopped = Pid::from_raw(pair.backends().await[0]);
+    kill(stopped, Signal::SIGSTOP).unwrap();
+    let asked = tokio::time::timeout(Duration::from_secs(40), agents::list(&mut tx)).await;
+    kill(stopped, Signal::SIGCONT).unwrap();
+    assert_eq!(asked.unwrap().unwrap_err().code, Code::Unavailable);
+    drop(tx);
+    assert_eq!(seen_by(&db, pair.tenants[0]).await.unwrap().len(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_pool_keeps_no_connection_and_gives_none() {
     let pair = Pair::new().await;

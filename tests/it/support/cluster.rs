@@ -139,6 +139,32 @@ impl Cluster {
         }
     }
 
+    /// What Postgres has logged of a database.
+    pub fn log_of(&self, database: &str) -> Vec<String> {
+        let log = std::fs::read_to_string(&self.postgres_log).unwrap_or_default();
+        let prefix = format!("database={database} ");
+        let mut entries = Vec::new();
+        let mut is_ours = false;
+        for line in log.lines() {
+            match line.strip_prefix('\t') {
+                // A line that belongs to the one before.
+                Some(rest) if is_ours => {
+                    let entry: &mut String = entries.last_mut().unwrap();
+                    entry.push('\n');
+                    entry.push_str(rest);
+                }
+                Some(_) => {}
+                None => {
+                    is_ours = line.starts_with(&prefix);
+                    if is_ours {
+                        entries.push(line[prefix.len()..].to_owned());
+                    }
+                }
+            }
+        }
+        entries
+    }
+
     pub async fn superuser(&self, database: &str) -> PgConnection {
         self.postgres.superuser(database).connect().await.unwrap()
     }

@@ -1,5 +1,7 @@
 //! Real processes of the program, for tests about starting, stopping and dying.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -119,4 +121,19 @@ pub fn processes_mentioning(text: &str) -> Vec<String> {
         .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
         .filter(|line| line.contains(text))
         .collect()
+}
+
+/// As Redis says it itself.
+pub fn redis_pid(url: &str) -> Option<i32> {
+    let url = reqwest::Url::parse(url).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", url.port()?)).ok()?;
+    stream
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    let asked = format!("AUTH {}\r\nINFO server\r\nQUIT\r\n", url.password()?);
+    stream.write_all(asked.as_bytes()).ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    let (_, rest) = text.split_once("process_id:")?;
+    rest.split_whitespace().next()?.parse().ok()
 }
