@@ -42,7 +42,7 @@ pub async fn cancel_queued(
     let done = sqlx::query(
         "update turns
             set state = $3, reason = $4, ended_at = greatest($5, created_at),
-                due_at = clock_timestamp() + interval '5 seconds', input = '{\"messages\": []}'
+                due_at = clock_timestamp() + interval '5 seconds', input = json_build_object('messages', '[]'::json)
           where tenant_id = $1
             and id = $2
             and state = 'queued'",
@@ -152,7 +152,7 @@ pub async fn stop_all(
         "update turns
             set state = $4, reason = $5, ended_at = greatest($6, created_at, started_at), fence = fence + 1,
                 lease_until = null, node = null, due_at = clock_timestamp() + interval '5 seconds', failures = 0,
-                input = '{\"messages\": []}'
+                input = json_build_object('messages', '[]'::json)
           where tenant_id = $1
             and id in (select q.id
                          from turns q
@@ -195,7 +195,8 @@ pub async fn fail(
         "update turns
             set state = 'failed', reason = $3, detail = $4, ended_at = greatest($5, created_at, started_at),
                 fence = fence + 1, lease_until = null, node = null,
-                due_at = clock_timestamp() + interval '5 seconds', failures = 0, input = '{\"messages\": []}',
+                due_at = clock_timestamp() + interval '5 seconds', failures = 0,
+                input = json_build_object('messages', '[]'::json),
                 -- The sweeper of answers says that there is none.
                 reply_via = case reply_via when 'delivery' then 'http' else reply_via end
           where tenant_id = $1

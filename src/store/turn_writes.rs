@@ -213,7 +213,10 @@ pub const WRITE: &str = concat!(
                        end,
               failures = 0,
               -- By then it is in the transcript.
-              input = case when $25 in ('running', 'waiting_client') then t.input else '{\"messages\": []}' end
+              input = case
+                        when $25 in ('running', 'waiting_client') then t.input
+                        else json_build_object('messages', '[]'::json)
+                      end
          from numbers n
         where t.tenant_id = $1
           and t.id = $2

@@ -1,0 +1,307 @@
+//! Bursts: forty messages at once on two nodes, by somebody new, after a minute's silence, through two linked
+//! identities, in a DM and a group, and chat with a new user token. Prints how long a message waits for its answer,
+//! beside a burst to a conversation that is idle and known. Fails over the goal, or if a message is refused.
+//!
+//! `ROUNDS` says how many of each. Rounds alternate, so that what else the machine does falls on all of them.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "it calls the service from outside, as its clients do"
+)]
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use futures_util::future::try_join_all;
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use reqwest::Client;
+use serde_json::{Value, json};
+
+#[allow(dead_code, reason = "other benches seed rows of the tenant")]
+mod database;
+mod dev;
+#[allow(dead_code, reason = "other benches ask for the process")]
+mod node;
+#[allow(dead_code, reason = "other benches measure the model too")]
+mod upstream;
+
+use dev::Dev;
+use node::Node;
+use upstream::Upstream;
+
+/// The agent that is asked.
+const AGENT: &str = "bench";
+const BURST: usize = 40;
+/// The p99 of a burst, in those of a burst to an idle conversation.
+const GOAL: f64 = 5.0;
+const SECRET: &str = "a secret of the people of a bench, 32 bytes";
+const ISSUER: &str = "https://people.example";
+
+fn main() -> anyhow::Result<ExitCode> {
+    if std::env::args().nth(1).as_deref() == Some(upstream::ARGUMENT) {
+        upstream::serve()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if cfg!(debug_assertions) {
+        println!("Only a release build tells something: cargo bench --bench bursts");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rounds = match std::env::var("ROUNDS") {
+        Ok(text) => text.parse().context("ROUNDS is a number")?,
+        Err(_) => 20,
+    };
+    println!(
+        "$ cargo bench --bench bursts   # {BURST} messages at once on two nodes, {rounds} times; ms"
+    );
+    let dev = Dev::start("bursts")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let outcome = runtime.block_on(measure(&dev, rounds));
+    dev.stop()?;
+    Ok(if outcome? {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// What a burst is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Idle,
+    New,
+    Silence,
+    Linked,
+    DmAndGroup,
+    IdleChat,
+    NewToken,
+}
+
+impl Case {
+    const ALL: [Self; 7] = [
+        Self::Idle,
+        Self::New,
+        Self::Silence,
+        Self::Linked,
+        Self::DmAndGroup,
+        Self::IdleChat,
+        Self::NewToken,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "an idle conversation",
+            Self::New => "a new person",
+            Self::Silence => "after a minute's silence",
+            Self::Linked => "two linked identities",
+            Self::DmAndGroup => "a DM and a group at once",
+            Self::IdleChat => "chat, an idle conversation",
+            Self::NewToken => "chat, a new user token",
+        }
+    }
+
+    /// What it is compared with.
+    fn base(self) -> Self {
+        match self {
+            Self::Idle | Self::New | Self::Silence | Self::Linked | Self::DmAndGroup => Self::Idle,
+            Self::IdleChat | Self::NewToken => Self::IdleChat,
+        }
+    }
+}
+
+async fn measure(dev: &Dev, rounds: usize) -> anyhow::Result<bool> {
+    let upstream = Upstream::start()?;
+    let node = Node::start(dev, None).await?;
+    node.make_agent(dev, &upstream).await?;
+    let service = Service::new(dev, &node).await?;
+    let mut waited: Vec<Vec<Duration>> = vec![Vec::new(); Case::ALL.len()];
+    // The first opens connections, and is not counted.
+    for round in 0..=rounds {
+        for (place, case) in Case::ALL.into_iter().enumerate() {
+            let took = service.burst(case, round).await?;
+            if round > 0 {
+                waited[place].extend(took);
+            }
+        }
+    }
+    let p99 = |case: Case| {
+        let place = Case::ALL.iter().position(|one| *one == case).unwrap_or(0);
+        quantile(&waited[place], 0.99)
+    };
+    println!(
+        "\n{:<28} {:>8} {:>8} {:>8}",
+        "a burst of", "p50", "p99", "ratio"
+    );
+    let mut met = true;
+    for (place, case) in Case::ALL.into_iter().enumerate() {
+        let ratio = p99(case) / p99(case.base());
+        met &= ratio <= GOAL;
+        let median = quantile(&waited[place], 0.5);
+        println!(
+            "{:<28} {median:>8.1} {:>8.1} {ratio:>8.2}",
+            case.name(),
+            p99(case)
+        );
+    }
+    let verdict = if met { "goal met" } else { "over the goal" };
+    println!("\ngoal: a p99 of at most {GOAL} times that of an idle conversation: {verdict}");
+    node.stop()?;
+    Ok(met)
+}
+
+fn quantile(waited: &[Duration], share: f64) -> f64 {
+    let mut sorted = waited.to_vec();
+    sorted.sort_unstable();
+    let place = ((sorted.len() as f64 * share).ceil() as usize).clamp(1, sorted.len());
+    sorted[place - 1].as_secs_f64() * 1000.0
+}
+
+/// Both nodes, as clients call them.
+struct Service<'a> {
+    dev: &'a Dev,
+    client: Client,
+    urls: [String; 2],
+    key: String,
+    tenant: String,
+}
+
+impl<'a> Service<'a> {
+    async fn new(dev: &'a Dev, node: &Node) -> anyhow::Result<Self> {
+        let text = |name: &str| dev.ready[name].as_str().context("not ready");
+        let service = Self {
+            dev,
+            client: Client::new(),
+            urls: [text("url")?.to_owned(), format!("http://{}", node.address)],
+            key: node.key.clone(),
+            tenant: text("tenant_id")?.to_owned(),
+        };
+        let issuer =
+            json!({"issuer": ISSUER, "platform": "web", "algorithm": "HS256", "secret": SECRET});
+        let url = format!("{}/v1/issuers/people", service.urls[0]);
+        let put = service
+            .client
+            .put(url)
+            .bearer_auth(&service.key)
+            .json(&issuer);
+        put.send().await?.error_for_status()?;
+        Ok(service)
+    }
+
+    /// How long each message of a burst waits for its answer.
+    async fn burst(&self, case: Case, round: usize) -> anyhow::Result<Vec<Duration>> {
+        let own = format!("telegram:{round}");
+        match case {
+            Case::Idle => {
+                self.say(&own, 0).await?;
+                self.together(|place| self.say(&own, place)).await
+            }
+            Case::New => {
+                let new = format!("telegram:9{round}");
+                self.together(|place| self.say(&new, place)).await
+            }
+            Case::Silence => {
+                let sql = "update identity_presence set last_seen_at = now() - interval '61 s'";
+                let mut superuser = database::superuser(self.dev).await?;
+                sqlx::query(sql).execute(&mut superuser).await?;
+                self.together(|place| self.say(&own, place)).await
+            }
+            Case::Linked => {
+                let other = format!("slack:{round}");
+                self.link(&own, &other).await?;
+                let names = [own, other];
+                self.together(|place| self.say(&names[place / 2 % 2], place))
+                    .await
+            }
+            Case::DmAndGroup => {
+                self.together(|place| {
+                    let mut body = message(&own, place);
+                    if place / 2 % 2 == 1 {
+                        body["chat"] = json!({"type": "group", "id": round.to_string()});
+                    }
+                    self.post("/v1/inbound", &self.key, body, place)
+                })
+                .await
+            }
+            Case::IdleChat => {
+                let token = self.token("known")?;
+                self.chat(&token, 0).await?;
+                self.together(|place| self.chat(&token, place)).await
+            }
+            Case::NewToken => {
+                let token = self.token(&format!("new-{round}"))?;
+                self.together(|place| self.chat(&token, place)).await
+            }
+        }
+    }
+
+    async fn together<F, W>(&self, send: F) -> anyhow::Result<Vec<Duration>>
+    where
+        F: Fn(usize) -> W,
+        W: Future<Output = anyhow::Result<Value>>,
+    {
+        let timed = async |sent: W| {
+            let began = Instant::now();
+            sent.await?;
+            anyhow::Ok(began.elapsed())
+        };
+        try_join_all((0..BURST).map(|place| timed(send(place)))).await
+    }
+
+    async fn say(&self, identity: &str, place: usize) -> anyhow::Result<Value> {
+        self.post("/v1/inbound", &self.key, message(identity, place), place)
+            .await
+    }
+
+    async fn chat(&self, token: &str, place: usize) -> anyhow::Result<Value> {
+        let said = json!({"role": "user", "content": format!("message {place}")});
+        let body = json!({"model": AGENT, "user": "me", "messages": [said]});
+        self.post("/v1/chat/completions", token, body, place).await
+    }
+
+    async fn link(&self, first: &str, second: &str) -> anyhow::Result<()> {
+        let code = self
+            .post("/v1/link-codes", &self.key, json!({"identity": first}), 0)
+            .await?;
+        let body = json!({"code": code["code"], "identity": second});
+        self.post("/v1/link-codes/redeem", &self.key, body, 0)
+            .await?;
+        Ok(())
+    }
+
+    /// To one of the nodes, by the place in the burst.
+    async fn post(
+        &self,
+        path: &str,
+        key: &str,
+        body: Value,
+        place: usize,
+    ) -> anyhow::Result<Value> {
+        let url = format!("{}{path}", self.urls[place % 2]);
+        let request = self.client.post(url).bearer_auth(key).json(&body);
+        let answer = request.send().await?;
+        let status = answer.status();
+        let text = answer.text().await?;
+        ensure!(
+            status.is_success() && status != 202,
+            "POST {path}: {status} {text}"
+        );
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    fn token(&self, name: &str) -> anyhow::Result<String> {
+        let claims =
+            json!({"iss": ISSUER, "aud": self.tenant, "sub": name, "exp": 4_000_000_000_u32});
+        let key = EncodingKey::from_secret(SECRET.as_bytes());
+        Ok(jsonwebtoken::encode(
+            &Header::new(Algorithm::HS256),
+            &claims,
+            &key,
+        )?)
+    }
+}
+
+fn message(identity: &str, place: usize) -> Value {
+    json!({"identity": identity, "agent": AGENT, "text": format!("message {place}"), "wait": true})
+}
