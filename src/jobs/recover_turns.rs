@@ -16,7 +16,6 @@ pub async fn run(app: App, stop: CancellationToken) {
     app.db.outages.note(app.config.turn_lease);
     while !stop.is_cancelled() {
         if let Err(error) = within(LONGEST, turns::sweep(&app)).await {
-            app.db.outages.note(app.config.turn_lease);
             tracing::warn!(error = %error, "cannot ask for turns that nobody runs");
         }
         if let Err(error) = within(LONGEST, turns::deliver_untold(&app)).await {

@@ -6,8 +6,7 @@ use crate::domain::message::NewMessage;
 use crate::domain::turn::interrupted_result;
 use crate::error::Result;
 use crate::ids::SessionId;
-use crate::store::TenantTx;
-use crate::store::messages::{self, Append};
+use crate::store::{TenantTx, open_calls};
 
 /// Gives every call at the end of a session a result that says why there is none. `tx` holds the conversation, and
 /// no turn is active in it.
@@ -17,18 +16,10 @@ pub async fn close_calls(
     why: &str,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    let open = messages::list_open_calls(tx, session_id).await?;
-    if open.is_empty() {
+    let Some(open) = open_calls::find(tx, session_id).await? else {
         return Ok(());
-    }
-    let result = |id: &String| interrupted_result(id, why);
-    let results: Vec<NewMessage> = open.iter().map(result).collect();
-    let append = Append {
-        session_id,
-        messages: &results,
-        speaker: None,
-        expected_last: None,
     };
-    messages::append(tx, &append, now).await?;
-    Ok(())
+    let result = |id: &String| interrupted_result(id, why);
+    let results: Vec<NewMessage> = open.ids.iter().map(result).collect();
+    open_calls::insert_results(tx, session_id, open.turn_id, &results, now).await
 }

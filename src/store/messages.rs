@@ -190,43 +190,6 @@ pub enum Chosen<'a> {
     Answered,
 }
 
-/// The calls of the last message with calls that have no result after it. Compared here and not in SQL: `->>`
-/// fails on a text with U+0000, which older rows may hold.
-pub async fn list_open_calls(tx: &mut TenantTx, session_id: SessionId) -> Result<Vec<String>> {
-    let last: Option<(i64, Json<Vec<ToolCall>>)> = sqlx::query_as(
-        "select m.seq, m.tool_calls
-           from messages m
-          where m.tenant_id = $1
-            and m.session_id = $2
-            and m.tool_calls is not null
-            and m.undone_at is null
-          order by m.seq desc
-          limit 1",
-    )
-    .bind(tx.tenant_id())
-    .bind(session_id)
-    .fetch_optional(tx.connection())
-    .await?;
-    let Some((seq, Json(calls))) = last else {
-        return Ok(Vec::new());
-    };
-    let answered: Vec<String> = sqlx::query_scalar(
-        "select r.tool_call_id
-           from messages r
-          where r.tenant_id = $1
-            and r.session_id = $2
-            and r.seq > $3
-            and r.tool_call_id is not null",
-    )
-    .bind(tx.tenant_id())
-    .bind(session_id)
-    .bind(seq)
-    .fetch_all(tx.connection())
-    .await?;
-    let ids = calls.into_iter().map(|call| call.id);
-    Ok(ids.filter(|id| !answered.contains(id)).collect())
-}
-
 /// Reads the columns of `message_columns!`, which come first, by their places: to look up their names would
 /// take longer than to read them.
 pub(super) fn read_message(row: &PgRow) -> Result<Message> {

@@ -41,6 +41,7 @@ pub mod messages;
 pub mod migrate;
 pub mod moves;
 pub mod nodes;
+pub mod open_calls;
 pub mod outages;
 pub mod outbox;
 pub mod partings;

@@ -6,7 +6,6 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 
-use super::turn_counts::{fewer_run, share_count};
 use super::turns::NewTurn;
 use super::{Db, TenantTx};
 use crate::domain::delivery::ReplyTo;
@@ -130,50 +129,35 @@ fn read_taken(row: &PgRow) -> Result<Taken> {
 }
 
 const CLAIM_NEXT: &str = concat!(
-    "with next as materialized (
-       select q.id
-         from turns q
-        where q.tenant_id = $1
-          and q.conversation_id = $2
-          and q.state = 'queued'
-          and exists (select 1
-                        from tenants o
-                       where o.id = $1
-                         and o.state = 'active')
-          and not exists (select 1
-                            from turns a
-                           where a.tenant_id = $1
-                             and a.conversation_id = $2
-                             and a.state in ('running', 'waiting_client'))
-          and ",
-    fewer_run!("$5"),
-    "
-        order by q.turn_no
-        limit 1
-     ), allowed as materialized (
-       select n.id
-         from next n
-        where ",
-    share_count!("$5"),
-    "
-     )
-     update turns t
+    "update turns t
         set state = 'running', fence = fence + 1, node = $3,
             lease_until = clock_timestamp() + $4 * interval '1 millisecond'
-       from allowed
       where t.tenant_id = $1
-        and t.id = allowed.id
+        and t.id = (select q.id
+                      from turns q
+                     where q.tenant_id = $1
+                       and q.conversation_id = $2
+                       and q.state = 'queued'
+                     order by q.turn_no
+                     limit 1)
         and t.state = 'queued'
+        and exists (select 1
+                      from tenants o
+                     where o.id = $1
+                       and o.state = 'active')
+        and not exists (select 1
+                          from turns a
+                         where a.tenant_id = $1
+                           and a.conversation_id = $2
+                           and a.state in ('running', 'waiting_client'))
   returning ",
     taken_columns!()
 );
 
-/// Takes the oldest queued turn of a conversation that is held and in which none is active, if fewer than `running`
-/// turns of the tenant run.
+/// Takes the oldest queued turn of a conversation that is held and in which none is active.
 pub async fn claim_next(
     tx: &mut TenantTx,
     conversation_id: SessionId,
-    running: i64,
     runner: Runner,
 ) -> Result<Option<Taken>> {
     let row = sqlx::query(CLAIM_NEXT)
@@ -181,20 +165,19 @@ pub async fn claim_next(
         .bind(conversation_id)
         .bind(runner.node)
         .bind(runner.lease_ms)
-        .bind(running)
         .fetch_optional(tx.connection())
         .await?;
     row.map(|row| read_taken(&row)).transpose()
 }
 
-/// Lets a turn wait for another second that may start, but for the tenant's limit.
-pub async fn wait_for_limit(tx: &mut TenantTx, id: TurnId) -> Result<()> {
+/// Lets a turn wait for another second with which nothing is wrong: the tenant's limit, or a lock, is in the way.
+pub async fn wait_a_second(tx: &mut TenantTx, id: TurnId) -> Result<()> {
     sqlx::query(
         "update turns
             set due_at = clock_timestamp() + interval '1 second'
           where tenant_id = $1
             and id = $2
-            and state = 'queued'",
+            and ended_at is null",
     )
     .bind(tx.tenant_id())
     .bind(id)

@@ -48,13 +48,46 @@ macro_rules! share_count {
 
 pub(super) use {count_lock, fewer_run, share_count};
 
-/// Keeps every other start of the tenant's turns from happening until `tx` ends.
-pub async fn lock(tx: &mut TenantTx) -> Result<()> {
-    sqlx::query(concat!("select pg_advisory_xact_lock(", count_lock!(), ")"))
+/// Waits until nobody counts, and lets nobody count until `tx` ends, or goes back to before this.
+pub async fn share(tx: &mut TenantTx) -> Result<()> {
+    let lock = concat!("select pg_advisory_xact_lock_shared(", count_lock!(), ")");
+    sqlx::query(lock)
         .bind(tx.tenant_id())
         .execute(tx.connection())
         .await?;
     Ok(())
+}
+
+/// Keeps every other start of the tenant's turns from happening until `tx` ends.
+pub async fn lock(tx: &mut TenantTx) -> Result<()> {
+    let lock = concat!("select pg_advisory_xact_lock(", count_lock!(), ")");
+    sqlx::query(lock)
+        .bind(tx.tenant_id())
+        .execute(tx.connection())
+        .await?;
+    Ok(())
+}
+
+/// The same without waiting; false: somebody else counts, or starts a turn.
+pub async fn try_lock(tx: &mut TenantTx) -> Result<bool> {
+    let lock = concat!("select pg_try_advisory_xact_lock(", count_lock!(), ")");
+    Ok(sqlx::query_scalar(lock)
+        .bind(tx.tenant_id())
+        .fetch_one(tx.connection())
+        .await?)
+}
+
+/// `share` without waiting; false: somebody counts.
+pub async fn try_share(tx: &mut TenantTx) -> Result<bool> {
+    let lock = concat!(
+        "select pg_try_advisory_xact_lock_shared(",
+        count_lock!(),
+        ")"
+    );
+    Ok(sqlx::query_scalar(lock)
+        .bind(tx.tenant_id())
+        .fetch_one(tx.connection())
+        .await?)
 }
 
 /// Whether fewer than `most` turns of the tenant run, as far as they are committed.

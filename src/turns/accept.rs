@@ -6,7 +6,7 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 
 use super::limit;
-use super::outcome::{begin_next, interrupted};
+use super::outcome::{interrupted, try_begin_next};
 use super::place::{self, Found, Place};
 use super::runner;
 use crate::app::App;
@@ -164,7 +164,7 @@ async fn accept_held(
             Ok(found.started(claimed))
         }
         Admission::Supersede(_) => {
-            limit::allow_one(tx, concurrent_turns).await?;
+            limit::allow_one(app, tx, concurrent_turns).await?;
             let claimed = start(app, tx, &asked, &found, None, now).await?;
             Ok(found.started(claimed.ok_or_else(not_idle)?))
         }
@@ -172,7 +172,7 @@ async fn accept_held(
             let turn = new_turn(&asked, &found);
             turns::queue(tx, &turn, now).await?;
             let next = match waiting {
-                Some(_) => begin_next(app, tx, conversation_id, now).await?,
+                Some(_) => try_begin_next(app, tx, conversation_id, now).await?,
                 None => None,
             };
             let next = next.map(Box::new);
@@ -194,7 +194,7 @@ async fn start_counted(
     tip: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Claimed> {
-    limit::allow_one(tx, asked.agent.limits.concurrent_turns).await?;
+    limit::allow_one(app, tx, asked.agent.limits.concurrent_turns).await?;
     if let Some(claimed) = start(app, tx, asked, found, None, now).await? {
         return Ok(claimed);
     }
@@ -339,7 +339,7 @@ async fn go_on(
     tip: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Claimed> {
-    limit::allow_one(tx, asked.agent.limits.concurrent_turns).await?;
+    limit::allow_one(app, tx, asked.agent.limits.concurrent_turns).await?;
     let taken = turn_claims::take_waiting(tx, turn_id, runner(app), false).await?;
     let mut taken = taken.ok_or_else(|| unknown_call(0))?;
     let calls = taken.calls.take().unwrap_or_default();

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 
 use super::accept::Claimed;
-use super::outcome::{begin_next, interrupted};
+use super::outcome::{interrupted, try_begin_next};
 use super::runner;
 use crate::app::App;
 use crate::domain::turn::{StopReason, Turn, TurnState};
@@ -50,7 +50,7 @@ pub async fn cancel(
             }
             Ok(Cancelled {
                 node: None,
-                next: begin_next(app, tx, turn.conversation_id, now).await?,
+                next: try_begin_next(app, tx, turn.conversation_id, now).await?,
             })
         }
         TurnState::Completed

@@ -13,12 +13,40 @@ pub(super) fn uncounted(app: &App, concurrent_turns: u32) -> i64 {
     (i64::from(concurrent_turns) - 2 * connections).max(0)
 }
 
-/// Allows one more turn to run, or refuses. Until `tx` ends no other turn of the tenant starts. The caller holds the
-/// conversation, and takes no lock afterwards that others hold while they wait for this one.
-pub(super) async fn allow_one(tx: &mut TenantTx, concurrent_turns: u32) -> Result<()> {
+/// Allows one more turn to run, or refuses. The caller holds the conversation. The count is a statement of its own after
+/// the lock: it sees every start that the lock was waited for.
+pub(super) async fn allow_one(app: &App, tx: &mut TenantTx, concurrent_turns: u32) -> Result<()> {
+    let uncounted = uncounted(app, concurrent_turns);
+    if uncounted > 0 {
+        tx.mark().await?;
+        turn_counts::share(tx).await?;
+        if turn_counts::is_below(tx, uncounted).await? {
+            return Ok(());
+        }
+        // Who shares the lock and wants it alone would wait for others who do the same.
+        tx.roll_back_to_mark().await?;
+    }
     turn_counts::lock(tx).await?;
     let is_below = turn_counts::is_below(tx, i64::from(concurrent_turns)).await?;
     is_below
         .then_some(())
         .ok_or_else(|| too_many_turns(concurrent_turns))
+}
+
+/// The same for a turn that can wait: false if the limit, or somebody who counts, is in the way.
+pub(super) async fn try_allow_one(
+    app: &App,
+    tx: &mut TenantTx,
+    concurrent_turns: u32,
+) -> Result<bool> {
+    let uncounted = uncounted(app, concurrent_turns);
+    if uncounted > 0 {
+        tx.mark().await?;
+        if turn_counts::try_share(tx).await? && turn_counts::is_below(tx, uncounted).await? {
+            return Ok(true);
+        }
+        tx.roll_back_to_mark().await?;
+    }
+    let alone = turn_counts::try_lock(tx).await?;
+    Ok(alone && turn_counts::is_below(tx, i64::from(concurrent_turns)).await?)
 }

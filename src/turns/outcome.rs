@@ -19,7 +19,7 @@ use crate::ids::{SessionId, TurnId};
 use crate::store::turn_claims::{self, Taken};
 use crate::store::turn_writes::{self, Change, Fence, Write};
 use crate::store::turns;
-use crate::store::{TenantTx, conversations, tenants, turn_counts};
+use crate::store::{TenantTx, conversations, tenants};
 
 /// What a client hears at the end of a turn, or when the turn waits for its tools.
 #[derive(Debug, Clone)]
@@ -180,22 +180,15 @@ pub(super) async fn begin_next(
     conversation_id: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Option<Claimed>> {
-    let limit = tenants::get_limits(tx).await?.concurrent_turns;
-    let uncounted = limit::uncounted(app, limit);
-    let runner = runner(app);
-    let mut taken = turn_claims::claim_next(tx, conversation_id, uncounted, runner).await?;
-    if taken.is_none() {
-        let Some(next) = turn_claims::find_next(tx, conversation_id).await? else {
-            return Ok(None);
-        };
-        turn_counts::lock(tx).await?;
-        let limit = i64::from(limit);
-        taken = turn_claims::claim_next(tx, conversation_id, limit, runner).await?;
-        if taken.is_none() {
-            turn_claims::wait_for_limit(tx, next).await?;
-        }
+    let Some(next) = turn_claims::find_next(tx, conversation_id).await? else {
+        return Ok(None);
+    };
+    let concurrent_turns = tenants::get_limits(tx).await?.concurrent_turns;
+    if !limit::try_allow_one(app, tx, concurrent_turns).await? {
+        turn_claims::wait_a_second(tx, next).await?;
+        return Ok(None);
     }
-    let Some(taken) = taken else {
+    let Some(taken) = turn_claims::claim_next(tx, conversation_id, runner(app)).await? else {
         return Ok(None);
     };
     let tip = conversations::lock(tx, conversation_id).await?;
@@ -203,4 +196,24 @@ pub(super) async fn begin_next(
     begin(app, tx, taken, tip.ok_or_else(gone)?, now)
         .await
         .map(Some)
+}
+
+/// The same after the end of another turn in `tx`, which must not be undone by what is wrong with the next: then a
+/// sweeper takes that later.
+pub(super) async fn try_begin_next(
+    app: &App,
+    tx: &mut TenantTx,
+    conversation_id: SessionId,
+    now: DateTime<Utc>,
+) -> Result<Option<Claimed>> {
+    tx.mark().await?;
+    match begin_next(app, tx, conversation_id, now).await {
+        Ok(next) => Ok(next),
+        Err(error) => {
+            tracing::warn!(conversation = %conversation_id, error = %error, cause = ?error.cause,
+                           "the next turn was not started");
+            tx.roll_back_to_mark().await?;
+            Ok(None)
+        }
+    }
 }

@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 use serde_json::json;
 
 use super::accept::Claimed;
-use super::outcome::{begin_next, end, interrupted};
+use super::outcome::{begin_next, end, interrupted, try_begin_next};
 use super::run::start;
 use super::runner;
 use crate::app::App;
@@ -19,7 +19,7 @@ use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::turn_claims::{self, Taken};
 use crate::store::turn_writes::{self, Change, Fence, Write};
-use crate::store::{TenantTx, conversations, events, messages, turn_stops, turns};
+use crate::store::{TenantTx, conversations, events, open_calls, turn_stops, turns};
 use crate::{sessions, telemetry};
 
 /// As many as one look takes; the rest is for the other nodes, or the next look.
@@ -33,10 +33,11 @@ const MAX_FAILURES: i32 = 8;
 /// its leases: after such a time everybody gets one lease's length to do so, before anything is taken over.
 pub async fn sweep(app: &App) -> Result<usize> {
     let (began, lease) = (Instant::now(), app.config.turn_lease);
-    let due = turn_claims::list_due(&app.db, BATCH).await?;
-    if began.elapsed() > lease / 3 {
+    let due = turn_claims::list_due(&app.db, BATCH).await;
+    if due.is_err() || began.elapsed() > lease / 3 {
         app.db.outages.note(lease);
     }
+    let due = due?;
     let count = due.len();
     // Several at once: one whose conversation somebody holds must not keep the others waiting.
     let recovering = async |(tenant_id, turn_id): (TenantId, TurnId)| {
@@ -46,8 +47,9 @@ pub async fn sweep(app: &App) -> Result<usize> {
         if let Err(error) = recover(app, tenant_id, turn_id).await {
             tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
                            "a turn was not recovered");
-            // Fails too while the database is away: then it counts for nothing.
-            if let Err(error) = put_off(app, tenant_id, turn_id).await {
+            // Somebody who holds a lock for long says nothing about the turn; while the database is away this fails.
+            let counts = error.code != Code::Unavailable;
+            if let Err(error) = put_off(app, tenant_id, turn_id, counts).await {
                 tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error,
                                "a turn was not put off");
             }
@@ -59,8 +61,9 @@ pub async fn sweep(app: &App) -> Result<usize> {
     Ok(count)
 }
 
-/// Lets others go before a turn that cannot be recovered. One that fails again and again ends.
-async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
+/// Lets others go before a turn that was not recovered. One that fails again and again ends; `counts` says whether
+/// this was a failure of its own.
+async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId, counts: bool) -> Result<()> {
     let caller = JobCaller::of_served_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let Some(turn) = turns::find(&mut tx, turn_id).await? else {
@@ -78,7 +81,12 @@ async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
         | TurnState::Cancelled
         | TurnState::Interrupted => turn_id,
     };
-    let failures = turn_claims::defer(&mut tx, failing).await?.unwrap_or(0);
+    let failures = if counts {
+        turn_claims::defer(&mut tx, failing).await?.unwrap_or(0)
+    } else {
+        turn_claims::wait_a_second(&mut tx, failing).await?;
+        0
+    };
     if failures >= MAX_FAILURES {
         abandon(app, &mut tx, failing).await?;
         tracing::warn!(tenant = %tenant_id, turn = %failing, failures, "a turn was ended as failed");
@@ -97,13 +105,7 @@ async fn abandon(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<()> {
         return Ok(());
     }
     events::insert_end(tx, &turn, (TurnState::Failed, reason), now).await?;
-    // The calls may be what cannot be read.
-    tx.mark().await?;
-    if let Err(error) = sessions::close_calls(tx, turn.session_id(), why, now).await {
-        tracing::warn!(turn = %turn_id, error = %error, "calls of a turn stay without a result");
-        tx.roll_back_to_mark().await?;
-    }
-    Ok(())
+    sessions::close_calls(tx, turn.session_id(), why, now).await
 }
 
 async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
@@ -127,7 +129,7 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
             {
                 interrupted(app, &mut tx, &taken, StopReason::ToolResultsMissing, now).await?;
             }
-            begin_next(app, &mut tx, conversation_id, now).await?
+            try_begin_next(app, &mut tx, conversation_id, now).await?
         }
         TurnState::Queued => begin_next(app, &mut tx, conversation_id, app.clock.now()).await?,
         TurnState::Completed
@@ -162,7 +164,7 @@ async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Opti
     };
     if let Some(how) = over {
         end(app, tx, &taken, &results, how, now).await?;
-        return begin_next(app, tx, taken.conversation_id, now).await;
+        return try_begin_next(app, tx, taken.conversation_id, now).await;
     }
     let session_id = go_on(app, tx, &mut taken, &results).await?;
     Ok(Some(Claimed {
@@ -174,7 +176,8 @@ async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Opti
 
 /// What is told of tools whose outcome nobody knows: a call never stays without a result.
 async fn interrupted_tools(tx: &mut TenantTx, session_id: SessionId) -> Result<Vec<NewMessage>> {
-    let open = messages::list_open_calls(tx, session_id).await?;
+    let open = open_calls::find(tx, session_id).await?;
+    let open = open.map_or_else(Vec::new, |open| open.ids);
     let why = "the node that ran the tool was lost; whether it had an effect is not known";
     let told = open.iter().map(|call| interrupted_result(call, why));
     Ok(told.collect())

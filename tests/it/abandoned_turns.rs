@@ -83,6 +83,32 @@ async fn calls_of_a_suspended_tenant_have_results_after_it_is_resumed() {
     .await;
     answer(&chat.say(1, "s", "and now?").await);
     assert_eq!(results(&chat), ["[interrupted: the tenant was suspended]"]);
+    // It is part of the turn, and is undone with it.
+    let transcript = chat.transcript("s").await;
+    let result = transcript.iter().find(|message| message["role"] == "tool");
+    assert_eq!(result.unwrap()["turn_id"], json!(turn));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_waits_is_cancelled_although_the_next_one_cannot_be_read() {
+    let call = ("a".to_owned(), "look".to_owned());
+    let chat = Chat::new([Step::Hold, Step::CallTools(vec![call])]).await;
+    let tools = json!([{"type": "function", "function": {"name": "look"}}]);
+    let body = json!({"messages": [said("look")], "tools": tools});
+    let first = tokio::spawn(Reply::of(chat.asking(0, "s", body)));
+    let turn = id_of_turn(&chat.accepted("s", 1).await[0]);
+    let second = tokio::spawn(Reply::of(chat.saying(0, "s", "next")));
+    chat.accepted("s", 2).await;
+    chat.model.release();
+    first.await.unwrap().expect(200);
+    execute(
+        &chat,
+        "update turns set input = '{}' where state = 'queued'",
+    )
+    .await;
+    chat.cancel(1, &turn).await.expect_success();
+    assert_eq!(chat.turn(&turn).await["state"], "cancelled");
+    second.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -148,7 +174,9 @@ async fn what_a_turn_was_accepted_with_is_kept_until_its_end_only() {
     chat.accepted("s", 3).await;
     let queued = tokio::spawn(Reply::of(chat.saying(0, "s", "queued")));
     let turns = chat.accepted("s", 4).await;
-    chat.cancel(0, &id_of_turn(&turns[3])).await.expect(200);
+    chat.cancel(0, &id_of_turn(&turns[3]))
+        .await
+        .expect_success();
     chat.model.release();
     answer(&running.await.unwrap());
     queued.await.unwrap();

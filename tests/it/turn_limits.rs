@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
-use sqlx::Connection;
+use sqlx::{Connection, PgConnection};
 
 use crate::support::chat::{Chat, answer, expect_error, said};
 use crate::support::model::Step;
@@ -183,6 +183,59 @@ async fn a_start_that_is_not_committed_yet_counts() {
             expect_error(&reply, 429, "too_many_turns");
         }
     }
+}
+
+/// Holds the lock under which a tenant's running turns are counted, until the transaction ends.
+async fn hold_count(held: &mut PgConnection, lock: &'static str) {
+    sqlx::raw_sql(lock).execute(held).await.unwrap();
+}
+
+const SHARED: &str = "select pg_advisory_xact_lock_shared(hashtextextended('turns of ' || id::text, 0)) from tenants";
+const ALONE: &str =
+    "select pg_advisory_xact_lock(hashtextextended('turns of ' || id::text, 0)) from tenants";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn far_below_the_limit_no_start_waits_for_another() {
+    let chat = chat_with(1000).await;
+    let call = ("a".to_owned(), "look".to_owned());
+    chat.model.push(Step::CallTools(vec![call]));
+    let tools = json!([{"type": "function", "function": {"name": "look"}}]);
+    let body = json!({"messages": [said("look")], "tools": tools});
+    Reply::of(chat.asking(0, "mine", body)).await.expect(200);
+    let mut superuser = chat.world.superuser().await;
+    let mut held = superuser.begin().await.unwrap();
+    // As a start does that is under way.
+    hold_count(&mut held, SHARED).await;
+    let result = json!({"role": "tool", "tool_call_id": "a", "content": "seen"});
+    let body = json!({"messages": [result], "tools": tools});
+    answer(&Reply::of(chat.asking(1, "mine", body)).await);
+    answer(&chat.say(0, "other", "hi").await);
+    held.commit().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queued_turn_waits_for_no_lock_and_fails_by_none() {
+    let chat = chat_with(1000).await;
+    chat.model.push(Step::held("one", "!"));
+    let first = tokio::spawn(Reply::of(chat.saying(0, "s", "a")));
+    chat.accepted("s", 1).await;
+    let second = tokio::spawn(Reply::of(chat.saying(1, "s", "b")));
+    chat.accepted("s", 2).await;
+    let mut superuser = chat.world.superuser().await;
+    let mut held = superuser.begin().await.unwrap();
+    hold_count(&mut held, ALONE).await;
+    chat.model.release();
+    answer(&first.await.unwrap());
+    // Sweepers look at the queue.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    chat.world.waiting(0).await;
+    let failures: i32 = sqlx::query_scalar("select max(failures) from turns")
+        .fetch_one(&mut chat.world.superuser().await)
+        .await
+        .unwrap();
+    assert_eq!(failures, 0);
+    held.commit().await.unwrap();
+    answer(&second.await.unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread")]
