@@ -1,4 +1,5 @@
 -- Background work reads what it changes, however much a tenant has.
+set local lock_timeout = '5s';
 
 -- Stored answers: secrets that are to be erased, and whose answers they are. `caller` is the credential and
 -- `acted_for` the identity or user behind it, as `principal` names them; both null where it acted for nobody.
@@ -6,9 +7,12 @@
 alter table idempotency
   add column caller     text,
   add column acted_for  text;
+-- The owner sees no row while row-level security is forced.
+alter table idempotency no force row level security;
 update idempotency
    set caller = split_part(principal, '/', 1), acted_for = substr(principal, strpos(principal, '/') + 1)
  where strpos(principal, '/') > 0;
+alter table idempotency force row level security;
 create index idempotency_with_secrets on idempotency (tenant_id, created_at) where secrets_enc is not null;
 create index idempotency_of_caller on idempotency (tenant_id, caller) where caller is not null;
 create index idempotency_acted_for on idempotency (tenant_id, acted_for) where acted_for is not null;

@@ -41,6 +41,7 @@ mod large_tenant;
 mod limits;
 mod link_codes;
 mod linking;
+mod migrations;
 mod model_answers;
 mod model_script;
 mod openai_client;
