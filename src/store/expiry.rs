@@ -1,5 +1,6 @@
 //! What is kept for a while only: deleted by age, oldest first, a batch at a time. Each statement reads what it
-//! deletes by an index on its age.
+//! deletes by an index on its age, and says the age twice: whoever uses a row while the statement waits for it
+//! keeps it, and Postgres compares such a row again with the outer condition only.
 
 use chrono::{DateTime, Utc};
 
@@ -49,6 +50,7 @@ impl Expiring {
             Self::Receipts => {
                 "delete from inbound_receipts
                   where tenant_id = $1
+                    and created_at < $2
                     and (platform, scope, chat_ref, identity_id, message_id) in (
                           select platform, scope, chat_ref, identity_id, message_id
                             from inbound_receipts
@@ -60,6 +62,7 @@ impl Expiring {
             Self::Deliveries => {
                 "delete from deliveries
                   where tenant_id = $1
+                    and ended_at < $2
                     and id in (select id
                                  from deliveries
                                 where tenant_id = $1
@@ -70,6 +73,7 @@ impl Expiring {
             Self::Codes => {
                 "delete from codes
                   where tenant_id = $1
+                    and expires_at < $2
                     and id in (select id
                                  from codes
                                 where tenant_id = $1

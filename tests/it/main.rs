@@ -28,6 +28,7 @@ mod command_faults;
 mod cors;
 mod deliveries;
 mod dev_command;
+mod expiry;
 mod idempotency;
 mod identity_links;
 mod idle_streams;
