@@ -23,4 +23,4 @@ create index usage_hourly_of_user on usage_hourly (tenant_id, user_id);
 -- What is kept for a while only.
 create index code_attempts_by_age on code_attempts (tenant_id, window_start);
 create index pending_links_expired on pending_links (tenant_id, expires_at);
-create index identity_moves_by_age on identity_moves (tenant_id, created_at);
+create index identity_moves_by_age on identity_moves (tenant_id, created_at) where kind <> 'import';

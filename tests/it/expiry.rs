@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use sqlx::Connection;
 use throughline::auth::JobCaller;
-use throughline::store::expiry::{Expiring, delete};
+use throughline::store::expiry::{Expiring, delete, find_oldest};
 
 use crate::support::{Tenant, World, eventually};
 use crate::tenancy::uuid_of;
@@ -83,4 +83,36 @@ async fn what_is_used_again_while_expiry_waits_is_kept() {
         let (deleted, ()) = tokio::join!(expire(&world, &tenant, what), release);
         assert_eq!((deleted, count(&world, table).await), (0, 1), "{what:?}");
     }
+}
+
+/// An import asks how it brought accounts where they are, however long ago that was.
+#[tokio::test(flavor = "multi_thread")]
+async fn moves_that_imports_depend_on_are_kept() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    run(
+        &world,
+        &tenant,
+        "insert into users (tenant_id, id, created_at)
+         select 'TENANT', md5(n::text)::uuid, now() from generate_series(1, 2) n;
+         insert into identities (tenant_id, id, user_id, platform, external_id, raw, linked_at, created_at)
+         select 'TENANT', md5(n::text)::uuid, md5(n::text)::uuid, 'telegram', n::text, n::text, now(), now()
+           from generate_series(1, 2) n;
+         insert into identity_moves (tenant_id, id, identity_id, from_user, to_user, kind, reason, created_at)
+         select 'TENANT', gen_random_uuid(), md5(n)::uuid, md5('1')::uuid, md5('2')::uuid, kind, n || ' ' || kind,
+                now() - interval '400 days' + at * interval '1 hour'
+           from (values ('1', 'unlink', 1), ('1', 'import', 2), ('1', 'code', 3), ('1', 'unlink', 4),
+                        ('2', 'code', 5), ('2', 'unlink', 6)) as m (n, kind, at)",
+    )
+    .await;
+    assert_eq!(expire(&world, &tenant, Expiring::IdentityMoves).await, 4);
+    let kept: Vec<String> =
+        sqlx::query_scalar("select reason from identity_moves order by created_at")
+            .fetch_all(&mut world.superuser().await)
+            .await
+            .unwrap();
+    assert_eq!(kept, ["1 import", "1 unlink"]);
+    let caller = JobCaller::of_served_tenant(tenant.id.parse().unwrap());
+    let mut tx = caller.begin(&world.app().db).await.unwrap();
+    find_oldest(&mut tx, Expiring::IdentityMoves).await.unwrap();
 }
