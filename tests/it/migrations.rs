@@ -6,7 +6,8 @@ use sqlx::migrate::Migrator;
 use sqlx::{Connection, PgConnection};
 use throughline::auth::JobCaller;
 use throughline::ids::TenantId;
-use throughline::store::deliveries::{Covered, lease};
+use throughline::store::deliveries::Covered;
+use throughline::store::delivery_leases::lease;
 use throughline::store::{Db, migrate};
 
 use crate::support::cluster::{cluster, project};
