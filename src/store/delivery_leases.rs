@@ -11,7 +11,8 @@ use crate::ids::DeliveryId;
 
 /// Locks chats that are due. Each platform and scope is a range of one index, so a backlog elsewhere costs
 /// nothing. Whoever works on a chat in this moment makes it due again, or has leased what there is: it is
-/// passed over and never waited for.
+/// passed over and never waited for. Only what is taken is locked, one by one; a few more are looked at, because
+/// others who fetch at the same time have some of the first.
 ///
 /// Public, as `LEASE` is, for the bench that runs them beside the service.
 pub const LOCK_DUE: &str = "with recursive platforms as (
@@ -65,17 +66,27 @@ pub const LOCK_DUE: &str = "with recursive platforms as (
         where p.whole
      )
      select f.platform, f.scope, f.chat_ref
-       from (select distinct platform, scope from places) p
-      cross join lateral (select c.platform, c.scope, c.chat_ref, c.due_at
+       from (select o.platform, o.scope, o.chat_ref, o.due_at
+               from (select distinct platform, scope from places) p
+              cross join lateral (select c.platform, c.scope, c.chat_ref, c.due_at
+                                    from chats c
+                                   where c.tenant_id = $1
+                                     and c.platform = p.platform
+                                     and c.scope = p.scope
+                                     and c.due_at <= now()
+                                   order by c.due_at
+                                   limit $5::bigint * 4) o
+              order by o.due_at
+              limit $5::bigint * 4) d
+      cross join lateral (select c.platform, c.scope, c.chat_ref
                             from chats c
                            where c.tenant_id = $1
-                             and c.platform = p.platform
-                             and c.scope = p.scope
+                             and c.platform = d.platform
+                             and c.scope = d.scope
+                             and c.chat_ref = d.chat_ref
                              and c.due_at <= now()
-                           order by c.due_at
-                           limit $5
                              for no key update skip locked) f
-      order by f.due_at
+      order by d.due_at
       limit $5";
 
 /// Of each locked chat: leases its first delivery, unless one is in flight or it is too early; takes back one

@@ -6,6 +6,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use throughline::auth::JobCaller;
+use throughline::store::deliveries::Covered;
+use throughline::store::delivery_leases::lease;
 
 use crate::support::linking::bridge;
 use crate::support::{Reply, Tenant, World};
@@ -383,4 +386,21 @@ async fn one_that_cannot_be_read_is_dead_and_holds_up_no_other() {
         .unwrap();
     let again = fetch(&world, 0, &key, "wait=0").await;
     assert_eq!(again[0]["identity"], "telegram:5");
+}
+
+/// Who takes one chat keeps others from none of the rest, whichever scopes they are in.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_holds_only_the_chats_that_it_takes() {
+    let (world, tenant, key) = world_with_bridge(&["slack"]).await;
+    for who in ["slack@T1:5", "slack@T1:6", "slack@T2:5", "slack@T3:5"] {
+        say(&world, &key, who, "hi").await;
+    }
+    await_pending(&world, 4).await;
+    let caller = JobCaller::of_served_tenant(tenant.id.parse().unwrap());
+    let mut tx = caller.begin(&world.app().db).await.unwrap();
+    let first = lease(&mut tx, &Covered::all(), 1).await.unwrap();
+    assert_eq!(first.len(), 1);
+    let rest = fetch(&world, 1, &key, "wait=0&limit=10").await;
+    tx.commit().await.unwrap();
+    assert_eq!(rest.len(), 3);
 }
