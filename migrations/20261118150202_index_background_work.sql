@@ -17,6 +17,15 @@ create index idempotency_with_secrets on idempotency (tenant_id, created_at) whe
 create index idempotency_of_caller on idempotency (tenant_id, caller) where caller is not null;
 create index idempotency_acted_for on idempotency (tenant_id, acted_for) where acted_for is not null;
 
+-- Erasing users. Opening a tenant's stored answers can take many runs of the job:
+--   began_at   when the look began that is under way
+--   tried_at   when a run last took its part in it: then others come first
+--   opened_to  the name of the last answer that was opened: principal, route and key
+alter table erased_people
+  add column began_at   timestamptz,
+  add column tried_at   timestamptz,
+  add column opened_to  text[];
+
 -- Merging and erasing users.
 create index usage_hourly_of_user on usage_hourly (tenant_id, user_id);
 
