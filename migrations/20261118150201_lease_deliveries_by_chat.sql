@@ -5,7 +5,12 @@
 --           the deliveries and corrects it
 --
 -- Whoever changes a delivery that is pending or leased locks the chat first.
+set local lock_timeout = '5s';
+
 alter table chats add column due_at timestamptz;
+-- The owner sees no row while row-level security is forced.
+alter table chats no force row level security;
+alter table deliveries no force row level security;
 update chats c
    set due_at = now()
  where exists (select 1
@@ -23,3 +28,25 @@ update deliveries
  where state in ('delivered', 'dead', 'cancelled')
    and ended_at is null;
 create index deliveries_ended on deliveries (tenant_id, ended_at) where ended_at is not null;
+alter table chats force row level security;
+alter table deliveries force row level security;
+
+-- Nodes of the version before do not write `due_at`, and run beside new ones during an upgrade.
+create function make_chat_due() returns trigger
+language plpgsql
+set search_path = pg_catalog, public
+as $$
+begin
+  update chats c
+     set due_at = now()
+   where c.tenant_id = new.tenant_id
+     and c.platform = new.platform
+     and c.scope = new.scope
+     and c.chat_ref = new.chat_ref
+     and c.due_at is null;
+  return null;
+end
+$$;
+revoke execute on function make_chat_due() from public;
+create trigger deliveries_make_chat_due after insert or update of state on deliveries
+  for each row when (new.state = 'pending') execute function make_chat_due();

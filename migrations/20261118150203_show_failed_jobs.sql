@@ -2,6 +2,8 @@
 -- operators see it here, and it is still tried once an hour.
 --
 --   last_error  the code of the last failure: a word of ours, no content
+set local lock_timeout = '5s';
+
 alter table jobs
   add column state       text not null default 'planned' constraint jobs_state_known
              check (state in ('planned', 'failed')),

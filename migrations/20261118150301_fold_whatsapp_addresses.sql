@@ -2,6 +2,8 @@
 -- (`4930:7@s.whatsapp.net`): version 2 of the normalisation. A number that has an account of its own already keeps
 -- it, and the other stays as it is: accounts are joined by people alone. What was said under the old key of a folded
 -- address stays listed and can be gone on with.
+set local lock_timeout = '5s';
+
 alter table identities no force row level security;
 update identities i
    set external_id = f.number,

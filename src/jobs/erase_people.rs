@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::idempotency;
 use crate::people::SETTLED_AFTER;
 use crate::store::erased_people;
+use crate::store::idempotency::RequestName;
 
 /// Answers are opened one by one.
 const ANSWERS: i64 = 200;
@@ -28,17 +29,20 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
         // Before the looking: what is written later is written by someone who found them gone.
         let now = app.clock.now();
         let mut tx = caller.begin(&app.db).await?;
-        let due = erased_people::find_due(&mut tx, now - SETTLED_AFTER).await?;
-        let Some(erasure) = due else {
+        let due = erased_people::take_due(&mut tx, now - SETTLED_AFTER, now).await?;
+        let Some(due) = due else {
             let oldest = erased_people::oldest(&mut tx).await?;
             return Ok(oldest.map_or(now + WHILE_IDLE, |oldest| oldest + SETTLED_AFTER));
         };
         tx.commit().await?;
-        if !look_for(app, caller, &erasure, until).await? {
+        let (erasure, began_at) = (due.erasure, due.began_at);
+        let done = look_for(app, caller, &erasure, until).await?
+            && open_answers(app, caller, &erasure, due.opened_to, until).await?;
+        if !done {
             return Ok(app.clock.now());
         }
         let mut tx = caller.begin(&app.db).await?;
-        if erasure.is_settled(now) {
+        if erasure.is_settled(began_at) {
             erased_people::delete(&mut tx, erasure.user_id).await?;
         } else {
             erased_people::update_looked(&mut tx, erasure.user_id, now).await?;
@@ -47,7 +51,7 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
     }
 }
 
-/// Removes what is left of a person. False if there was not enough time.
+/// Removes what is left of a person, but for sealed answers. False if there was not enough time.
 async fn look_for(
     app: &App,
     caller: &JobCaller,
@@ -64,9 +68,6 @@ async fn look_for(
             }
         }
     }
-    if !open_answers(app, caller, erasure, until).await? {
-        return Ok(false);
-    }
     let (accounts, acted_for) = (erasure.account_ids(), erasure.acted_for());
     let users = erasure.user_ids();
     for task in [
@@ -80,14 +81,15 @@ async fn look_for(
     Ok(true)
 }
 
-/// Deletes the sealed answers to keys that tell of the person. False if there was not enough time.
+/// Deletes the sealed answers to keys that tell of the person, from where the last run stopped. False if there was
+/// not enough time.
 async fn open_answers(
     app: &App,
     caller: &JobCaller,
     erasure: &Erasure,
+    mut opened: Option<RequestName>,
     until: Instant,
 ) -> Result<bool> {
-    let mut opened = None;
     loop {
         if Instant::now() >= until || app.draining.is_cancelled() {
             return Ok(false);
@@ -96,6 +98,9 @@ async fn open_answers(
         let mut tx = caller.begin(&app.db).await?;
         let last = opened.as_ref();
         opened = idempotency::forget_telling(app, &mut tx, last, ANSWERS, tells).await?;
+        if let Some(to) = &opened {
+            erased_people::update_opened(&mut tx, erasure.user_id, to).await?;
+        }
         tx.commit().await?;
         if opened.is_none() {
             return Ok(true);

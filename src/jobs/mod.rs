@@ -5,14 +5,17 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::error::{Code, Error, Result};
 use crate::idempotency;
+use crate::ids::TenantId;
 use crate::people;
 use crate::sessions;
 use crate::store::jobs::{self, DueJob, Ended};
@@ -39,10 +42,10 @@ const LEASE: TimeDelta = TimeDelta::minutes(1);
 const LONGEST: Duration = Duration::from_secs(50);
 /// Longer than any statement of the background may take.
 pub const LOOK: Duration = Duration::from_secs(20);
-/// Then others of this loop's duties get their turn.
-const ROUND: usize = 50;
 /// A long job does not keep the short ones behind it waiting.
 const AT_ONCE: usize = 4;
+/// So that one tenant's long jobs leave room for others.
+const OF_ONE_TENANT: usize = 2;
 /// Then operators should look at it.
 const FAILURES: i32 = 10;
 const MAX_BACKOFF: TimeDelta = TimeDelta::hours(1);
@@ -67,45 +70,82 @@ async fn hand_over(app: &App) -> Result<()> {
 /// Runs until `stop` is cancelled; what is running then is finished.
 pub async fn run(app: App, stop: CancellationToken) {
     while !stop.is_cancelled() {
-        let done = tick(&app).await.unwrap_or_else(|error| {
+        if let Err(error) = tick(&app).await {
             tracing::warn!(error = %error, "cannot ask for due jobs");
-            0
-        });
-        if done < ROUND {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = tokio::time::sleep(TICK) => {}
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(TICK) => {}
+        }
+    }
+}
+
+enum Step {
+    Claimed(Result<Option<DueJob>>),
+    Ended(TenantId),
+}
+
+/// Runs what is due, some at a time, each job under a lease of its own, until nothing is. Answers how many it ran.
+/// A claim and the jobs go on side by side: they share the connections of the pool.
+pub async fn tick(app: &App) -> Result<usize> {
+    let mut steps: FuturesUnordered<BoxFuture<'_, Step>> = FuturesUnordered::new();
+    let mut running: Vec<TenantId> = Vec::new();
+    let mut begun = 0;
+    let mut claiming = false;
+    let mut more = true;
+    let mut again = tokio::time::interval_at(Instant::now() + TICK, TICK);
+    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        if more && !claiming && running.len() < AT_ONCE && !app.draining.is_cancelled() {
+            claiming = true;
+            steps.push(claim(app, busy(&running)).boxed());
+        }
+        let step = tokio::select! {
+            step = steps.next() => step,
+            // What came meanwhile does not wait for the end of a long job.
+            _ = again.tick() => {
+                more = true;
+                continue;
+            }
+        };
+        match step {
+            None => return Ok(begun),
+            Some(Step::Ended(tenant_id)) => {
+                if let Some(place) = running.iter().position(|one| *one == tenant_id) {
+                    running.swap_remove(place);
+                }
+            }
+            Some(Step::Claimed(claimed)) => {
+                claiming = false;
+                match claimed {
+                    Ok(Some(job)) => {
+                        begun += 1;
+                        running.push(job.tenant_id);
+                        steps.push(run_and_plan(app, job).boxed());
+                    }
+                    Ok(None) => more = false,
+                    Err(error) if running.is_empty() => return Err(error),
+                    Err(_) => more = false,
+                }
             }
         }
     }
 }
 
-/// One round: runs what is due, some at a time, each job under a lease of its own. Answers how many it ran.
-pub async fn tick(app: &App) -> Result<usize> {
-    let mut running = FuturesUnordered::new();
-    let mut begun = 0;
-    let mut more = true;
-    loop {
-        while more && begun < ROUND && running.len() < AT_ONCE && !app.draining.is_cancelled() {
-            let claimed = within(LOOK, jobs::claim(&app.db, app.clock.now(), LEASE, 1)).await;
-            match claimed.map(|mut jobs| jobs.pop()) {
-                Ok(Some(job)) => {
-                    begun += 1;
-                    running.push(run_and_plan(app, job));
-                }
-                Ok(None) => more = false,
-                Err(error) if running.is_empty() => return Err(error),
-                Err(_) => more = false,
-            }
-        }
-        if running.next().await.is_none() {
-            return Ok(begun);
-        }
-    }
+/// The tenants that have as many jobs on this node as one may have.
+fn busy(running: &[TenantId]) -> Vec<TenantId> {
+    let count = |tenant_id: &TenantId| running.iter().filter(|one| *one == tenant_id).count();
+    let full = |tenant_id: &&TenantId| count(tenant_id) >= OF_ONE_TENANT;
+    running.iter().filter(full).copied().collect()
+}
+
+async fn claim(app: &App, busy: Vec<TenantId>) -> Step {
+    let claimed = jobs::claim(&app.db, app.clock.now(), LEASE, 1, &busy);
+    Step::Claimed(within(LOOK, claimed).await.map(|mut jobs| jobs.pop()))
 }
 
 /// Runs a claimed job and plans its next run. Whatever goes wrong with it is its own: it is tried again later.
-async fn run_and_plan(app: &App, job: DueJob) {
+async fn run_and_plan(app: &App, job: DueJob) -> Step {
     let running = AssertUnwindSafe(run_one(app, &job)).catch_unwind();
     let outcome = match tokio::time::timeout(LONGEST, running).await {
         Ok(Ok(outcome)) => outcome,
@@ -133,6 +173,7 @@ async fn run_and_plan(app: &App, job: DueJob) {
             "cannot plan a job; it runs again when its lease ends"
         );
     }
+    Step::Ended(job.tenant_id)
 }
 
 /// What the background asks of the database has an end even if the server's host vanished, which shows only

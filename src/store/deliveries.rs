@@ -1,5 +1,5 @@
-//! Deliveries on their way out: handed out under a lease, in the order of their chat, one in flight per
-//! chat; ended by who has the lease, or handed out again when it runs out.
+//! Deliveries on their way out: ended by who has the lease (`delivery_leases.rs` hands them out), listed when they
+//! are dead, and replayed.
 
 use chrono::TimeDelta;
 use sqlx::postgres::PgRow;
@@ -8,7 +8,7 @@ use sqlx::{FromRow, Row};
 
 use super::TenantTx;
 use crate::domain::chat::Chat;
-use crate::domain::delivery::{Delivery, DeliveryKind, MAX_ATTEMPTS, VISIBILITY};
+use crate::domain::delivery::{Delivery, DeliveryKind};
 use crate::domain::paging::{Page, PageRequest, Position};
 use crate::domain::platform::PlatformScope;
 use crate::error::Result;
@@ -30,19 +30,26 @@ macro_rules! delivery_columns {
              and i.id = d.identity_id) as identity"
     };
 }
+pub(super) use delivery_columns;
 
+/// A delivery as those see it who only list it: also one whose chat cannot be read.
 struct DeliveryRow(Delivery);
 
 impl FromRow<'_, PgRow> for DeliveryRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        read(row)
+        let chat = read_chat(row).unwrap_or_default();
+        read(row, chat)
             .map(Self)
             .map_err(|error| sqlx::Error::Decode(Box::new(error)))
     }
 }
 
-fn read(row: &PgRow) -> Result<Delivery> {
+pub(super) fn read_chat(row: &PgRow) -> sqlx::Result<Option<Chat>> {
     let chat: Option<Json<Chat>> = row.try_get("chat")?;
+    Ok(chat.map(|Json(chat)| chat))
+}
+
+pub(super) fn read(row: &PgRow, chat: Option<Chat>) -> Result<Delivery> {
     let text: Option<String> = row.try_get("text")?;
     Ok(Delivery {
         id: row.try_get("id")?,
@@ -50,7 +57,7 @@ fn read(row: &PgRow) -> Result<Delivery> {
         platform: row.try_get("platform")?,
         scope: row.try_get("scope")?,
         chat_ref: row.try_get("chat_ref")?,
-        chat: chat.map(|Json(chat)| chat),
+        chat,
         identity: row.try_get("identity")?,
         text: text.unwrap_or_default(),
         session_id: row.try_get("session_id")?,
@@ -68,10 +75,10 @@ fn read(row: &PgRow) -> Result<Delivery> {
 /// Which deliveries somebody may see: of these platforms; a platform without a scope is all its scopes.
 #[derive(Debug, Clone)]
 pub struct Covered {
-    platforms: Vec<String>,
-    scopes: Vec<Option<String>>,
+    pub(super) platforms: Vec<String>,
+    pub(super) scopes: Vec<Option<String>>,
     /// Whether it is all of them.
-    all: bool,
+    pub(super) all: bool,
 }
 
 impl Covered {
@@ -104,187 +111,7 @@ macro_rules! is_covered {
     };
 }
 
-/// Locks chats that are due. Each platform and scope is a range of one index, so a backlog elsewhere costs
-/// nothing. Whoever works on a chat in this moment makes it due again, or has leased what there is: it is
-/// passed over and never waited for.
-///
-/// Public, as `LEASE`, `LOCK_CHAT` and `END` are, for the bench that runs them beside the service.
-pub const LOCK_DUE: &str = "with recursive platforms as (
-       (select c.platform
-          from chats c
-         where $2
-           and c.tenant_id = $1
-           and c.due_at is not null
-         order by c.platform
-         limit 1)
-        union all
-       select n.platform
-         from platforms p
-        cross join lateral (select c.platform
-                              from chats c
-                             where c.tenant_id = $1
-                               and c.due_at is not null
-                               and c.platform > p.platform
-                             order by c.platform
-                             limit 1) n
-     ), asked as (
-       select platform, null as scope
-         from platforms
-        union
-       select k.platform, k.scope
-         from unnest($3::text[], $4::text[]) as k (platform, scope)
-     ), places as (
-       select a.platform, f.scope, a.scope is null as whole
-         from asked a
-        cross join lateral (select c.scope
-                              from chats c
-                             where c.tenant_id = $1
-                               and c.platform = a.platform
-                               and c.scope >= coalesce(a.scope, '')
-                               and c.due_at is not null
-                             order by c.scope
-                             limit 1) f
-        where a.scope is null
-           or a.scope = f.scope
-        union
-       select p.platform, n.scope, true
-         from places p
-        cross join lateral (select c.scope
-                              from chats c
-                             where c.tenant_id = $1
-                               and c.platform = p.platform
-                               and c.scope > p.scope
-                               and c.due_at is not null
-                             order by c.scope
-                             limit 1) n
-        where p.whole
-     )
-     select f.platform, f.scope, f.chat_ref
-       from (select distinct platform, scope from places) p
-      cross join lateral (select c.platform, c.scope, c.chat_ref, c.due_at
-                            from chats c
-                           where c.tenant_id = $1
-                             and c.platform = p.platform
-                             and c.scope = p.scope
-                             and c.due_at <= now()
-                           order by c.due_at
-                           limit $5
-                             for no key update skip locked) f
-      order by f.due_at
-      limit $5";
-
-/// Of each locked chat: leases its first delivery, unless one is in flight or it is too early; takes back one
-/// whose lease has expired; and writes when to look at the chat again. A delivery that an unlink or an
-/// erasure holds is left alone.
-pub const LEASE: &str = concat!(
-    "with found as (
-       select c.platform, c.scope, c.chat_ref, f.id as leased_id, f.visible_at as leased_until,
-              f.attempt >= $5 as is_last, h.seq < f.seq as is_overtaken,
-              h.id as first_id, h.visible_at as first_at
-         from unnest($2::text[], $3::text[], $4::text[]) as c (platform, scope, chat_ref)
-         left join lateral (select d.id, d.seq, d.visible_at, d.attempt
-                              from deliveries d
-                             where d.tenant_id = $1
-                               and d.platform = c.platform
-                               and d.scope = c.scope
-                               and d.chat_ref = c.chat_ref
-                               and d.state = 'leased') f
-           on true
-         left join lateral (select d.id, d.seq, d.visible_at
-                              from deliveries d
-                             where d.tenant_id = $1
-                               and d.platform = c.platform
-                               and d.scope = c.scope
-                               and d.chat_ref = c.chat_ref
-                               and d.state = 'pending'
-                             order by d.seq
-                             limit 1) h
-           on true
-     ), decided as (
-       select platform, scope, chat_ref, coalesce(leased_id, first_id) as id,
-              coalesce(leased_until, first_at) as at,
-              case
-                when coalesce(leased_until, first_at) is null then 'none'
-                when coalesce(leased_until, first_at) > now() then 'wait'
-                when is_last then 'dead'
-                when is_overtaken then 'pending'
-                else 'leased'
-              end as becomes
-         from found
-     ), held as (
-       select d.id
-         from deliveries d
-        where d.tenant_id = $1
-          and d.id in (select id from decided where becomes in ('dead', 'pending', 'leased'))
-          and d.state in ('pending', 'leased')
-          for no key update skip locked
-     ), planned as (
-       update chats c
-          set due_at = case
-                when n.becomes = 'none' then null
-                when n.becomes = 'wait' then n.at
-                when n.becomes = 'leased' and held.id is not null then now() + $6
-                else now()
-              end
-         from decided n
-         left join held
-           on held.id = n.id
-        where c.tenant_id = $1
-          and c.platform = n.platform
-          and c.scope = n.scope
-          and c.chat_ref = n.chat_ref
-     ), freed as (
-       update deliveries d
-          set state = n.becomes, lease = null, ended_at = case when n.becomes = 'dead' then now() end
-         from decided n
-         join held
-           on held.id = n.id
-        where d.tenant_id = $1
-          and d.id = n.id
-          and n.becomes in ('dead', 'pending')
-     )
-     update deliveries d
-        set state = 'leased', lease = gen_random_uuid(), attempt = d.attempt + 1, visible_at = now() + $6
-       from decided n
-       join held
-         on held.id = n.id
-      where d.tenant_id = $1
-        and d.id = n.id
-        and n.becomes = 'leased'
-  returning ",
-    delivery_columns!()
-);
-
-/// Hands out the first delivery of each chat that is due and has none in flight, up to `limit`. Leases are by
-/// the clock of the database, which all nodes share.
-pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<Vec<Delivery>> {
-    let due: Vec<(String, String, String)> = sqlx::query_as(LOCK_DUE)
-        .bind(tx.tenant_id())
-        .bind(covered.all)
-        .bind(&covered.platforms)
-        .bind(&covered.scopes)
-        .bind(limit)
-        .fetch_all(tx.connection())
-        .await?;
-    if due.is_empty() {
-        return Ok(Vec::new());
-    }
-    let column =
-        |of: fn(&(String, String, String)) -> &str| -> Vec<&str> { due.iter().map(of).collect() };
-    let rows: Vec<DeliveryRow> = sqlx::query_as(LEASE)
-        .bind(tx.tenant_id())
-        .bind(column(|chat| &chat.0))
-        .bind(column(|chat| &chat.1))
-        .bind(column(|chat| &chat.2))
-        .bind(MAX_ATTEMPTS)
-        .bind(VISIBILITY)
-        .fetch_all(tx.connection())
-        .await?;
-    let mut leased: Vec<Delivery> = rows.into_iter().map(|row| row.0).collect();
-    leased.sort_by_key(|delivery| (delivery.created_at, delivery.seq));
-    Ok(leased)
-}
-
+/// Public, as `END` is, for the bench that runs them beside the service.
 pub const LOCK_CHAT: &str = concat!(
     "select d.attempt
        from deliveries d
@@ -397,6 +224,16 @@ pub async fn end(
     if !lock_chat(tx, covered, id).await? {
         return Ok(None);
     }
+    end_locked(tx, id, lease, how).await.map(Some)
+}
+
+/// The same for who has locked the chat.
+pub(super) async fn end_locked(
+    tx: &mut TenantTx,
+    id: DeliveryId,
+    lease: Uuid,
+    how: End<'_>,
+) -> Result<bool> {
     let (state, after, error, external) = match how {
         End::Delivered {
             external_message_id,
@@ -414,7 +251,7 @@ pub async fn end(
         .bind(external)
         .fetch_one(tx.connection())
         .await?;
-    Ok(Some(ended))
+    Ok(ended)
 }
 
 /// Those that were given up, newest first.

@@ -4,6 +4,7 @@
 use chrono::{DateTime, Utc};
 
 use super::TenantTx;
+use super::idempotency::RequestName;
 use crate::domain::erasure::{ERASED, Erasure};
 use crate::error::Result;
 use crate::ids::{IdentityId, UserId};
@@ -25,9 +26,23 @@ pub async fn insert(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
     Ok(())
 }
 
-/// The first whom nobody has looked for yet, or who was erased before `settled` and has to be looked for
-/// once more.
-pub async fn find_due(tx: &mut TenantTx, settled: DateTime<Utc>) -> Result<Option<Erasure>> {
+/// A person to look for.
+#[derive(Debug)]
+pub struct Due {
+    pub erasure: Erasure,
+    /// When this look began, which can be some runs ago.
+    pub began_at: DateTime<Utc>,
+    /// The last stored answer that it opened.
+    pub opened_to: Option<RequestName>,
+}
+
+/// Takes one whom nobody has looked for yet, or who was erased before `settled` and has to be looked for once more:
+/// the one who waits longest since it was last tried.
+pub async fn take_due(
+    tx: &mut TenantTx,
+    settled: DateTime<Utc>,
+    now: DateTime<Utc>,
+) -> Result<Option<Due>> {
     #[derive(sqlx::FromRow)]
     struct Row {
         user_id: UserId,
@@ -35,26 +50,62 @@ pub async fn find_due(tx: &mut TenantTx, settled: DateTime<Utc>) -> Result<Optio
         identity_ids: Vec<IdentityId>,
         names: Vec<String>,
         erased_at: DateTime<Utc>,
+        began_at: DateTime<Utc>,
+        opened_to: Option<Vec<String>>,
     }
     let row: Option<Row> = sqlx::query_as(
-        "select user_id, merged_ids, identity_ids, names, erased_at
-           from erased_people
+        "update erased_people
+            set tried_at = $3, began_at = coalesce(began_at, $3)
           where tenant_id = $1
-            and (looked_at is null or erased_at <= $2)
-          order by erased_at, user_id
-          limit 1",
+            and user_id = (select user_id
+                             from erased_people
+                            where tenant_id = $1
+                              and (looked_at is null or erased_at <= $2)
+                            order by tried_at nulls first, erased_at, user_id
+                            limit 1)
+      returning user_id, merged_ids, identity_ids, names, erased_at, began_at, opened_to",
     )
     .bind(tx.tenant_id())
     .bind(settled)
+    .bind(now)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(row.map(|row| Erasure {
-        user_id: row.user_id,
-        merged_ids: row.merged_ids,
-        identity_ids: row.identity_ids,
-        names: row.names,
-        erased_at: row.erased_at,
+    Ok(row.map(|row| Due {
+        erasure: Erasure {
+            user_id: row.user_id,
+            merged_ids: row.merged_ids,
+            identity_ids: row.identity_ids,
+            names: row.names,
+            erased_at: row.erased_at,
+        },
+        began_at: row.began_at,
+        opened_to: row.opened_to.and_then(|parts| {
+            let [principal, route, key] = parts.try_into().ok()?;
+            Some(RequestName {
+                principal,
+                route,
+                key,
+            })
+        }),
     }))
+}
+
+/// Says up to which stored answer the look has come.
+pub async fn update_opened(tx: &mut TenantTx, user_id: UserId, to: &RequestName) -> Result<()> {
+    sqlx::query(
+        "update erased_people
+            set opened_to = array[$3, $4, $5]
+          where tenant_id = $1
+            and user_id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(user_id)
+    .bind(&to.principal)
+    .bind(&to.route)
+    .bind(&to.key)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
 }
 
 /// When the first of those was erased who are still to be looked for.
@@ -69,11 +120,11 @@ pub async fn oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
     .await?)
 }
 
-/// Says that they were looked for.
+/// Says that they were looked for. The next look begins from the beginning.
 pub async fn update_looked(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
     sqlx::query(
         "update erased_people
-            set looked_at = $3
+            set looked_at = $3, began_at = null, tried_at = null, opened_to = null
           where tenant_id = $1
             and user_id = $2",
     )

@@ -1,5 +1,6 @@
 //! What is kept for a while only: deleted by age, oldest first, a batch at a time. Each statement reads what it
-//! deletes by an index on its age.
+//! deletes by an index on its age, and says the age twice: whoever uses a row while the statement waits for it
+//! keeps it, and Postgres compares such a row again with the outer condition only.
 
 use chrono::{DateTime, Utc};
 
@@ -49,6 +50,7 @@ impl Expiring {
             Self::Receipts => {
                 "delete from inbound_receipts
                   where tenant_id = $1
+                    and created_at < $2
                     and (platform, scope, chat_ref, identity_id, message_id) in (
                           select platform, scope, chat_ref, identity_id, message_id
                             from inbound_receipts
@@ -60,6 +62,7 @@ impl Expiring {
             Self::Deliveries => {
                 "delete from deliveries
                   where tenant_id = $1
+                    and ended_at < $2
                     and id in (select id
                                  from deliveries
                                 where tenant_id = $1
@@ -70,6 +73,7 @@ impl Expiring {
             Self::Codes => {
                 "delete from codes
                   where tenant_id = $1
+                    and expires_at < $2
                     and id in (select id
                                  from codes
                                 where tenant_id = $1
@@ -99,14 +103,24 @@ impl Expiring {
                                          order by expires_at
                                          limit $3)"
             }
+            // Imports read where they brought an account from, and whether it was unlinked since.
             Self::IdentityMoves => {
                 "delete from identity_moves
                   where tenant_id = $1
-                    and id in (select id
-                                 from identity_moves
-                                where tenant_id = $1
-                                  and created_at < $2
-                                order by created_at
+                    and created_at < $2
+                    and id in (select m.id
+                                 from identity_moves m
+                                where m.tenant_id = $1
+                                  and m.created_at < $2
+                                  and m.kind <> 'import'
+                                  and (m.kind <> 'unlink'
+                                       or not exists (select 1
+                                                        from identity_moves i
+                                                       where i.tenant_id = $1
+                                                         and i.identity_id = m.identity_id
+                                                         and i.kind = 'import'
+                                                         and (i.created_at, i.id) < (m.created_at, m.id)))
+                                order by m.created_at
                                 limit $3)"
             }
             Self::Answers => {
@@ -149,7 +163,7 @@ impl Expiring {
             }
             Self::PendingLinks => "select min(expires_at) from pending_links where tenant_id = $1",
             Self::IdentityMoves => {
-                "select min(created_at) from identity_moves where tenant_id = $1"
+                "select min(created_at) from identity_moves where tenant_id = $1 and kind <> 'import'"
             }
             Self::Answers => "select min(created_at) from idempotency where tenant_id = $1",
             Self::AnswerSecrets => {

@@ -40,7 +40,8 @@ pub async fn claim(
          values ($1, $2, $3, $4, $5, $6, $8, $9)
              on conflict on constraint idempotency_pkey do update
             set request_hash = excluded.request_hash, created_at = excluded.created_at,
-                status = null, answer_enc = null, secrets_enc = null, turn_id = null
+                status = null, answer_enc = null, secrets_enc = null, turn_id = null,
+                caller = excluded.caller, acted_for = excluded.acted_for
           where i.tenant_id = $1
             and i.created_at <= $7",
     )

@@ -37,23 +37,39 @@ pub async fn insert(tx: &mut TenantTx, kind: &str, run_at: DateTime<Utc>) -> Res
 
 /// Leases up to `limit` jobs that are due at `now`; two nodes never get the same one while its lease lasts, which
 /// is by the clock of the database. A leased job is due again when its lease ends. If it has a time to run by
-/// then, that was asked while it ran.
+/// then, that was asked while it ran. Those of the tenants in `busy` are left for later.
 pub async fn claim(
     db: &Db,
     now: DateTime<Utc>,
     lease: TimeDelta,
     limit: i64,
+    busy: &[TenantId],
 ) -> Result<Vec<DueJob>> {
     Ok(sqlx::query_as(
         // Materialized: a subquery could be run again for each row that it is joined with, and lease more.
-        "with due as materialized (
-           select id
+        // Each part is read in the order of its index. A job whose node died has no time to run but its lease's end.
+        "with planned as materialized (
+           select id, run_at as due_at
              from jobs
-            where (run_at <= $1 and lease_until is null)
-               or lease_until <= now()
+            where run_at <= $1
+              and lease_until is null
+              and tenant_id <> all ($4)
             order by run_at
             limit $3
               for update skip locked
+         ), lost as materialized (
+           select id, lease_until as due_at
+             from jobs
+            where lease_until <= now()
+              and tenant_id <> all ($4)
+            order by lease_until
+            limit $3
+              for update skip locked
+         ), due as materialized (
+           select id
+             from (select id, due_at from planned union all select id, due_at from lost) o
+            order by due_at
+            limit $3
          )
          update jobs j
             set run_at = 'infinity', lease_until = now() + $2, attempts = attempts + 1
@@ -64,6 +80,7 @@ pub async fn claim(
     .bind(now)
     .bind(lease)
     .bind(limit)
+    .bind(busy)
     .fetch_all(db.connection().await?.limited())
     .await?)
 }

@@ -23,6 +23,7 @@ pub mod chains;
 pub mod codes;
 pub mod conversations;
 pub mod deliveries;
+pub mod delivery_leases;
 pub mod erased_people;
 pub mod erasures;
 pub mod events;

@@ -24,11 +24,14 @@ pub struct CheckedCredential {
 impl Credentials {
     /// A credential that was just accepted.
     pub fn open(&self, presented: &Presented) -> Arc<CheckedCredential> {
+        // Before the guard, so that it is dropped after it: the last one to drop a credential takes the lock.
+        let known;
         let mut open = lock(&self.open);
-        if let Some(credential) = open.get(presented).and_then(Weak::upgrade)
+        known = open.get(presented).and_then(Weak::upgrade);
+        if let Some(credential) = &known
             && !credential.verdict.is_refused()
         {
-            return credential;
+            return credential.clone();
         }
         let credential = Arc::new(CheckedCredential {
             open: self.open.clone(),

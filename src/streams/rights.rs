@@ -115,12 +115,15 @@ impl Rights {
     /// The right of somebody who was just let in.
     pub fn open(&self, subject: Subject) -> Arc<Right> {
         let queue = self.queue(subject.tenant_id);
+        // Before the guard, so that it is dropped after it: the last one to drop a right takes the lock.
+        let known;
         let mut open = lock(&self.open);
-        if let Some(right) = open.get(&subject).and_then(Weak::upgrade)
+        known = open.get(&subject).and_then(Weak::upgrade);
+        if let Some(right) = &known
             // One that was lost and has come back is another.
             && !right.verdict.is_refused()
         {
-            return right;
+            return right.clone();
         }
         let right = Arc::new(Right {
             open: self.open.clone(),

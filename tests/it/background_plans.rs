@@ -3,7 +3,7 @@
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use throughline::store::conversations::Part;
-use throughline::store::deliveries::{LEASE, LOCK_DUE};
+use throughline::store::delivery_leases::{LEASE, LOCK_DUE};
 use throughline::store::expiry::Expiring;
 use throughline::store::{erased_people, idempotency, merges};
 

@@ -6,6 +6,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use throughline::auth::JobCaller;
+use throughline::store::deliveries::Covered;
+use throughline::store::delivery_leases::lease;
 
 use crate::support::linking::bridge;
 use crate::support::{Reply, Tenant, World};
@@ -336,4 +339,68 @@ async fn a_held_delivery_is_left_alone_and_holds_up_no_other_chat() {
     assert_eq!(given[0]["identity"], "telegram:6");
     held.commit().await.unwrap();
     assert_eq!(fetch(&world, 1, &key, "wait=0").await, Vec::<Value>::new());
+}
+
+/// Waits until so many are there to be fetched.
+async fn await_pending(world: &World, count: i64) {
+    crate::support::eventually("all wait", Duration::from_secs(20), async || {
+        let pending: i64 =
+            sqlx::query_scalar("select count(*) from deliveries where state = 'pending'")
+                .fetch_one(&mut world.superuser().await)
+                .await
+                .unwrap();
+        pending == count
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_cannot_be_read_is_dead_and_holds_up_no_other() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    for who in ["telegram:5", "telegram:6"] {
+        say(&world, &key, who, "hi").await;
+    }
+    await_pending(&world, 2).await;
+    let plant = r#"update chats set chat = '{"type":"dm","x":1}' where chat_ref = 'dm:5'"#;
+    sqlx::query(plant)
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+    let given = fetch(&world, 0, &key, "wait=0").await;
+    assert_eq!(given.len(), 1);
+    assert_eq!(given[0]["identity"], "telegram:6");
+    let dead = world.get(&key, "/v1/deliveries/dead").await.expect(200);
+    assert_eq!(
+        (&dead["data"][0]["identity"], &dead["data"][0]["error"]),
+        (&json!("telegram:5"), &json!("unreadable"))
+    );
+    let path = format!(
+        "/v1/deliveries/{}/replay",
+        dead["data"][0]["id"].as_str().unwrap()
+    );
+    let mend = r#"update chats set chat = '{"type":"dm"}' where chat_ref = 'dm:5'"#;
+    world.post(&key, &path, json!({})).await.expect(200);
+    sqlx::query(mend)
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+    let again = fetch(&world, 0, &key, "wait=0").await;
+    assert_eq!(again[0]["identity"], "telegram:5");
+}
+
+/// Who takes one chat keeps others from none of the rest, whichever scopes they are in.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_holds_only_the_chats_that_it_takes() {
+    let (world, tenant, key) = world_with_bridge(&["slack"]).await;
+    for who in ["slack@T1:5", "slack@T1:6", "slack@T2:5", "slack@T3:5"] {
+        say(&world, &key, who, "hi").await;
+    }
+    await_pending(&world, 4).await;
+    let caller = JobCaller::of_served_tenant(tenant.id.parse().unwrap());
+    let mut tx = caller.begin(&world.app().db).await.unwrap();
+    let first = lease(&mut tx, &Covered::all(), 1).await.unwrap();
+    assert_eq!(first.len(), 1);
+    let rest = fetch(&world, 1, &key, "wait=0&limit=10").await;
+    tx.commit().await.unwrap();
+    assert_eq!(rest.len(), 3);
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use throughline::auth::JobCaller;
+use throughline::store::idempotency::{RequestName, claim};
 
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, Tenant, World};
@@ -143,4 +145,35 @@ async fn a_key_that_is_empty_too_long_or_not_visible_is_refused() {
         reply.expect_problem(400, "invalid_idempotency_key");
     }
     assert_eq!(count_keys(&world, &tenant).await, 1);
+}
+
+/// Old nodes store neither; whoever uses the key again says both.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_used_again_is_stored_with_who_used_it() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let name = RequestName {
+        principal: "key_1/telegram:5".to_owned(),
+        route: "r".to_owned(),
+        key: "k".to_owned(),
+    };
+    let now = world.clock.now();
+    for again in [false, true] {
+        let caller = JobCaller::of_served_tenant(tenant.id.parse().unwrap());
+        let mut tx = caller.begin(&world.app().db).await.unwrap();
+        assert!(claim(&mut tx, &name, [0; 32], now, now).await.unwrap());
+        tx.commit().await.unwrap();
+        let mut superuser = world.superuser().await;
+        let stored: (Option<String>, Option<String>) =
+            sqlx::query_as("select caller, acted_for from idempotency where key = 'k'")
+                .fetch_one(&mut superuser)
+                .await
+                .unwrap();
+        let expected = (Some("key_1".to_owned()), Some("telegram:5".to_owned()));
+        assert_eq!(stored, expected, "again: {again}");
+        sqlx::query("update idempotency set caller = null, acted_for = null")
+            .execute(&mut superuser)
+            .await
+            .unwrap();
+    }
 }

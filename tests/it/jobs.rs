@@ -6,10 +6,13 @@ use chrono::TimeDelta;
 use reqwest::Method;
 use serde_json::json;
 
+use crate::support::cluster::cluster;
 use crate::support::{Reply, Tenant, World};
 use crate::tenancy::uuid_of;
 use throughline::auth::JobCaller;
+use throughline::ids::TenantId;
 use throughline::jobs;
+use throughline::store::Db;
 use throughline::store::jobs::{DueJob, Ended, claim, insert, reschedule};
 
 async fn stored_answers(world: &World) -> (i64, i64) {
@@ -48,7 +51,7 @@ async fn two_nodes_asking_at_once_never_get_the_same_job() {
     let db = &world.app().db;
     let now = world.clock.now() + Duration::from_secs(3600);
     let lease = TimeDelta::seconds(60);
-    let claims = (0..8).map(|_| throughline::store::jobs::claim(db, now, lease, 3));
+    let claims = (0..8).map(|_| throughline::store::jobs::claim(db, now, lease, 3, &[]));
     let claimed = futures_util::future::try_join_all(claims).await.unwrap();
     let mut ids: Vec<String> = claimed
         .iter()
@@ -78,7 +81,7 @@ async fn what_is_asked_for_while_a_job_runs_is_not_forgotten() {
         tx.commit().await.unwrap();
     };
     let due = async |second: u64| -> Option<DueJob> {
-        let claimed = claim(db, at(second), TimeDelta::seconds(60), 100)
+        let claimed = claim(db, at(second), TimeDelta::seconds(60), 100, &[])
             .await
             .unwrap();
         claimed.into_iter().find(|job| job.kind == "tested")
@@ -306,4 +309,103 @@ async fn answers_of_tenants_that_are_gone_are_removed() {
     .await;
     let (kept, _) = stored_answers(&world).await;
     assert_eq!(kept, 1500);
+}
+
+/// A tenant's job that waits for a lock takes the time of no other tenant.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_job_does_not_keep_another_tenants_waiting() {
+    let world = World::new().await;
+    let slow = world.tenant("Slow").await;
+    let other = world.tenant("Other").await;
+    let plant = async |connection: &mut sqlx::PgConnection, tenant: &Tenant| {
+        let sql = "insert into code_attempts (tenant_id, subject, failures, window_start)
+                   values ($1, 'any', 1, now() - interval '2 days')";
+        sqlx::query(sql)
+            .bind(uuid_of(tenant))
+            .execute(connection)
+            .await
+            .unwrap();
+    };
+    let mut superuser = world.superuser().await;
+    // Planned runs are over by then.
+    make_due(&world, &slow, "expire_events").await;
+    make_due(&world, &other, "expire_events").await;
+    crate::support::eventually("both ran", Duration::from_secs(10), async || {
+        let open: i64 = sqlx::query_scalar(
+            "select count(*) from jobs where lease_until is not null or run_at <= now()",
+        )
+        .fetch_one(&mut world.superuser().await)
+        .await
+        .unwrap();
+        open == 0
+    })
+    .await;
+    plant(&mut superuser, &slow).await;
+    let mut held = sqlx::Connection::begin(&mut superuser).await.unwrap();
+    sqlx::query("select 1 from code_attempts where tenant_id = $1 for update")
+        .bind(uuid_of(&slow))
+        .execute(&mut *held)
+        .await
+        .unwrap();
+    make_due(&world, &slow, "expire_events").await;
+    let waits = async || -> bool {
+        sqlx::query_scalar(
+            "select exists (select 1 from pg_stat_activity
+                             where datname = current_database() and wait_event_type = 'Lock')",
+        )
+        .fetch_one(&mut world.superuser().await)
+        .await
+        .unwrap()
+    };
+    crate::support::eventually("the first waits", Duration::from_secs(10), waits).await;
+    plant(&mut world.superuser().await, &other).await;
+    make_due(&world, &other, "expire_events").await;
+    crate::support::eventually("the other ran", Duration::from_secs(4), async || {
+        let left: i64 =
+            sqlx::query_scalar("select count(*) from code_attempts where tenant_id = $1")
+                .bind(uuid_of(&other))
+                .fetch_one(&mut world.superuser().await)
+                .await
+                .unwrap();
+        left == 0
+    })
+    .await;
+    assert!(waits().await, "the first still does");
+    held.rollback().await.unwrap();
+}
+
+/// Without a node, whose loop would take them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_node_died_is_taken_in_its_turn() {
+    let database = cluster().new_database().await;
+    let plant = "
+      delete from jobs;
+      insert into tenants (id, name, state, created_at, updated_at)
+      select case n when 4 then '00000000-0000-0000-0000-000000000001' else md5(n::text)::uuid end, n::text,
+             'active', now(), now()
+        from generate_series(1, 4) n;
+      insert into jobs (id, tenant_id, kind, run_at, lease_until)
+      values (gen_random_uuid(), '00000000-0000-0000-0000-000000000001', 'busy', now() - interval '1 day', null),
+             (gen_random_uuid(), md5('1')::uuid, 'newer', now() - interval '1 minute', null),
+             (gen_random_uuid(), md5('2')::uuid, 'lost', 'infinity', now() - interval '2 minutes'),
+             (gen_random_uuid(), md5('3')::uuid, 'older', now() - interval '3 minutes', null),
+             (gen_random_uuid(), md5('3')::uuid, 'held', 'infinity', now() + interval '1 minute')";
+    sqlx::raw_sql(plant)
+        .execute(&mut cluster().superuser(&database).await)
+        .await
+        .unwrap();
+    let url = cluster().service_url(&database);
+    let db = Db::connect(&url.into(), 2).await.unwrap();
+    // A tenant that has enough of them running.
+    let busy = [TenantId::from_uuid(sqlx::types::Uuid::from_u128(1))];
+    let mut order = Vec::new();
+    let now = chrono::Utc::now();
+    while let Some(job) = claim(&db, now, TimeDelta::minutes(1), 1, &busy)
+        .await
+        .unwrap()
+        .pop()
+    {
+        order.push(job.kind);
+    }
+    assert_eq!(order, ["older", "lost", "newer"]);
 }

@@ -4,14 +4,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use chrono::{DurationRound, TimeDelta};
 use deadpool_redis::redis;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
 use sqlx::{AssertSqlSafe, PgConnection};
+use throughline::auth::JobCaller;
 use throughline::ids::{IdentityId, UserId};
 use throughline::jobs;
+use throughline::store::erased_people::{take_due, update_opened};
+use throughline::store::idempotency::RequestName;
 
 use crate::support::catalog::{copy_rows, disable_row_level_security, dump_people, tenant_tables};
 use crate::support::cluster::cluster;
@@ -644,4 +648,51 @@ async fn erasing_and_exporting_stay_in_their_tenant_even_without_row_level_secur
     .await;
     settle(&world).await;
     assert_eq!(of_b().await, before);
+}
+
+/// A look that takes many runs goes on where it stopped, and others who were erased come in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_look_for_one_person_does_not_keep_others_waiting() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let plant =
+        "insert into erased_people (tenant_id, user_id, merged_ids, identity_ids, names, erased_at)
+                 select $1, md5(n::text)::uuid, '{}', '{}', '{}', $2 - n * interval '1 second'
+                   from generate_series(1, 2) n";
+    let second = TimeDelta::seconds(1);
+    let erased_at = world.clock.now().duration_trunc(second).unwrap();
+    sqlx::query(plant)
+        .bind(uuid_of(&tenant))
+        .bind(erased_at)
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+    let caller = JobCaller::of_served_tenant(tenant.id.parse().unwrap());
+    let mut tx = caller.begin(&world.app().db).await.unwrap();
+    let mut taken = Vec::new();
+    for run in 0..4 {
+        let now = erased_at + second * run;
+        let due = take_due(&mut tx, erased_at - TimeDelta::hours(1), now).await;
+        let due = due.unwrap().unwrap();
+        let name = RequestName {
+            principal: "key_1".to_owned(),
+            route: "r".to_owned(),
+            key: run.to_string(),
+        };
+        let user_id = due.erasure.user_id;
+        update_opened(&mut tx, user_id, &name).await.unwrap();
+        let began = (due.began_at - erased_at).num_seconds();
+        taken.push((user_id, began, due.opened_to.map(|name| name.key)));
+    }
+    let (first, second) = (taken[0].0, taken[1].0);
+    assert_ne!(first, second);
+    assert_eq!(
+        taken,
+        [
+            (first, 0, None),
+            (second, 1, None),
+            (first, 0, Some("0".to_owned())),
+            (second, 1, Some("1".to_owned())),
+        ]
+    );
 }

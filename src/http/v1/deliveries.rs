@@ -24,6 +24,7 @@ use crate::http::paging::{ListName, ListResponse};
 use crate::ids::{DeliveryId, SessionId, TurnId};
 use crate::limits::StreamGuard;
 use crate::store::deliveries::{self, Covered, End};
+use crate::store::delivery_leases;
 
 /// As many as are given out at once.
 const BATCH: i64 = 50;
@@ -138,7 +139,7 @@ fn covered(key: &BridgeKey, asked: Option<&PlatformScope>) -> Result<Covered> {
 
 async fn lease(app: &App, key: &BridgeKey, covered: &Covered, limit: i64) -> Result<Vec<Delivery>> {
     let mut tx = key.begin(&app.db).await?;
-    let leased = deliveries::lease(&mut tx, covered, limit).await?;
+    let leased = delivery_leases::lease(&mut tx, covered, limit).await?;
     tx.commit().await?;
     Ok(leased)
 }
