@@ -10,7 +10,7 @@
 )]
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
 use futures_util::future::try_join_all;
@@ -291,8 +291,9 @@ impl<'a> Service<'a> {
     }
 
     fn token(&self, name: &str) -> anyhow::Result<String> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
         let claims =
-            json!({"iss": ISSUER, "aud": self.tenant, "sub": name, "exp": 4_000_000_000_u32});
+            json!({"iss": ISSUER, "aud": self.tenant, "sub": name, "exp": now + 20 * 3600});
         let key = EncodingKey::from_secret(SECRET.as_bytes());
         Ok(jsonwebtoken::encode(
             &Header::new(Algorithm::HS256),
