@@ -159,6 +159,7 @@ impl Message {
             &chat_ref,
             &MAX_ATTEMPTS.to_string(),
             "interval '1 minute'",
+            "array[(:due_ended_seq)::bigint]",
         ];
         let lock = answered(&with_values(LOCK_DUE, &due), "due_");
         lock + &answered(&with_values(LEASE, &values), "leased_")
@@ -180,6 +181,10 @@ impl Message {
             "interval '0'",
             "null::text",
             "null::text",
+            "(:locked_platform)::text",
+            "(:locked_scope)::text",
+            "(:locked_chat_ref)::text",
+            "(:locked_ended_seq)::bigint",
         ];
         answered(&with_values(LOCK_CHAT, &lock), "locked_") + &with_values(END, &values)
     }

@@ -111,33 +111,50 @@ macro_rules! is_covered {
     };
 }
 
+/// Locks the chat of a delivery. The chat is looked up by its whole key, for each delivery on its own: a join would
+/// leave it to statistics, and they are old while a tenant grows, whether all chats are read for it.
+///
 /// Public, as `END` is, for the bench that runs them beside the service.
 pub const LOCK_CHAT: &str = concat!(
-    "select d.attempt
+    "select c.platform, c.scope, c.chat_ref, c.ended_seq
        from deliveries d
-       join chats c
-         on c.tenant_id = $1
-        and c.platform = d.platform
-        and c.scope = d.scope
-        and c.chat_ref = d.chat_ref
+      cross join lateral (select c.platform, c.scope, c.chat_ref, c.ended_seq
+                            from chats c
+                           where c.tenant_id = $1
+                             and c.platform = d.platform
+                             and c.scope = d.scope
+                             and c.chat_ref = d.chat_ref
+                             for no key update) c
       where d.tenant_id = $1
         and d.id = $5
         and ",
-    is_covered!(),
-    "   for no key update of c"
+    is_covered!()
 );
 
-/// Locks the chat of a delivery, before it is changed. False: there is no such delivery for who asks.
-async fn lock_chat(tx: &mut TenantTx, covered: &Covered, id: DeliveryId) -> Result<bool> {
-    let found: Option<i32> = sqlx::query_scalar(LOCK_CHAT)
+/// A chat whose row is locked.
+#[derive(sqlx::FromRow)]
+pub(super) struct LockedChat {
+    pub platform: String,
+    pub scope: String,
+    pub chat_ref: String,
+    /// Every delivery up to this number has ended.
+    pub ended_seq: i64,
+}
+
+/// Locks the chat of a delivery, before it is changed. `None`: there is no such delivery for who asks.
+async fn lock_chat(
+    tx: &mut TenantTx,
+    covered: &Covered,
+    id: DeliveryId,
+) -> Result<Option<LockedChat>> {
+    Ok(sqlx::query_as(LOCK_CHAT)
         .bind(tx.tenant_id())
         .bind(covered.all)
         .bind(&covered.platforms)
         .bind(&covered.scopes)
         .bind(id)
         .fetch_optional(tx.connection())
-        .await?;
-    Ok(found.is_some())
+        .await?)
 }
 
 /// How often it was given out; `None`: there is no such delivery for who asks.
@@ -179,7 +196,7 @@ pub enum End<'a> {
     },
 }
 
-/// The chat is due again, if anything is left in it.
+/// The chat is due again, if anything is left in it. Only a leased delivery has a lease.
 pub const END: &str = "with ended as (
        update deliveries d
           set state = $4, lease = null, visible_at = now() + $5, error = coalesce($6, d.error),
@@ -187,7 +204,6 @@ pub const END: &str = "with ended as (
               ended_at = case when $4 <> 'pending' then now() end
         where d.tenant_id = $1
           and d.id = $2
-          and d.state = 'leased'
           and d.lease = $3
     returning d.id
      ), planned as (
@@ -197,19 +213,18 @@ pub const END: &str = "with ended as (
                   or exists (select 1
                                from deliveries o
                               where o.tenant_id = $1
-                                and o.platform = c.platform
-                                and o.scope = c.scope
-                                and o.chat_ref = c.chat_ref
+                                and o.platform = $8
+                                and o.scope = $9
+                                and o.chat_ref = $10
+                                and o.seq > $11
                                 and o.state in ('pending', 'leased')
-                                and o.id not in (select id from ended)) then now()
+                                and o.id <> $2) then now()
               end
-         from deliveries d
-        where d.tenant_id = $1
-          and d.id = $2
-          and c.tenant_id = $1
-          and c.platform = d.platform
-          and c.scope = d.scope
-          and c.chat_ref = d.chat_ref
+        where c.tenant_id = $1
+          and c.platform = $8
+          and c.scope = $9
+          and c.chat_ref = $10
+          and exists (select 1 from ended)
      )
      select exists (select 1 from ended)";
 
@@ -221,19 +236,9 @@ pub async fn end(
     lease: Uuid,
     how: End<'_>,
 ) -> Result<Option<bool>> {
-    if !lock_chat(tx, covered, id).await? {
+    let Some(chat) = lock_chat(tx, covered, id).await? else {
         return Ok(None);
-    }
-    end_locked(tx, id, lease, how).await.map(Some)
-}
-
-/// The same for who has locked the chat.
-pub(super) async fn end_locked(
-    tx: &mut TenantTx,
-    id: DeliveryId,
-    lease: Uuid,
-    how: End<'_>,
-) -> Result<bool> {
+    };
     let (state, after, error, external) = match how {
         End::Delivered {
             external_message_id,
@@ -249,9 +254,13 @@ pub(super) async fn end_locked(
         .bind(after)
         .bind(error)
         .bind(external)
+        .bind(&chat.platform)
+        .bind(&chat.scope)
+        .bind(&chat.chat_ref)
+        .bind(chat.ended_seq)
         .fetch_one(tx.connection())
         .await?;
-    Ok(ended)
+    Ok(Some(ended))
 }
 
 /// Those that were given up, newest first.
@@ -294,32 +303,35 @@ pub async fn replay(
     covered: &Covered,
     id: DeliveryId,
 ) -> Result<Option<Delivery>> {
-    if !lock_chat(tx, covered, id).await? {
+    let Some(chat) = lock_chat(tx, covered, id).await? else {
         return Ok(None);
-    }
+    };
     let row: Option<DeliveryRow> = sqlx::query_as(concat!(
-        "with planned as (
+        "with replayed as (
+           update deliveries d
+              set state = 'pending', attempt = 0, visible_at = now(), ended_at = null
+            where d.tenant_id = $1
+              and d.id = $2
+              and d.state = 'dead'
+        returning d.*
+         ), planned as (
            update chats c
-              set due_at = now()
-             from deliveries o
-            where o.tenant_id = $1
-              and o.id = $2
-              and o.state = 'dead'
-              and c.tenant_id = $1
-              and c.platform = o.platform
-              and c.scope = o.scope
-              and c.chat_ref = o.chat_ref
+              set due_at = now(), ended_seq = least(c.ended_seq, r.seq - 1)
+             from replayed r
+            where c.tenant_id = $1
+              and c.platform = $3
+              and c.scope = $4
+              and c.chat_ref = $5
          )
-         update deliveries d
-            set state = 'pending', attempt = 0, visible_at = now(), ended_at = null
-          where d.tenant_id = $1
-            and d.id = $2
-            and d.state = 'dead'
-      returning ",
-        delivery_columns!()
+         select ",
+        delivery_columns!(),
+        " from replayed d"
     ))
     .bind(tx.tenant_id())
     .bind(id)
+    .bind(&chat.platform)
+    .bind(&chat.scope)
+    .bind(&chat.chat_ref)
     .fetch_optional(tx.connection())
     .await?;
     Ok(row.map(|row| row.0))

@@ -4,7 +4,7 @@
 use sqlx::Row;
 
 use super::TenantTx;
-use super::deliveries::{self, Covered, End, delivery_columns, read, read_chat};
+use super::deliveries::{self, Covered, End, LockedChat, delivery_columns, read, read_chat};
 use crate::domain::delivery::{Delivery, MAX_ATTEMPTS, VISIBILITY};
 use crate::error::{Error, Result};
 use crate::ids::DeliveryId;
@@ -65,7 +65,7 @@ pub const LOCK_DUE: &str = "with recursive platforms as (
                              limit 1) n
         where p.whole
      )
-     select f.platform, f.scope, f.chat_ref
+     select f.platform, f.scope, f.chat_ref, f.ended_seq
        from (select o.platform, o.scope, o.chat_ref, o.due_at
                from (select distinct platform, scope from places) p
               cross join lateral (select c.platform, c.scope, c.chat_ref, c.due_at
@@ -78,7 +78,7 @@ pub const LOCK_DUE: &str = "with recursive platforms as (
                                    limit $5::bigint * 4) o
               order by o.due_at
               limit $5::bigint * 4) d
-      cross join lateral (select c.platform, c.scope, c.chat_ref
+      cross join lateral (select c.platform, c.scope, c.chat_ref, c.ended_seq
                             from chats c
                            where c.tenant_id = $1
                              and c.platform = d.platform
@@ -91,20 +91,22 @@ pub const LOCK_DUE: &str = "with recursive platforms as (
 
 /// Of each locked chat: leases its first delivery, unless one is in flight or it is too early; takes back one
 /// whose lease has expired; and writes when to look at the chat again. A delivery that an unlink or an
-/// erasure holds is left alone.
+/// erasure holds is left alone. Each lookup has a limit, which keeps it a lookup: joined, it would read all that the
+/// tenant has in flight.
 pub const LEASE: &str = concat!(
     "with found as (
        select c.platform, c.scope, c.chat_ref, f.id as leased_id, f.visible_at as leased_until,
               f.attempt >= $5 as is_last, h.seq < f.seq as is_overtaken,
-              h.id as first_id, h.visible_at as first_at
-         from unnest($2::text[], $3::text[], $4::text[]) as c (platform, scope, chat_ref)
+              h.id as first_id, h.visible_at as first_at, least(f.seq, h.seq) as open_seq
+         from unnest($2::text[], $3::text[], $4::text[], $7::bigint[]) as c (platform, scope, chat_ref, ended_seq)
          left join lateral (select d.id, d.seq, d.visible_at, d.attempt
                               from deliveries d
                              where d.tenant_id = $1
                                and d.platform = c.platform
                                and d.scope = c.scope
                                and d.chat_ref = c.chat_ref
-                               and d.state = 'leased') f
+                               and d.state = 'leased'
+                             limit 1) f
            on true
          left join lateral (select d.id, d.seq, d.visible_at
                               from deliveries d
@@ -112,12 +114,13 @@ pub const LEASE: &str = concat!(
                                and d.platform = c.platform
                                and d.scope = c.scope
                                and d.chat_ref = c.chat_ref
+                               and d.seq > c.ended_seq
                                and d.state = 'pending'
                              order by d.seq
                              limit 1) h
            on true
      ), decided as (
-       select platform, scope, chat_ref, coalesce(leased_id, first_id) as id,
+       select platform, scope, chat_ref, open_seq, coalesce(leased_id, first_id) as id,
               coalesce(leased_until, first_at) as at,
               case
                 when coalesce(leased_until, first_at) is null then 'none'
@@ -128,12 +131,15 @@ pub const LEASE: &str = concat!(
               end as becomes
          from found
      ), held as (
-       select d.id
-         from deliveries d
-        where d.tenant_id = $1
-          and d.id in (select id from decided where becomes in ('dead', 'pending', 'leased'))
-          and d.state in ('pending', 'leased')
-          for no key update skip locked
+       select h.id
+         from decided n
+        cross join lateral (select d.id
+                              from deliveries d
+                             where d.tenant_id = $1
+                               and d.id = n.id
+                               and d.state in ('pending', 'leased')
+                               for no key update skip locked) h
+        where n.becomes in ('dead', 'pending', 'leased')
      ), planned as (
        update chats c
           set due_at = case
@@ -141,7 +147,8 @@ pub const LEASE: &str = concat!(
                 when n.becomes = 'wait' then n.at
                 when n.becomes = 'leased' and held.id is not null then now() + $6
                 else now()
-              end
+              end,
+              ended_seq = coalesce(n.open_seq, c.next_seq) - 1
          from decided n
          left join held
            on held.id = n.id
@@ -174,7 +181,7 @@ pub const LEASE: &str = concat!(
 /// Hands out the first delivery of each chat that is due and has none in flight, up to `limit`. Leases are by
 /// the clock of the database, which all nodes share. One that cannot be read is dead, so that it holds up no other.
 pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<Vec<Delivery>> {
-    let due: Vec<(String, String, String)> = sqlx::query_as(LOCK_DUE)
+    let due: Vec<LockedChat> = sqlx::query_as(LOCK_DUE)
         .bind(tx.tenant_id())
         .bind(covered.all)
         .bind(&covered.platforms)
@@ -185,15 +192,15 @@ pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<V
     if due.is_empty() {
         return Ok(Vec::new());
     }
-    let column =
-        |of: fn(&(String, String, String)) -> &str| -> Vec<&str> { due.iter().map(of).collect() };
+    let column = |of: fn(&LockedChat) -> &str| -> Vec<&str> { due.iter().map(of).collect() };
     let rows = sqlx::query(LEASE)
         .bind(tx.tenant_id())
-        .bind(column(|chat| &chat.0))
-        .bind(column(|chat| &chat.1))
-        .bind(column(|chat| &chat.2))
+        .bind(column(|chat| &chat.platform))
+        .bind(column(|chat| &chat.scope))
+        .bind(column(|chat| &chat.chat_ref))
         .bind(MAX_ATTEMPTS)
         .bind(VISIBILITY)
+        .bind(due.iter().map(|chat| chat.ended_seq).collect::<Vec<_>>())
         .fetch_all(tx.connection())
         .await?;
     let mut leased = Vec::with_capacity(rows.len());
@@ -208,7 +215,7 @@ pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<V
                 let lease = row.try_get("lease")?;
                 tracing::error!(delivery = %id, cause = ?error.cause, "a delivery cannot be read and is dead");
                 let error = "unreadable";
-                deliveries::end_locked(tx, id, lease, End::Dead { error }).await?;
+                deliveries::end(tx, covered, id, lease, End::Dead { error }).await?;
             }
         }
     }

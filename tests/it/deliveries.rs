@@ -313,6 +313,44 @@ async fn a_dead_delivery_can_be_replayed_while_its_chat_is_leased() {
     assert_eq!(fetch(&world, 0, &key, "wait=20").await.len(), 1);
 }
 
+/// What has ended in a chat is not read again, and what is replayed, also by a node of the version before, is not
+/// taken for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replayed_delivery_is_found_behind_what_has_ended() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    say(&world, &key, "telegram:5", "one").await;
+    let dead = fetch(&world, 0, &key, "wait=20").await.remove(0);
+    nack(&world, &key, &dead, false).await.expect(204);
+    say(&world, &key, "telegram:5", "two").await;
+    let second = fetch(&world, 0, &key, "wait=20").await.remove(0);
+    ack(&world, &key, &second).await.expect(204);
+    let ended = async || -> i64 {
+        sqlx::query_scalar("select ended_seq from chats")
+            .fetch_one(&mut world.superuser().await)
+            .await
+            .unwrap()
+    };
+    assert_eq!(ended().await, 1);
+    let path = format!("/v1/deliveries/{}/replay", dead["id"].as_str().unwrap());
+    world.post(&key, &path, json!({})).await.expect(200);
+    let again = fetch(&world, 1, &key, "wait=20").await.remove(0);
+    assert_eq!(again["id"], dead["id"]);
+    nack(&world, &key, &again, false).await.expect(204);
+    say(&world, &key, "telegram:5", "three").await;
+    let third = fetch(&world, 0, &key, "wait=20").await.remove(0);
+    ack(&world, &key, &third).await.expect(204);
+    assert_eq!(ended().await, 2);
+    let replayed = sqlx::query(
+        "update deliveries set state = 'pending', visible_at = now(), ended_at = null where state = 'dead'",
+    )
+    .execute(&mut world.superuser().await)
+    .await
+    .unwrap();
+    assert_eq!(replayed.rows_affected(), 1);
+    let again = fetch(&world, 1, &key, "wait=20").await.remove(0);
+    assert_eq!(again["id"], dead["id"]);
+}
+
 /// What an unlink cancels is not given out, and an unlink never meets a lease in a circle.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_held_delivery_is_left_alone_and_holds_up_no_other_chat() {
