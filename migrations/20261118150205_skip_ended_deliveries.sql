@@ -6,8 +6,26 @@ set local lock_timeout = '5s';
 
 alter table chats add column ended_seq bigint not null default 0;
 
--- Nodes of the version before replay a dead delivery without lowering `ended_seq`.
-create or replace function make_chat_due() returns trigger
+-- Nodes of the version before write neither `due_at` nor `ended_seq`. What they do is completed here, so that the
+-- functions run for them and, of what nodes of this version do, only for a delivery that is pending again.
+drop trigger deliveries_make_chat_due on deliveries;
+drop function make_chat_due();
+
+create function make_chat_due() returns trigger
+language plpgsql
+set search_path = pg_catalog, public
+as $$
+begin
+  new.due_at := now();
+  return new;
+end
+$$;
+revoke execute on function make_chat_due() from public;
+-- A delivery takes its number from its chat.
+create trigger chats_make_due before insert or update of next_seq on chats
+  for each row when (new.due_at is null) execute function make_chat_due();
+
+create function make_chat_due_again() returns trigger
 language plpgsql
 set search_path = pg_catalog, public
 as $$
@@ -22,3 +40,6 @@ begin
   return null;
 end
 $$;
+revoke execute on function make_chat_due_again() from public;
+create trigger deliveries_make_chat_due after update of state on deliveries
+  for each row when (new.state = 'pending') execute function make_chat_due_again();

@@ -159,7 +159,6 @@ impl Message {
             &chat_ref,
             &MAX_ATTEMPTS.to_string(),
             "interval '1 minute'",
-            "array[(:due_ended_seq)::bigint]",
         ];
         let lock = answered(&with_values(LOCK_DUE, &due), "due_");
         lock + &answered(&with_values(LEASE, &values), "leased_")

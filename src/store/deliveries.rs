@@ -133,12 +133,12 @@ pub const LOCK_CHAT: &str = concat!(
 
 /// A chat whose row is locked.
 #[derive(sqlx::FromRow)]
-pub(super) struct LockedChat {
-    pub platform: String,
-    pub scope: String,
-    pub chat_ref: String,
+struct LockedChat {
+    platform: String,
+    scope: String,
+    chat_ref: String,
     /// Every delivery up to this number has ended.
-    pub ended_seq: i64,
+    ended_seq: i64,
 }
 
 /// Locks the chat of a delivery, before it is changed. `None`: there is no such delivery for who asks.

@@ -4,7 +4,7 @@
 use sqlx::Row;
 
 use super::TenantTx;
-use super::deliveries::{self, Covered, End, LockedChat, delivery_columns, read, read_chat};
+use super::deliveries::{self, Covered, End, delivery_columns, read, read_chat};
 use crate::domain::delivery::{Delivery, MAX_ATTEMPTS, VISIBILITY};
 use crate::error::{Error, Result};
 use crate::ids::DeliveryId;
@@ -65,7 +65,7 @@ pub const LOCK_DUE: &str = "with recursive platforms as (
                              limit 1) n
         where p.whole
      )
-     select f.platform, f.scope, f.chat_ref, f.ended_seq
+     select f.platform, f.scope, f.chat_ref
        from (select o.platform, o.scope, o.chat_ref, o.due_at
                from (select distinct platform, scope from places) p
               cross join lateral (select c.platform, c.scope, c.chat_ref, c.due_at
@@ -78,7 +78,7 @@ pub const LOCK_DUE: &str = "with recursive platforms as (
                                    limit $5::bigint * 4) o
               order by o.due_at
               limit $5::bigint * 4) d
-      cross join lateral (select c.platform, c.scope, c.chat_ref, c.ended_seq
+      cross join lateral (select c.platform, c.scope, c.chat_ref
                             from chats c
                            where c.tenant_id = $1
                              and c.platform = d.platform
@@ -91,14 +91,24 @@ pub const LOCK_DUE: &str = "with recursive platforms as (
 
 /// Of each locked chat: leases its first delivery, unless one is in flight or it is too early; takes back one
 /// whose lease has expired; and writes when to look at the chat again. A delivery that an unlink or an
-/// erasure holds is left alone. Each lookup has a limit, which keeps it a lookup: joined, it would read all that the
-/// tenant has in flight.
+/// erasure holds is left alone.
+///
+/// Each row is looked up by its key and changed at its place (`ctid`), which stays while the row is locked. Joined by
+/// its key, it may cost all rows of the tenant: to a planner with old statistics these are the same. For the same
+/// reason the state is compared in a way that no index of open deliveries answers.
 pub const LEASE: &str = concat!(
     "with found as (
-       select c.platform, c.scope, c.chat_ref, f.id as leased_id, f.visible_at as leased_until,
-              f.attempt >= $5 as is_last, h.seq < f.seq as is_overtaken,
-              h.id as first_id, h.visible_at as first_at, least(f.seq, h.seq) as open_seq
-         from unnest($2::text[], $3::text[], $4::text[], $7::bigint[]) as c (platform, scope, chat_ref, ended_seq)
+       select c.place as chat_place, f.id as leased_id, f.visible_at as leased_until, f.attempt >= $5 as is_last,
+              h.seq < f.seq as is_overtaken, h.id as first_id, h.visible_at as first_at,
+              coalesce(least(f.seq, h.seq), c.next_seq) - 1 as ended_seq
+         from unnest($2::text[], $3::text[], $4::text[]) as k (platform, scope, chat_ref)
+        cross join lateral (select c.ctid as place, c.platform, c.scope, c.chat_ref, c.next_seq, c.ended_seq
+                              from chats c
+                             where c.tenant_id = $1
+                               and c.platform = k.platform
+                               and c.scope = k.scope
+                               and c.chat_ref = k.chat_ref
+                             limit 1) c
          left join lateral (select d.id, d.seq, d.visible_at, d.attempt
                               from deliveries d
                              where d.tenant_id = $1
@@ -120,7 +130,7 @@ pub const LEASE: &str = concat!(
                              limit 1) h
            on true
      ), decided as (
-       select platform, scope, chat_ref, open_seq, coalesce(leased_id, first_id) as id,
+       select chat_place, ended_seq, coalesce(leased_id, first_id) as id,
               coalesce(leased_until, first_at) as at,
               case
                 when coalesce(leased_until, first_at) is null then 'none'
@@ -131,13 +141,13 @@ pub const LEASE: &str = concat!(
               end as becomes
          from found
      ), held as (
-       select h.id
+       select n.id, n.becomes, h.place
          from decided n
-        cross join lateral (select d.id
+        cross join lateral (select d.ctid as place
                               from deliveries d
                              where d.tenant_id = $1
                                and d.id = n.id
-                               and d.state in ('pending', 'leased')
+                               and d.state not in ('delivered', 'dead', 'cancelled')
                                for no key update skip locked) h
         where n.becomes in ('dead', 'pending', 'leased')
      ), planned as (
@@ -148,40 +158,30 @@ pub const LEASE: &str = concat!(
                 when n.becomes = 'leased' and held.id is not null then now() + $6
                 else now()
               end,
-              ended_seq = coalesce(n.open_seq, c.next_seq) - 1
+              ended_seq = n.ended_seq
          from decided n
          left join held
            on held.id = n.id
         where c.tenant_id = $1
-          and c.platform = n.platform
-          and c.scope = n.scope
-          and c.chat_ref = n.chat_ref
-     ), freed as (
-       update deliveries d
-          set state = n.becomes, lease = null, ended_at = case when n.becomes = 'dead' then now() end
-         from decided n
-         join held
-           on held.id = n.id
-        where d.tenant_id = $1
-          and d.id = n.id
-          and n.becomes in ('dead', 'pending')
+          and c.ctid = n.chat_place
      )
      update deliveries d
-        set state = 'leased', lease = gen_random_uuid(), attempt = d.attempt + 1, visible_at = now() + $6
-       from decided n
-       join held
-         on held.id = n.id
+        set state = held.becomes,
+            lease = case when held.becomes = 'leased' then gen_random_uuid() end,
+            attempt = d.attempt + case when held.becomes = 'leased' then 1 else 0 end,
+            visible_at = case when held.becomes = 'leased' then now() + $6 else d.visible_at end,
+            ended_at = case when held.becomes = 'dead' then now() end
+       from held
       where d.tenant_id = $1
-        and d.id = n.id
-        and n.becomes = 'leased'
-  returning ",
+        and d.ctid = held.place
+  returning d.state, ",
     delivery_columns!()
 );
 
 /// Hands out the first delivery of each chat that is due and has none in flight, up to `limit`. Leases are by
 /// the clock of the database, which all nodes share. One that cannot be read is dead, so that it holds up no other.
 pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<Vec<Delivery>> {
-    let due: Vec<LockedChat> = sqlx::query_as(LOCK_DUE)
+    let due: Vec<(String, String, String)> = sqlx::query_as(LOCK_DUE)
         .bind(tx.tenant_id())
         .bind(covered.all)
         .bind(&covered.platforms)
@@ -192,19 +192,22 @@ pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<V
     if due.is_empty() {
         return Ok(Vec::new());
     }
-    let column = |of: fn(&LockedChat) -> &str| -> Vec<&str> { due.iter().map(of).collect() };
+    let column =
+        |of: fn(&(String, String, String)) -> &str| -> Vec<&str> { due.iter().map(of).collect() };
     let rows = sqlx::query(LEASE)
         .bind(tx.tenant_id())
-        .bind(column(|chat| &chat.platform))
-        .bind(column(|chat| &chat.scope))
-        .bind(column(|chat| &chat.chat_ref))
+        .bind(column(|chat| &chat.0))
+        .bind(column(|chat| &chat.1))
+        .bind(column(|chat| &chat.2))
         .bind(MAX_ATTEMPTS)
         .bind(VISIBILITY)
-        .bind(due.iter().map(|chat| chat.ended_seq).collect::<Vec<_>>())
         .fetch_all(tx.connection())
         .await?;
     let mut leased = Vec::with_capacity(rows.len());
     for row in rows {
+        if row.try_get::<&str, _>("state")? != "leased" {
+            continue;
+        }
         match read_chat(&row)
             .map_err(Error::from)
             .and_then(|chat| read(&row, chat))

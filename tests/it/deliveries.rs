@@ -349,6 +349,20 @@ async fn a_replayed_delivery_is_found_behind_what_has_ended() {
     assert_eq!(replayed.rows_affected(), 1);
     let again = fetch(&world, 1, &key, "wait=20").await.remove(0);
     assert_eq!(again["id"], dead["id"]);
+    ack(&world, &key, &again).await.expect(204);
+    sqlx::raw_sql(
+        "with place as (
+           update chats set next_seq = next_seq + 1 returning *
+         )
+         insert into deliveries (tenant_id, id, platform, scope, chat_ref, seq, kind, payload, visible_at, created_at)
+         select tenant_id, gen_random_uuid(), platform, scope, chat_ref, next_seq - 1, 'notice', '{}', now(), now()
+           from place",
+    )
+    .execute(&mut world.superuser().await)
+    .await
+    .unwrap();
+    let new = fetch(&world, 1, &key, "wait=20").await.remove(0);
+    assert_eq!(new["kind"], "notice");
 }
 
 /// What an unlink cancels is not given out, and an unlink never meets a lease in a circle.
