@@ -5,10 +5,10 @@ use serde_json::json;
 use throughline::domain::chat::Chat;
 use throughline::domain::delivery::{Address, DeliveryKind, MAX_ATTEMPTS, ReplyTo, ReplyVia};
 use throughline::ids::IdentityId;
-use throughline::store::deliveries::{END, LOCK_CHAT};
+use throughline::store::deliveries::END;
 use throughline::store::delivery_leases::{LEASE, LOCK_DUE};
 use throughline::store::identities::FIND;
-use throughline::store::outbox::{INSERT, TAKE_PLACE};
+use throughline::store::outbox::INSERT;
 use throughline::store::presence::WRITE as NOTE;
 use throughline::store::receipts::{CLAIM, UPDATE};
 use throughline::store::slots::LOCK_LEADING;
@@ -120,7 +120,6 @@ impl Message {
     fn end(&self) -> anyhow::Result<String> {
         let Self { tenant, .. } = self;
         let chat = quoted(&serde_json::to_string(&Chat::DM)?);
-        let place = [tenant, PLATFORM, SCOPE, &self.chat_ref, &chat];
         let payload = json!({ "text": format!("{WORD} ").repeat(PIECES) });
         let values = [
             tenant,
@@ -128,7 +127,7 @@ impl Message {
             PLATFORM,
             SCOPE,
             &self.chat_ref,
-            ":seq::bigint",
+            &chat,
             &quoted(DeliveryKind::Reply.as_str()),
             &self.account,
             &quoted(&payload.to_string()),
@@ -138,9 +137,8 @@ impl Message {
             self.message_id,
             "now()",
         ];
-        let take_place = answered(&with_values(TAKE_PLACE, &place), "");
         let insert = with_values(INSERT, &values);
-        Ok([self.turn_values.end()?, take_place, insert].concat())
+        Ok([self.turn_values.end()?, insert].concat())
     }
 
     fn lease(&self) -> String {
@@ -151,12 +149,11 @@ impl Message {
             &format!("array[{SCOPE}]"),
             "50",
         ];
-        let chat_ref = format!("array[{}]", self.chat_ref);
         let values = [
             &self.tenant,
-            &format!("array[{PLATFORM}]"),
-            &format!("array[{SCOPE}]"),
-            &chat_ref,
+            PLATFORM,
+            SCOPE,
+            &self.chat_ref,
             &MAX_ATTEMPTS.to_string(),
             "interval '1 minute'",
         ];
@@ -165,27 +162,19 @@ impl Message {
     }
 
     fn acknowledge(&self) -> String {
-        let lock = [
+        let values = [
             &self.tenant,
             "true",
             "array[]",
             "array[]",
-            "(:leased_id)::uuid",
-        ];
-        let values = [
-            &self.tenant,
             "(:leased_id)::uuid",
             "(:leased_lease)::uuid",
             "'delivered'",
             "interval '0'",
             "null::text",
             "null::text",
-            "(:locked_platform)::text",
-            "(:locked_scope)::text",
-            "(:locked_chat_ref)::text",
-            "(:locked_ended_seq)::bigint",
         ];
-        answered(&with_values(LOCK_CHAT, &lock), "locked_") + &with_values(END, &values)
+        with_values(END, &values)
     }
 }
 

@@ -111,52 +111,6 @@ macro_rules! is_covered {
     };
 }
 
-/// Locks the chat of a delivery. The chat is looked up by its whole key, for each delivery on its own: a join would
-/// leave it to statistics, and they are old while a tenant grows, whether all chats are read for it.
-///
-/// Public, as `END` is, for the bench that runs them beside the service.
-pub const LOCK_CHAT: &str = concat!(
-    "select c.platform, c.scope, c.chat_ref, c.ended_seq
-       from deliveries d
-      cross join lateral (select c.platform, c.scope, c.chat_ref, c.ended_seq
-                            from chats c
-                           where c.tenant_id = $1
-                             and c.platform = d.platform
-                             and c.scope = d.scope
-                             and c.chat_ref = d.chat_ref
-                             for no key update) c
-      where d.tenant_id = $1
-        and d.id = $5
-        and ",
-    is_covered!()
-);
-
-/// A chat whose row is locked.
-#[derive(sqlx::FromRow)]
-struct LockedChat {
-    platform: String,
-    scope: String,
-    chat_ref: String,
-    /// Every delivery up to this number has ended.
-    ended_seq: i64,
-}
-
-/// Locks the chat of a delivery, before it is changed. `None`: there is no such delivery for who asks.
-async fn lock_chat(
-    tx: &mut TenantTx,
-    covered: &Covered,
-    id: DeliveryId,
-) -> Result<Option<LockedChat>> {
-    Ok(sqlx::query_as(LOCK_CHAT)
-        .bind(tx.tenant_id())
-        .bind(covered.all)
-        .bind(&covered.platforms)
-        .bind(&covered.scopes)
-        .bind(id)
-        .fetch_optional(tx.connection())
-        .await?)
-}
-
 /// How often it was given out; `None`: there is no such delivery for who asks.
 pub async fn find_attempt(
     tx: &mut TenantTx,
@@ -196,37 +150,61 @@ pub enum End<'a> {
     },
 }
 
-/// The chat is due again, if anything is left in it. Only a leased delivery has a lease.
-pub const END: &str = "with ended as (
-       update deliveries d
-          set state = $4, lease = null, visible_at = now() + $5, error = coalesce($6, d.error),
-              external_message_id = coalesce($7, d.external_message_id),
-              ended_at = case when $4 <> 'pending' then now() end
+/// Ends a delivery and says when its chat is due again: now, if anything else is open in it. The chat is changed
+/// first, as by all others. Whoever had it meanwhile may have left something that this statement cannot see yet:
+/// then the chat's row is at another place, and is due too. Each row is found by values and not by a join, which
+/// would read all chats of a tenant of whom statistics do not know yet. Only a leased delivery has a lease.
+///
+/// Public for the bench that runs it beside the service.
+pub const END: &str = concat!(
+    "with delivery as (
+       select d.platform, d.scope, d.chat_ref, d.seq, d.lease = $6 as is_leased
+         from deliveries d
         where d.tenant_id = $1
-          and d.id = $2
-          and d.lease = $3
-    returning d.id
+          and d.id = $5
+          and ",
+    is_covered!(),
+    "), chat as (
+       select c.ctid as place, c.platform, c.scope, c.chat_ref, c.ended_seq
+         from chats c
+        where c.tenant_id = $1
+          and c.platform = (select platform from delivery where is_leased)
+          and c.scope = (select scope from delivery)
+          and c.chat_ref = (select chat_ref from delivery)
      ), planned as (
        update chats c
           set due_at = case
-                when $4 = 'pending'
+                when $7 = 'pending'
+                  or c.ctid <> (select place from chat)
                   or exists (select 1
                                from deliveries o
                               where o.tenant_id = $1
-                                and o.platform = $8
-                                and o.scope = $9
-                                and o.chat_ref = $10
-                                and o.seq > $11
+                                and o.platform = (select platform from chat)
+                                and o.scope = (select scope from chat)
+                                and o.chat_ref = (select chat_ref from chat)
+                                and o.seq > (select ended_seq from chat)
                                 and o.state in ('pending', 'leased')
-                                and o.id <> $2) then now()
+                                and o.id <> $5) then now()
               end
         where c.tenant_id = $1
-          and c.platform = $8
-          and c.scope = $9
-          and c.chat_ref = $10
-          and exists (select 1 from ended)
+          and c.platform = (select platform from chat)
+          and c.scope = (select scope from chat)
+          and c.chat_ref = (select chat_ref from chat)
+    returning c.chat_ref
+     ), ended as (
+       update deliveries d
+          set state = $7, lease = null, visible_at = now() + $8, error = coalesce($9, d.error),
+              external_message_id = coalesce($10, d.external_message_id),
+              ended_at = case when $7 <> 'pending' then now() end
+        where d.tenant_id = $1
+          and d.id = $5
+          and d.lease = $6
+          and exists (select 1 from planned)
+    returning d.id
      )
-     select exists (select 1 from ended)";
+     select exists (select 1 from ended)
+       from delivery"
+);
 
 /// Ends a hand-out, if `lease` is still its name. `None`: there is no such delivery for who asks.
 pub async fn end(
@@ -236,9 +214,6 @@ pub async fn end(
     lease: Uuid,
     how: End<'_>,
 ) -> Result<Option<bool>> {
-    let Some(chat) = lock_chat(tx, covered, id).await? else {
-        return Ok(None);
-    };
     let (state, after, error, external) = match how {
         End::Delivered {
             external_message_id,
@@ -246,21 +221,19 @@ pub async fn end(
         End::Later { after, error } => ("pending", after, Some(error), None),
         End::Dead { error } => ("dead", TimeDelta::zero(), Some(error), None),
     };
-    let ended: bool = sqlx::query_scalar(END)
+    Ok(sqlx::query_scalar(END)
         .bind(tx.tenant_id())
+        .bind(covered.all)
+        .bind(&covered.platforms)
+        .bind(&covered.scopes)
         .bind(id)
         .bind(lease)
         .bind(state)
         .bind(after)
         .bind(error)
         .bind(external)
-        .bind(&chat.platform)
-        .bind(&chat.scope)
-        .bind(&chat.chat_ref)
-        .bind(chat.ended_seq)
-        .fetch_one(tx.connection())
-        .await?;
-    Ok(Some(ended))
+        .fetch_optional(tx.connection())
+        .await?)
 }
 
 /// Those that were given up, newest first.
@@ -303,7 +276,28 @@ pub async fn replay(
     covered: &Covered,
     id: DeliveryId,
 ) -> Result<Option<Delivery>> {
-    let Some(chat) = lock_chat(tx, covered, id).await? else {
+    let chat: Option<(String, String, String)> = sqlx::query_as(concat!(
+        "select c.platform, c.scope, c.chat_ref
+           from deliveries d
+           join chats c
+             on c.tenant_id = $1
+            and c.platform = d.platform
+            and c.scope = d.scope
+            and c.chat_ref = d.chat_ref
+          where d.tenant_id = $1
+            and d.id = $5
+            and ",
+        is_covered!(),
+        "   for no key update of c"
+    ))
+    .bind(tx.tenant_id())
+    .bind(covered.all)
+    .bind(&covered.platforms)
+    .bind(&covered.scopes)
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    let Some((platform, scope, chat_ref)) = chat else {
         return Ok(None);
     };
     let row: Option<DeliveryRow> = sqlx::query_as(concat!(
@@ -329,9 +323,9 @@ pub async fn replay(
     ))
     .bind(tx.tenant_id())
     .bind(id)
-    .bind(&chat.platform)
-    .bind(&chat.scope)
-    .bind(&chat.chat_ref)
+    .bind(platform)
+    .bind(scope)
+    .bind(chat_ref)
     .fetch_optional(tx.connection())
     .await?;
     Ok(row.map(|row| row.0))

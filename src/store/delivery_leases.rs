@@ -89,49 +89,45 @@ pub const LOCK_DUE: &str = "with recursive platforms as (
       order by d.due_at
       limit $5";
 
-/// Of each locked chat: leases its first delivery, unless one is in flight or it is too early; takes back one
+/// Of a locked chat: leases its first delivery, unless one is in flight or it is too early; takes back one
 /// whose lease has expired; and writes when to look at the chat again. A delivery that an unlink or an
 /// erasure holds is left alone.
 ///
-/// Each row is looked up by its key and changed at its place (`ctid`), which stays while the row is locked. Joined by
-/// its key, it may cost all rows of the tenant: to a planner with old statistics these are the same. For the same
-/// reason the state is compared in a way that no index of open deliveries answers.
+/// Every row is looked up by values, and one chat at a time. Joined for many chats at once it was planned anew for
+/// every number of chats, and read all rows of a tenant of whom statistics did not know yet. For the same reason
+/// `held` compares the state in a way that no index of open deliveries answers.
 pub const LEASE: &str = concat!(
     "with found as (
-       select c.place as chat_place, f.id as leased_id, f.visible_at as leased_until, f.attempt >= $5 as is_last,
+       select f.id as leased_id, f.visible_at as leased_until, f.attempt >= $5 as is_last,
               h.seq < f.seq as is_overtaken, h.id as first_id, h.visible_at as first_at,
               coalesce(least(f.seq, h.seq), c.next_seq) - 1 as ended_seq
-         from unnest($2::text[], $3::text[], $4::text[]) as k (platform, scope, chat_ref)
-        cross join lateral (select c.ctid as place, c.platform, c.scope, c.chat_ref, c.next_seq, c.ended_seq
-                              from chats c
-                             where c.tenant_id = $1
-                               and c.platform = k.platform
-                               and c.scope = k.scope
-                               and c.chat_ref = k.chat_ref
-                             limit 1) c
+         from chats c
          left join lateral (select d.id, d.seq, d.visible_at, d.attempt
                               from deliveries d
                              where d.tenant_id = $1
-                               and d.platform = c.platform
-                               and d.scope = c.scope
-                               and d.chat_ref = c.chat_ref
+                               and d.platform = $2
+                               and d.scope = $3
+                               and d.chat_ref = $4
                                and d.state = 'leased'
                              limit 1) f
            on true
          left join lateral (select d.id, d.seq, d.visible_at
                               from deliveries d
                              where d.tenant_id = $1
-                               and d.platform = c.platform
-                               and d.scope = c.scope
-                               and d.chat_ref = c.chat_ref
+                               and d.platform = $2
+                               and d.scope = $3
+                               and d.chat_ref = $4
                                and d.seq > c.ended_seq
                                and d.state = 'pending'
                              order by d.seq
                              limit 1) h
            on true
+        where c.tenant_id = $1
+          and c.platform = $2
+          and c.scope = $3
+          and c.chat_ref = $4
      ), decided as (
-       select chat_place, ended_seq, coalesce(leased_id, first_id) as id,
-              coalesce(leased_until, first_at) as at,
+       select ended_seq, coalesce(leased_id, first_id) as id, coalesce(leased_until, first_at) as at,
               case
                 when coalesce(leased_until, first_at) is null then 'none'
                 when coalesce(leased_until, first_at) > now() then 'wait'
@@ -141,39 +137,36 @@ pub const LEASE: &str = concat!(
               end as becomes
          from found
      ), held as (
-       select n.id, n.becomes, h.place
-         from decided n
-        cross join lateral (select d.ctid as place
-                              from deliveries d
-                             where d.tenant_id = $1
-                               and d.id = n.id
-                               and d.state not in ('delivered', 'dead', 'cancelled')
-                               for no key update skip locked) h
-        where n.becomes in ('dead', 'pending', 'leased')
+       select d.id
+         from deliveries d
+        where d.tenant_id = $1
+          and d.id = (select id from decided where becomes in ('dead', 'pending', 'leased'))
+          and d.state not in ('delivered', 'dead', 'cancelled')
+          for no key update skip locked
      ), planned as (
        update chats c
           set due_at = case
                 when n.becomes = 'none' then null
                 when n.becomes = 'wait' then n.at
-                when n.becomes = 'leased' and held.id is not null then now() + $6
+                when n.becomes = 'leased' and exists (select 1 from held) then now() + $6
                 else now()
               end,
               ended_seq = n.ended_seq
          from decided n
-         left join held
-           on held.id = n.id
         where c.tenant_id = $1
-          and c.ctid = n.chat_place
+          and c.platform = $2
+          and c.scope = $3
+          and c.chat_ref = $4
      )
      update deliveries d
-        set state = held.becomes,
-            lease = case when held.becomes = 'leased' then gen_random_uuid() end,
-            attempt = d.attempt + case when held.becomes = 'leased' then 1 else 0 end,
-            visible_at = case when held.becomes = 'leased' then now() + $6 else d.visible_at end,
-            ended_at = case when held.becomes = 'dead' then now() end
-       from held
+        set state = n.becomes,
+            lease = case when n.becomes = 'leased' then gen_random_uuid() end,
+            attempt = d.attempt + case when n.becomes = 'leased' then 1 else 0 end,
+            visible_at = case when n.becomes = 'leased' then now() + $6 else d.visible_at end,
+            ended_at = case when n.becomes = 'dead' then now() end
+       from decided n
       where d.tenant_id = $1
-        and d.ctid = held.place
+        and d.id = (select id from held)
   returning d.state, ",
     delivery_columns!()
 );
@@ -189,22 +182,18 @@ pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<V
         .bind(limit)
         .fetch_all(tx.connection())
         .await?;
-    if due.is_empty() {
-        return Ok(Vec::new());
-    }
-    let column =
-        |of: fn(&(String, String, String)) -> &str| -> Vec<&str> { due.iter().map(of).collect() };
-    let rows = sqlx::query(LEASE)
-        .bind(tx.tenant_id())
-        .bind(column(|chat| &chat.0))
-        .bind(column(|chat| &chat.1))
-        .bind(column(|chat| &chat.2))
-        .bind(MAX_ATTEMPTS)
-        .bind(VISIBILITY)
-        .fetch_all(tx.connection())
-        .await?;
-    let mut leased = Vec::with_capacity(rows.len());
-    for row in rows {
+    let mut leased = Vec::with_capacity(due.len());
+    for (platform, scope, chat_ref) in &due {
+        let row = sqlx::query(LEASE)
+            .bind(tx.tenant_id())
+            .bind(platform)
+            .bind(scope)
+            .bind(chat_ref)
+            .bind(MAX_ATTEMPTS)
+            .bind(VISIBILITY)
+            .fetch_optional(tx.connection())
+            .await?;
+        let Some(row) = row else { continue };
         if row.try_get::<&str, _>("state")? != "leased" {
             continue;
         }

@@ -56,17 +56,19 @@ pub async fn insert_security(
     Ok(())
 }
 
-/// Public, as `INSERT` is, for the bench that runs them beside the service.
-pub const TAKE_PLACE: &str = "insert into chats as c (tenant_id, platform, scope, chat_ref, chat, next_seq, due_at)
-     values ($1, $2, $3, $4, $5, 2, now())
-         on conflict on constraint chats_pkey do update
-        set next_seq = c.next_seq + 1, due_at = least(c.due_at, excluded.due_at),
-            chat = case when c.chat is null or excluded.chat ? 'id' then excluded.chat else c.chat end
-  returning next_seq - 1 as seq";
-
-pub const INSERT: &str = "insert into deliveries (tenant_id, id, platform, scope, chat_ref, seq, kind, identity_id,
-                             payload, turn_id, session_id, conversation_id, in_reply_to, visible_at, created_at)
-     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, now(), $14)
+/// Public for the bench that runs it beside the service.
+pub const INSERT: &str = "with place as (
+       insert into chats as c (tenant_id, platform, scope, chat_ref, chat, next_seq, due_at)
+       values ($1, $3, $4, $5, $6, 2, now())
+           on conflict on constraint chats_pkey do update
+          set next_seq = c.next_seq + 1, due_at = least(c.due_at, excluded.due_at),
+              chat = case when c.chat is null or excluded.chat ? 'id' then excluded.chat else c.chat end
+    returning next_seq - 1 as seq
+     )
+     insert into deliveries (tenant_id, id, platform, scope, chat_ref, seq, kind, identity_id, payload, turn_id,
+                             session_id, conversation_id, in_reply_to, visible_at, created_at)
+     select $1, $2, $3, $4, $5, place.seq, $7, $8, $9, $10, $11, $12, $13, now(), $14
+       from place
          on conflict (tenant_id, turn_id, kind) where turn_id is not null do nothing";
 
 /// Writes a delivery at the end of its chat. The chat's row gives it its number, and is held until `tx` ends:
@@ -77,21 +79,13 @@ pub async fn insert(
     now: DateTime<Utc>,
 ) -> Result<()> {
     let address = delivery.address;
-    let seq: i64 = sqlx::query_scalar(TAKE_PLACE)
-        .bind(tx.tenant_id())
-        .bind(&address.platform)
-        .bind(&address.scope)
-        .bind(&address.chat_ref)
-        .bind(Json(&address.chat))
-        .fetch_one(tx.connection())
-        .await?;
     sqlx::query(INSERT)
         .bind(tx.tenant_id())
         .bind(DeliveryId::generate())
         .bind(&address.platform)
         .bind(&address.scope)
         .bind(&address.chat_ref)
-        .bind(seq)
+        .bind(Json(&address.chat))
         .bind(delivery.kind.as_str())
         .bind(delivery.identity_id)
         .bind(json!({ "text": delivery.text }))

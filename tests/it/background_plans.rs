@@ -3,7 +3,7 @@
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use throughline::store::conversations::Part;
-use throughline::store::deliveries::{END, LOCK_CHAT};
+use throughline::store::deliveries::END;
 use throughline::store::delivery_leases::{LEASE, LOCK_DUE};
 use throughline::store::expiry::Expiring;
 use throughline::store::{erased_people, idempotency, merges};
@@ -72,7 +72,8 @@ pub async fn fill(world: &World, tenant: &Tenant, old: usize) {
         .unwrap();
 }
 
-/// Buffers of a plan, with those of its `with … update`, of which the top does not know if no other part reads them.
+/// Buffers of a plan, with those of each `with … update`: the top knows of them only if another part reads what they
+/// return, and then they count twice.
 fn blocks(top: &Value) -> i64 {
     let of = |node: &Value| {
         node["Shared Hit Blocks"].as_i64().unwrap() + node["Shared Read Blocks"].as_i64().unwrap()
@@ -136,13 +137,7 @@ async fn background_statements_read_what_they_change() {
     let other = "md5('u778')::uuid";
     let identity = "md5('i777')::uuid";
     let [_, move_usage, delete_usage] = merges::MOVE_BELONGINGS;
-    let chats = [
-        "array['telegram']",
-        "array['']",
-        "array['dm:1000']",
-        "10",
-        "interval '60 s'",
-    ];
+    let chats = ["'telegram'", "''", "'dm:1000'", "10", "interval '60 s'"];
     let due = |platform: &str| format!("array['{platform}']");
     let mut measured: Vec<(String, i64, i64)> = Vec::new();
     for what in [
@@ -315,44 +310,37 @@ async fn a_delivery_costs_its_chat_while_statistics_are_old() {
         .await
         .unwrap();
     let delivery = "md5('1000')::uuid";
-    let (platform, scope, chat) = ("array['telegram']", "array['']", "array['dm:1001']");
     let measured = [
         (
             "lock due",
             LOCK_DUE,
-            vec!["false", platform, "array[null]", "5"],
+            vec!["false", "array['telegram']", "array[null]", "5"],
         ),
         (
             "lease",
             LEASE,
-            vec![platform, scope, chat, "10", "interval '60 s'"],
-        ),
-        (
-            "lock chat",
-            LOCK_CHAT,
-            vec!["true", "array[]", "array[]", delivery],
+            vec!["'telegram'", "''", "'dm:1001'", "10", "interval '60 s'"],
         ),
         (
             "end",
             END,
             vec![
+                "true",
+                "array[]",
+                "array[]",
                 delivery,
                 delivery,
                 "'delivered'",
                 "interval '0'",
                 "null::text",
                 "null::text",
-                "'telegram'",
-                "''",
-                "'dm:1000'",
-                "2000",
             ],
         ),
     ];
     let mut over = Vec::new();
     for (name, sql, values) in measured {
         let touched = buffers(&world, &tenant, sql, &values).await;
-        if touched > 100 {
+        if touched > 150 {
             over.push((name, touched));
         }
     }

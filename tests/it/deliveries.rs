@@ -313,6 +313,35 @@ async fn a_dead_delivery_can_be_replayed_while_its_chat_is_leased() {
     assert_eq!(fetch(&world, 0, &key, "wait=20").await.len(), 1);
 }
 
+/// Something is written into a chat while its only delivery is acknowledged, by who has the chat first.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_during_an_acknowledgement_is_given_out() {
+    let (world, _, key) = world_with_bridge(&["telegram"]).await;
+    say(&world, &key, "telegram:5", "one").await;
+    let first = fetch(&world, 0, &key, "wait=20").await.remove(0);
+    let mut superuser = world.superuser().await;
+    let mut writer = sqlx::Connection::begin(&mut superuser).await.unwrap();
+    sqlx::raw_sql(
+        "with place as (
+           update chats set next_seq = next_seq + 1, due_at = least(due_at, now()) returning *
+         )
+         insert into deliveries (tenant_id, id, platform, scope, chat_ref, seq, kind, payload, visible_at, created_at)
+         select tenant_id, gen_random_uuid(), platform, scope, chat_ref, next_seq - 1, 'notice', '{}', now(), now()
+           from place",
+    )
+    .execute(&mut *writer)
+    .await
+    .unwrap();
+    let commit = async {
+        world.waiting(1).await;
+        writer.commit().await.unwrap();
+    };
+    let (acknowledged, ()) = tokio::join!(ack(&world, &key, &first), commit);
+    acknowledged.expect(204);
+    let second = fetch(&world, 1, &key, "wait=20").await.remove(0);
+    assert_eq!(second["kind"], "notice");
+}
+
 /// What has ended in a chat is not read again, and what is replayed, also by a node of the version before, is not
 /// taken for it.
 #[tokio::test(flavor = "multi_thread")]
