@@ -1,5 +1,6 @@
 //! Short secrets that people carry from one chat to another, and how often they may be guessed wrong.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -63,6 +64,22 @@ impl LinkCode {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Everything in a text that somebody could read as a code: eight signs in a row, whatever stands before, behind
+    /// and, but for letters and digits, between them.
+    pub fn find_all(text: &str) -> BTreeSet<String> {
+        let signs: Vec<char> = text
+            .chars()
+            .filter(|c| c.is_alphanumeric())
+            .map(|c| c.to_ascii_uppercase())
+            .collect();
+        let known = |c: &char| u8::try_from(*c).is_ok_and(|sign| ALPHABET.contains(&sign));
+        signs
+            .windows(LINK_CHARS)
+            .filter(|window| window.iter().all(known))
+            .map(|window| window.iter().collect())
+            .collect()
+    }
 }
 
 impl fmt::Debug for LinkCode {
@@ -98,6 +115,23 @@ pub fn code_not_found() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn codes_are_found_wherever_they_stand() {
+        for text in [
+            "ABCD2345",
+            "take abcd-2345, please",
+            "/link yes ABCD 2345",
+            "xABCD2345x",
+            "**AB**CD\n23.45",
+            "https://example.com/?c=ABCD2345&a=0",
+        ] {
+            assert!(LinkCode::find_all(text).contains("ABCD2345"), "{text}");
+        }
+        for text in ["", "ABCD234", "ABCD0 2345", "ABCD 1 2345", "ABCDÄ2345"] {
+            assert!(!LinkCode::find_all(text).contains("ABCD2345"), "{text}");
+        }
+    }
 
     #[test]
     fn codes_are_read_as_people_type_them() {

@@ -8,10 +8,11 @@ use std::str::FromStr;
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 
-use super::callers::{caller, key_with, missing_scope};
+use super::callers::{IDENTITY, caller, key_with, missing_scope, not_proven};
 use crate::app::App;
 use crate::auth::{Caller, KeyCaller, UserCaller};
 use crate::domain::api_key::Scope;
+use crate::domain::chat::Chat;
 use crate::domain::identity::{IdentityName, PersonName};
 use crate::domain::limits::Limits;
 use crate::domain::user::{Account, Identity, IdentityRecord, User};
@@ -19,8 +20,6 @@ use crate::domain::viewer::{Reach, Viewer, scope_in_use, speaker_through};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
 use crate::store::{Db, TenantTx, identities, users};
-
-const IDENTITY: &str = "x-throughline-identity";
 
 /// What acts for people; the operator never does.
 pub(super) enum Credential {
@@ -63,6 +62,15 @@ impl Credential {
         match self {
             Self::Key(key) => key.principal(),
             Self::User(user) => user.principal(),
+        }
+    }
+
+    /// A user token proves one account, and so its direct chat. Every other chat, and a direct chat by an id or in
+    /// a scope that the token does not prove, is a bridge's to name.
+    pub(super) fn check_chat(&self, chat: &Chat) -> Result<()> {
+        match self {
+            Self::User(_) if *chat != Chat::DM => Err(not_proven()),
+            Self::User(_) | Self::Key(_) => Ok(()),
         }
     }
 }
@@ -338,11 +346,8 @@ async fn viewer_of_user(
             let mut tx = user.begin(&app.db).await?;
             users::find(&mut tx, *id).await?.map(|user| user.id)
         }
-        Some(PersonName::Identity(name)) => {
-            let mut tx = user.begin(&app.db).await?;
-            let known = identities::find(&mut tx, name).await?;
-            known.map(|known| known.user_id)
-        }
+        Some(PersonName::Identity(name)) if *name == user.identity().name => Some(own),
+        Some(PersonName::Identity(_)) => return Err(not_proven()),
     };
     if meant != Some(own) {
         return Err(no_such_user());
@@ -388,6 +393,11 @@ impl Acting {
             Reach::Person(own) if own == user.id => Ok(user),
             Reach::Person(_) | Reach::Service => Err(no_such_user()),
         }
+    }
+
+    /// Fails for a chat that the credential does not prove.
+    pub fn check_chat(&self, chat: &Chat) -> Result<()> {
+        self.credential.check_chat(chat)
     }
 
     /// Fails when the account that speaks has another person by now: for what goes on long after the call

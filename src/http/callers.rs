@@ -15,10 +15,12 @@ use super::{cors, limits};
 use crate::app::App;
 use crate::auth::{self, Caller, KeyCaller, OperatorCaller, Presented, UserCaller};
 use crate::domain::api_key::Scope;
+use crate::domain::identity::IdentityName;
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
 use crate::streams::CheckedCredential;
 
+pub(super) const IDENTITY: &str = "x-throughline-identity";
 const TENANT: &str = "x-throughline-tenant";
 
 /// What became of the request's credential; kept with the request.
@@ -99,13 +101,22 @@ fn not_there() -> Error {
     Error::new(Code::NotFound, "no such thing")
 }
 
+/// Who calls. Every extractor asks here, so that on no endpoint a user token names somebody else in the header.
 pub fn caller(request: &HttpRequest) -> Result<Caller> {
     match request
         .extensions()
         .get::<Authenticated>()
         .map(|known| &known.judged)
     {
-        Some(Ok(caller)) => Ok(caller.clone()),
+        Some(Ok(caller)) => {
+            if let Caller::User(user) = caller
+                && let Some(named) = named_in_header(request)
+                && named != user.identity().name
+            {
+                return Err(not_proven());
+            }
+            Ok(caller.clone())
+        }
         Some(Err(refusal)) => Err(Error {
             retry_after: refusal.retry_after,
             cause: refusal.cause.clone().map(anyhow::Error::msg),
@@ -113,6 +124,19 @@ pub fn caller(request: &HttpRequest) -> Result<Caller> {
         }),
         None => Err(Error::unauthorized("no credential was judged")),
     }
+}
+
+/// The identity in `X-Throughline-Identity`; none if it is `me`, or no identity at all.
+fn named_in_header(request: &HttpRequest) -> Option<IdentityName> {
+    let value = request.headers().get(IDENTITY)?;
+    std::str::from_utf8(value.as_bytes()).ok()?.parse().ok()
+}
+
+/// For what a user token claims and does not prove.
+pub fn not_proven() -> Error {
+    let detail =
+        "a user token speaks for its own account, in its own direct chat, under its own name";
+    Error::new(Code::NotFound, detail)
 }
 
 pub fn missing_scope(scopes: &[Scope]) -> Error {

@@ -7,6 +7,7 @@ use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 
 use super::acting::{Credential, read_header};
+use super::callers::not_proven;
 use crate::app::App;
 use crate::auth::KeyCaller;
 use crate::domain::api_key::Scope;
@@ -49,15 +50,24 @@ impl Voucher {
     }
 
     /// Vouches for the account that the body names, else the header, else the token itself, in `chat`.
-    pub fn vouch(self, named: Option<IdentityName>, chat: Option<&Chat>) -> Result<Vouched> {
+    pub fn vouch(self, claim: Claim<'_>) -> Result<Vouched> {
+        let chat = claim.chat;
         let errors = chat.map_or_else(Vec::new, |chat| chat.check("/chat"));
         if !errors.is_empty() {
             return Err(Error::invalid(errors));
         }
-        let named = named.or(self.header);
+        let named = claim.identity.or(self.header);
         let identity = match (&self.credential, named) {
-            (Credential::User(user), None) => user.identity().name.clone(),
-            (Credential::User(_), Some(named)) => named,
+            (Credential::User(user), named) => {
+                if let Some(chat) = chat {
+                    self.credential.check_chat(chat)?;
+                }
+                let own = &user.identity().name;
+                if named.is_some_and(|named| named != *own) || claim.display_name.is_some() {
+                    return Err(not_proven());
+                }
+                own.clone()
+            }
             (Credential::Key(key), Some(named)) => {
                 if !key.has_scope(Scope::Admin) {
                     check_covered(key, &named, chat)?;
@@ -78,6 +88,14 @@ impl Voucher {
             identity,
         })
     }
+}
+
+/// What a call says of who speaks and where. An API key is trusted with it, within its platforms. A user token
+/// proves one account, in its direct chat, and nothing else of this.
+pub struct Claim<'a> {
+    pub identity: Option<IdentityName>,
+    pub chat: Option<&'a Chat>,
+    pub display_name: Option<&'a str>,
 }
 
 fn check_covered(key: &KeyCaller, named: &IdentityName, chat: Option<&Chat>) -> Result<()> {
@@ -125,7 +143,7 @@ impl Vouched {
                     .contact(key.tenant_id(), &account, key.limits())
                     .await
             }
-            // The token has proven its own account; whatever else it names is known or not there.
+            // The token has proven its own account, which may have gone since.
             Credential::User(user) => {
                 let mut tx = user.begin(&app.db).await?;
                 let known = identities::find(&mut tx, &self.identity).await?;
@@ -150,7 +168,7 @@ impl Vouched {
         match &self.credential {
             Credential::Key(_) => Ok(()),
             Credential::User(user) => {
-                let own = user.identity().id == known.id || user.user_id() == known.user_id;
+                let own = user.identity().id == known.id;
                 own.then_some(()).ok_or_else(no_such_user)
             }
         }

@@ -15,13 +15,10 @@ use crate::store::{TenantTx, identities, pending_links};
 const CONFIRMED_WITHIN: TimeDelta = TimeDelta::minutes(2);
 
 /// What is said where others read: no code, no name, no title.
-pub async fn refuse_in_public(app: &App, tx: &mut TenantTx, command: &Command) -> Result<Done> {
-    if let Command::Link(Link::Code(code)) = command {
-        people::void(app, tx, code).await?;
-    }
+pub fn refuse_in_public() -> Done {
     let answer = CommandAnswer::saying("This is only done in a direct chat with me.")
         .with_notice(Code::PrivateChatRequired);
-    Ok(Done::Answered(Box::new(answer), After::default()))
+    Done::Answered(Box::new(answer), After::default())
 }
 
 /// Who would be joined by a code; looked at in a transaction that is not committed, after an attempt was

@@ -274,7 +274,7 @@ pub async fn command(
     command: &Command,
 ) -> Result<Done> {
     let done = if command.is_private() && !message.is_private() {
-        linking::refuse_in_public(app, tx, command).await?
+        linking::refuse_in_public()
     } else {
         commands::run(app, tx, speaker, message, command).await?
     };

@@ -26,6 +26,8 @@ use crate::store::codes::{self, NewCode};
 use crate::store::{TenantTx, identities};
 
 const CONTEXT: &str = "codes/link";
+/// So that one statement about a long text stays short.
+const VOIDED_AT_ONCE: usize = 1000;
 
 /// Makes a code for the person whose account `minted_by` is.
 pub async fn mint(
@@ -131,6 +133,23 @@ fn seconds_until(time: Option<DateTime<Utc>>, now: DateTime<Utc>) -> u32 {
 pub async fn void(app: &App, tx: &mut TenantTx, typed: &str) -> Result<()> {
     let digests = digests(&app.keyring, tx, typed);
     codes::void(tx, &digests, app.clock.now()).await
+}
+
+/// Makes every code worthless that a text shows where others read, whatever surrounds it.
+pub async fn void_shown(app: &App, tx: &mut TenantTx, text: &str) -> Result<()> {
+    let now = app.clock.now();
+    // Hashing every eight signs of a long text is worth it only then.
+    if !codes::is_any_pending(tx, now).await? {
+        return Ok(());
+    }
+    let digests: Vec<Vec<u8>> = LinkCode::find_all(text)
+        .iter()
+        .flat_map(|shown| app.keyring.every_mac(CONTEXT, &message(tx, shown)))
+        .collect();
+    for batch in digests.chunks(VOIDED_AT_ONCE) {
+        codes::void(tx, batch, now).await?;
+    }
+    Ok(())
 }
 
 /// Takes a code and answers whose it was.

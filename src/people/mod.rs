@@ -17,7 +17,7 @@ mod unlink;
 
 pub use crate::domain::erasure::SETTLED_AFTER;
 pub use accounts::{NewUser, UserChange, create, update};
-pub use codes::{Redeem, Redeemed, charge, consume, mint, redeem, refund, void};
+pub use codes::{Redeem, Redeemed, charge, consume, mint, redeem, refund, void, void_shown};
 pub use erase::{ERASE_JOB, Erased, erase};
 pub use export::{PersonExport, export};
 pub use home_channels::{NewHomeChannel, delete as delete_home_channel, put as put_home_channel};

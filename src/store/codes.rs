@@ -125,6 +125,22 @@ pub async fn consume(
 }
 
 /// Makes a code worthless that others have seen.
+/// Whether there is a code that could still be used.
+pub async fn is_any_pending(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1
+                          from codes
+                         where tenant_id = $1
+                           and expires_at > $2
+                           and consumed_at is null
+                           and voided_at is null)",
+    )
+    .bind(tx.tenant_id())
+    .bind(now)
+    .fetch_one(tx.connection())
+    .await?)
+}
+
 pub async fn void(tx: &mut TenantTx, digests: &[Vec<u8>], now: DateTime<Utc>) -> Result<()> {
     sqlx::query(
         "update codes

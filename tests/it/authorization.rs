@@ -493,6 +493,67 @@ fn admitted(operation: &Value) -> Vec<String> {
     names
 }
 
+fn fill(path: &str, id: &str) -> String {
+    path.replace("/sessions/{id}", &format!("/sessions/{id}-session"))
+        .replace("{id}", id)
+        .replace("{name}", id)
+        .replace("{platform}", "telegram")
+        .replace("{key}", id)
+}
+
+/// Everything that a user token could say of who it speaks for and where, without proving it: by the header, where
+/// an operation acts for somebody, and by each member of its body that says so.
+fn claims_of_others(
+    document: &Value,
+    operation: &Value,
+    body: Option<&Value>,
+) -> Vec<(Option<String>, Option<Value>)> {
+    let mut claims = Vec::new();
+    let identities = ["telegram:walker", "web:other", "web@other:walker"];
+    let is_header = |parameter: &Value| parameter["name"] == "X-Throughline-Identity";
+    let parameters = operation["parameters"].as_array();
+    if parameters.is_some_and(|all| all.iter().any(is_header)) {
+        for identity in identities {
+            claims.push((Some(identity.to_owned()), body.cloned()));
+        }
+    }
+    let content = &operation["requestBody"]["content"]["application/json"]["schema"];
+    let schema = match content["$ref"].as_str() {
+        Some(name) => document
+            .pointer(name.trim_start_matches('#'))
+            .unwrap_or(&Value::Null),
+        None => content,
+    };
+    let mut add = |member: &str, value: Value| {
+        let mut body = body.cloned().unwrap_or_else(|| json!({}));
+        body[member] = value;
+        claims.push((None, Some(body)));
+    };
+    // A home channel's identity is who is reached, and not who speaks.
+    let speaks = operation["operationId"] != "put_home_channel";
+    if speaks && schema["properties"]["identity"].is_object() {
+        for identity in identities {
+            add("identity", json!(identity));
+        }
+    }
+    if schema["properties"]["chat"].is_object() {
+        for chat in [
+            json!({"type": "dm", "id": "5"}),
+            json!({"type": "dm", "scope": "other"}),
+            json!({"type": "dm", "thread_id": "5"}),
+            json!({"type": "group", "id": "5"}),
+            json!({"type": "channel", "id": "5"}),
+            json!({"type": "thread", "id": "5", "thread_id": "6"}),
+        ] {
+            add("chat", chat);
+        }
+    }
+    if operation["operationId"] == "create_inbound" {
+        add("display_name", json!("the boss"));
+    }
+    claims
+}
+
 async fn call(
     world: &World,
     method: &Method,
@@ -501,13 +562,7 @@ async fn call(
     body: &Option<Value>,
     credential: &Credential,
 ) -> Reply {
-    let id = id.unwrap_or_default();
-    let path = path
-        .replace("/sessions/{id}", &format!("/sessions/{id}-session"))
-        .replace("{id}", id)
-        .replace("{name}", id)
-        .replace("{platform}", "telegram")
-        .replace("{key}", id);
+    let path = fill(path, id.unwrap_or_default());
     let mut request = reqwest::Client::new().request(method.clone(), world.url(&path));
     request = credential.sign(request);
     if let Some(body) = body {
@@ -594,6 +649,27 @@ async fn every_operation_admits_exactly_whom_it_says() {
                         // A client's own key that is free is made: a foreign one is simply not there.
                         if name != "append_to_session_key" {
                             reply.expect_problem(404, code);
+                        }
+                    }
+                    if who == "user_token" {
+                        let body = sample.body.as_ref();
+                        for (header, body) in claims_of_others(&document, operation, body) {
+                            let id = own_id.unwrap_or_default();
+                            let path = fill(path, id);
+                            let mut request = world.request(
+                                method.clone(),
+                                &path,
+                                credential.key.as_ref().unwrap(),
+                            );
+                            if let Some(header) = &header {
+                                request = request.header("x-throughline-identity", header);
+                            }
+                            if let Some(body) = &body {
+                                request = request.json(body);
+                            }
+                            let reply = Reply::of(request).await;
+                            let claim = (&header, &body);
+                            assert_eq!(reply.status, 404, "{name} with {claim:?}: {}", reply.text);
                         }
                     }
                 } else {

@@ -207,3 +207,48 @@ async fn a_retried_redeem_is_answered_as_the_first_and_is_no_guess() {
     }
     assert!(answers.iter().all(|answer| *answer == answers[0]));
 }
+
+/// Whoever reads along could use it, however it was written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_code_that_others_have_read_is_void_whatever_surrounds_it() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let group = json!({"type": "group", "id": "1"});
+    let forms = [
+        json!({"text": "CODE"}),
+        json!({"text": "my code is CODE, use it"}),
+        json!({"text": "/link CODE"}),
+        json!({"text": "/link CODE please"}),
+        json!({"text": "@bot /link CODE"}),
+        json!({"text": "//link CODE"}),
+        json!({"text": "/link yes CODE"}),
+        json!({"text": "/unlink CODE"}),
+        json!({"text": "https://example.com/?code=CODE"}),
+        json!({"text": "CODE", "mentioned": false}),
+        json!({"text": "CODE", "edit": true, "message_id": "7"}),
+    ];
+    for (place, form) in forms.iter().enumerate() {
+        let code = world.mint(&tenant.key, &format!("telegram:{place}")).await;
+        let mut body = form.clone();
+        let text = form["text"].as_str().unwrap();
+        body["text"] = json!(text.replace("CODE", &format!("{}-{}", &code[..4], &code[4..])));
+        body["chat"] = group.clone();
+        body["identity"] = json!(format!("telegram:{place}"));
+        world.post(&tenant.key, "/v1/inbound", body).await;
+        let redeemed = world
+            .redeem(&tenant.key, &code, &format!("discord:{place}"))
+            .await;
+        assert_eq!(redeemed.status, 404, "{form}: {}", redeemed.text);
+    }
+    // In a direct chat nobody else reads.
+    let code = world.mint(&tenant.key, "telegram:99").await;
+    let body = json!({"identity": "telegram:99", "text": code});
+    world
+        .post(&tenant.key, "/v1/inbound", body)
+        .await
+        .expect(200);
+    world
+        .redeem(&tenant.key, &code, "discord:99")
+        .await
+        .expect(200);
+}

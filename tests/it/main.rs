@@ -86,5 +86,6 @@ mod turns;
 mod unlink_races;
 mod upstream_errors;
 mod user_chat;
+mod user_token_proof;
 mod user_tokens;
 mod waiting_callers;

@@ -94,6 +94,7 @@ pub async fn put_home_channel(
 ) -> Result<HttpResponse> {
     let request = body.value;
     let acting = caller.acting(&app, None).await?;
+    acting.check_chat(&request.chat)?;
     let mut tx = acting.begin(&app.db).await?;
     let user = acting.find_user(&mut tx, id).await?;
     people::put_home_channel(

@@ -233,6 +233,7 @@ pub async fn undo_unlink_identity(
             .await;
     }
     if let Some(chat) = &request.chat {
+        acting.check_chat(chat)?;
         chat.require_private()?;
     }
     let mut tx = acting.begin(&app.db).await?;

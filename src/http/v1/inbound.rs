@@ -21,7 +21,7 @@ use crate::http::callers::Credential;
 use crate::http::json_body::LargeJsonBody;
 use crate::http::retry::Retryable;
 use crate::http::v1::inbound_answers::Taking;
-use crate::http::vouching::Voucher;
+use crate::http::vouching::{Claim, Voucher};
 use crate::ids::{TurnId, UserId};
 use crate::inbound::{self, Message, Notice, Speaker};
 
@@ -112,7 +112,11 @@ pub async fn create_inbound(
 ) -> Result<HttpResponse> {
     let request = body.value;
     check(&request)?;
-    let vouched = caller.vouch(request.identity.clone(), request.chat.as_ref())?;
+    let vouched = caller.vouch(Claim {
+        identity: request.identity.clone(),
+        chat: request.chat.as_ref(),
+        display_name: request.display_name.as_ref().map(DisplayName::as_str),
+    })?;
     let known = vouched.contact(&app).await?;
     let speaker = Speaker {
         identity: vouched.identity(&known),
@@ -154,10 +158,14 @@ pub async fn create_inbound(
         credential,
         speaker,
     };
+    let public = chat.require_private().is_err();
+    if public {
+        taking.void_codes(message.text).await?;
+    }
     if request.edit {
         return taking.edit(&message).await;
     }
-    let silent = chat.require_private().is_err() && request.mentioned == Some(false);
+    let silent = public && request.mentioned == Some(false);
     match command::read(message.text) {
         // A command is said to the service, whoever else is there.
         Said::Command(command) => taking.command(message, &command).await,

@@ -24,6 +24,7 @@ use crate::http::vouching::Vouched;
 use crate::idempotency::{self, Answer, Earlier};
 use crate::ids::{SessionId, TurnId, UserId};
 use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Notice, Preview, Speaker};
+use crate::people;
 use crate::store::{TenantTx, replies};
 use crate::turns::{self, Accepted, Outcome, Waiter};
 
@@ -64,6 +65,13 @@ impl Taking {
 
     async fn begin(&self) -> Result<TenantTx> {
         self.vouched.begin(&self.app.db).await
+    }
+
+    /// Others have read the text. Committed by itself: whatever becomes of the message, the code was seen.
+    pub async fn void_codes(&self, text: &str) -> Result<()> {
+        let mut tx = self.begin().await?;
+        people::void_shown(&self.app, &mut tx, text).await?;
+        tx.commit().await
     }
 
     /// Asks the agent, and waits for the answer if somebody does.

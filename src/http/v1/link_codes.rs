@@ -14,7 +14,7 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Credential;
 use crate::http::json_body::JsonBody;
 use crate::http::retry::Retryable;
-use crate::http::vouching::Voucher;
+use crate::http::vouching::{Claim, Voucher};
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
 use crate::people::{self, Redeem, Redeemed};
@@ -109,7 +109,11 @@ pub async fn create_link_code(
     body: JsonBody<CreateLinkCodeRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let vouched = caller.vouch(request.identity, request.chat.as_ref())?;
+    let vouched = caller.vouch(Claim {
+        identity: request.identity,
+        chat: request.chat.as_ref(),
+        display_name: None,
+    })?;
     request.chat.unwrap_or(Chat::DM).require_private()?;
     let known = vouched.contact(&app).await?;
     let tx = vouched.begin(&app.db).await?;
@@ -152,7 +156,11 @@ pub async fn redeem_link_code(
         let error = FieldError::new("/code", "must have 1 to 64 characters");
         return Err(Error::fields(Code::InvalidRequest, vec![error]));
     }
-    let vouched = caller.vouch(request.identity, request.chat.as_ref())?;
+    let vouched = caller.vouch(Claim {
+        identity: request.identity,
+        chat: request.chat.as_ref(),
+        display_name: None,
+    })?;
     if let Err(refusal) = request.chat.as_ref().map_or(Ok(()), Chat::require_private) {
         let mut tx = vouched.begin(&app.db).await?;
         people::void(&app, &mut tx, &request.code).await?;

@@ -14,7 +14,7 @@ use crate::domain::viewer::Viewer;
 use crate::error::{Error, Result};
 use crate::http::json_body::JsonBody;
 use crate::http::retry::Retryable;
-use crate::http::vouching::{Vouched, Voucher};
+use crate::http::vouching::{Claim, Vouched, Voucher};
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
 use crate::people::{self, Asked, Resolved};
@@ -85,7 +85,11 @@ pub async fn resolve(
     body: JsonBody<ResolveRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let vouched = caller.vouch(request.identity, request.chat.as_ref())?;
+    let vouched = caller.vouch(Claim {
+        identity: request.identity,
+        chat: request.chat.as_ref(),
+        display_name: None,
+    })?;
     let chat = request.chat.unwrap_or(Chat::DM);
     let agent = request
         .agent
