@@ -187,7 +187,8 @@ impl TokenVerifier {
     }
 
     async fn find_issuers(&self, tenant_id: TenantId, iss: &str) -> Result<Arc<FoundIssuers>> {
-        if iss.chars().count() > MAX_ISSUER_CHARS {
+        // Postgres could not even be asked for U+0000.
+        if iss.chars().count() > MAX_ISSUER_CHARS || iss.contains('\0') {
             return Err(unknown_issuer());
         }
         let name = (tenant_id, iss.to_owned());

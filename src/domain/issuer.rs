@@ -162,9 +162,35 @@ impl KeyChoice<'_> {
     }
 }
 
+/// Members of a JSON Web Key that only its owner knows (RFC 7518, 6.2.2, 6.3.2 and 6.4.1).
+const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
+
+/// Where a document shows a private key.
+fn find_private(document: &Value) -> Option<String> {
+    let keys = document["keys"].as_array()?;
+    keys.iter().enumerate().find_map(|(place, key)| {
+        let member = PRIVATE_MEMBERS
+            .iter()
+            .find(|member| key.get(**member).is_some())?;
+        Some(format!("/jwks/keys/{place}/{member}"))
+    })
+}
+
+/// A document without what was registered by mistake before that was refused.
+pub fn without_private(mut document: Value) -> Value {
+    let keys = document.get_mut("keys").and_then(Value::as_array_mut);
+    for key in keys.into_iter().flatten().filter_map(Value::as_object_mut) {
+        key.retain(|member, _| !PRIVATE_MEMBERS.contains(&member.as_str()));
+    }
+    document
+}
+
 fn check_document(document: &Value, algorithm: TokenAlgorithm) -> Option<FieldError> {
     let keys = document["keys"].as_array().map_or(0, Vec::len);
-    if keys > MAX_KEYS {
+    if let Some(pointer) = find_private(document) {
+        let detail = "is a part of a private key: register the public key, and make a new pair";
+        Some(FieldError::new(pointer, detail))
+    } else if keys > MAX_KEYS {
         let detail = format!("a key set has at most {MAX_KEYS} keys");
         Some(FieldError::new("/jwks/keys", detail))
     } else if verifying_keys(document, algorithm).is_empty() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use actix_web::http::{Method, StatusCode, Uri};
 use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpRequest, HttpResponse, error::InternalError};
@@ -67,6 +67,7 @@ pub async fn surround(
         Err(error) => {
             let mut answer = render_any(&error, &id, shape);
             set_request_id(answer.headers_mut(), &id);
+            forbid_keeping(answer.headers_mut());
             log_request(&Answered {
                 id: &id,
                 method: method.as_str(),
@@ -80,6 +81,7 @@ pub async fn surround(
         }
     };
     set_request_id(response.headers_mut(), &id);
+    forbid_keeping(response.headers_mut());
     limits::set_headers(&mut response);
     let (tenant, origin) = match response.request().extensions().get::<Authenticated>() {
         Some(known) => (known.tenant_id(), known.allowed_origin()),
@@ -145,6 +147,16 @@ fn request_id(headers: &HeaderMap) -> String {
         .filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()))
         .map(str::to_owned)
         .unwrap_or_else(|| RequestId::generate().to_string())
+}
+
+/// Answers are about people and may hold secrets: no cache keeps them, unless they say so themselves, and no
+/// browser takes them for something else.
+fn forbid_keeping(headers: &mut HeaderMap) {
+    if !headers.contains_key(header::CACHE_CONTROL) {
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+    let nosniff = HeaderValue::from_static("nosniff");
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
 }
 
 fn set_request_id(headers: &mut HeaderMap, id: &str) {

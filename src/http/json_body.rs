@@ -126,6 +126,11 @@ fn check_head(request: &HttpRequest, max_bytes: usize) -> Result<()> {
         let detail = "send the body as Content-Type: application/json";
         return Err(Error::new(Code::UnsupportedMediaType, detail));
     }
+    let encoding = request.headers().get(header::CONTENT_ENCODING);
+    if encoding.is_some_and(|encoding| encoding != "identity") {
+        let detail = "send the body without Content-Encoding";
+        return Err(Error::new(Code::UnsupportedMediaType, detail));
+    }
     check_length(request, max_bytes)
 }
 

@@ -28,6 +28,7 @@ mod command_faults;
 mod cors;
 mod deliveries;
 mod dev_command;
+mod disclosure;
 mod expiry;
 mod idempotency;
 mod identity_links;

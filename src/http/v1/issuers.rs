@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::app::App;
-use crate::domain::issuer::{Issuer, KeySource, TokenAlgorithm};
+use crate::domain::issuer::{Issuer, KeySource, TokenAlgorithm, without_private};
 use crate::domain::platform::PlatformScope;
 use crate::domain::resource_name::ResourceName;
 use crate::error::{Error, Result};
@@ -63,7 +63,7 @@ impl From<Issuer> for IssuerResponse {
     fn from(issuer: Issuer) -> Self {
         let (jwks, jwks_url) = match issuer.keys {
             KeySource::Secret(_) => (None, None),
-            KeySource::Document(document) => (Some(document), None),
+            KeySource::Document(document) => (Some(without_private(document)), None),
             KeySource::Url(url) => (None, Some(url)),
         };
         Self {

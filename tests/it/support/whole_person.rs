@@ -158,10 +158,10 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     .await
     .expect(201);
 
-    // A thread where all speak: she began it, by her token.
+    // A thread where all speak: she began it.
     let chat = json!({"type": "thread", "id": "C", "thread_id": "9"});
     let begun = world
-        .resolve(&ada.token, json!({ "chat": chat }))
+        .resolve(key, json!({"identity": format!("web:{WEB}"), "chat": chat}))
         .await
         .expect(200);
     let thread = text(&begun["session_id"]);
