@@ -124,6 +124,7 @@ error_codes! {
     QueueFull, "queue_full", 429, Helps, "Too many messages wait in the conversation";
     TooManyTurns, "too_many_turns", 429, Helps, "Too many turns run at one time";
     TooManyStreams, "too_many_streams", 429, Helps, "Too many streams are open at one time";
+    Busy, "busy", 429, Helps, "Too many requests wait for the same thing";
     RateLimited, "rate_limited", 429, Helps, "There were too many requests";
     TooManyAttempts, "too_many_attempts", 429, Helps, "There were too many wrong codes";
     TooManyCodes, "too_many_codes", 429, Helps, "Too many codes are pending";
@@ -247,6 +248,19 @@ impl Error {
                 "an unexpected error; quote the request_id when you report it",
             )
         }
+    }
+
+    /// Too many ask for the same at once: a retry in a moment may succeed.
+    pub fn busy(detail: impl Into<String>) -> Self {
+        Self {
+            retry_after: Some(1),
+            ..Self::new(Code::Busy, detail)
+        }
+    }
+
+    /// Whether the dependency or the moment is at fault, and not what was asked: the same may succeed later.
+    pub fn is_transient(&self) -> bool {
+        matches!(self.code, Code::Unavailable | Code::Timeout | Code::Busy)
     }
 
     pub fn unavailable(dependency: &str, cause: impl Into<anyhow::Error>) -> Self {

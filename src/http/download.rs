@@ -11,7 +11,7 @@ use tokio::sync::SemaphorePermit;
 use super::acting::Acting;
 use super::callers::Credential;
 use crate::app::App;
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::store::TenantTx;
 
 /// How often a page is tried that the database has no connection for, and how long after.
@@ -42,7 +42,7 @@ impl Pages {
                 Err(error) => Err(error),
             };
             match begun {
-                Err(error) if error.code == Code::Unavailable && attempt < ATTEMPTS => {}
+                Err(error) if error.is_transient() && attempt < ATTEMPTS => {}
                 Ok(_) | Err(_) => return begun,
             }
             attempt += 1;

@@ -18,7 +18,7 @@ use crate::app::App;
 use crate::domain::event::Event;
 use crate::domain::session::ChainName;
 use crate::domain::viewer::{Reach, Viewer};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::limits::StreamGuard;
 use crate::streams::{CheckedCredential, Right, Subject};
@@ -95,7 +95,7 @@ impl Allowed {
             return self.right.read();
         }
         match self.check_since(Instant::now()).await {
-            Err(error) if is_away(&error) => Ok(()),
+            Err(error) if error.is_transient() => Ok(()),
             checked => checked,
         }
     }
@@ -114,7 +114,7 @@ impl Allowed {
             return Ok(());
         };
         match self.check_since(Instant::now()).await {
-            Err(error) if is_away(&error) => Ok(()),
+            Err(error) if error.is_transient() => Ok(()),
             checked => checked,
         }
     }
@@ -126,10 +126,6 @@ impl Allowed {
             () = self.right.refused() => {}
         }
     }
-}
-
-fn is_away(error: &Error) -> bool {
-    matches!(error.code, Code::Unavailable | Code::Timeout)
 }
 
 /// An event on the wire.
@@ -270,7 +266,7 @@ async fn next_events(
     let events = follower.next(until).await?;
     while !events.is_empty() {
         match allowed.check_since(follower.read_at()).await {
-            Err(error) if is_away(&error) => tokio::time::sleep(RETRY_PAUSE).await,
+            Err(error) if error.is_transient() => tokio::time::sleep(RETRY_PAUSE).await,
             checked => {
                 checked?;
                 break;

@@ -21,6 +21,7 @@ pub mod api_keys;
 pub mod audit;
 pub mod chains;
 pub mod codes;
+mod connection_queue;
 pub mod conversations;
 pub mod deliveries;
 pub mod delivery_leases;
@@ -73,6 +74,10 @@ pub mod users;
 /// The oldest server whose views and policies we rely on.
 const MIN_SERVER_VERSION: i32 = 150_000;
 
+const LOCK_TIMEOUT: &str = "5s";
+/// Where many requests of a tenant are under way: each that waits for a row holds a connection.
+const CROWDED_LOCK_TIMEOUT: &str = "1s";
+
 /// The connection pool. Only this room sees the pool itself.
 #[derive(Clone)]
 pub struct Db {
@@ -110,12 +115,19 @@ impl Db {
     /// to justify it; the architecture test holds that nobody else calls it.
     pub async fn begin_tenant(&self, tenant_id: TenantId) -> Result<TenantTx> {
         // One round trip. A parsed uuid has only hex digits and dashes.
-        let statement = format!(
-            "begin; set local app.tenant_id = '{}'; set local statement_timeout = '15s'; \
-             set local lock_timeout = '5s'; set local idle_in_transaction_session_timeout = '30s'",
-            tenant_id.as_uuid()
-        );
-        let lease = self.pool.begin(&statement).await?;
+        let begin = |is_crowded: bool| {
+            let lock_timeout = if is_crowded {
+                CROWDED_LOCK_TIMEOUT
+            } else {
+                LOCK_TIMEOUT
+            };
+            format!(
+                "begin; set local app.tenant_id = '{}'; set local statement_timeout = '15s'; \
+                 set local lock_timeout = '{lock_timeout}'; set local idle_in_transaction_session_timeout = '30s'",
+                tenant_id.as_uuid()
+            )
+        };
+        let lease = self.pool.begin(tenant_id, begin).await?;
         Ok(TenantTx {
             lease,
             tenant_id,
@@ -220,8 +232,10 @@ const QUERY_CANCELED: &str = "57014";
 const FOREIGN_KEY: &str = "23503";
 /// Two requests made the same thing: the next try finds it.
 const UNIQUE: &str = "23505";
-/// Serialization failure, deadlock, lock timeout, server shutting down or starting.
-const PASSING: [&str; 6] = ["40001", "40P01", "55P03", "57P01", "57P02", "57P03"];
+/// Other requests held a row for longer than this one may wait.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+/// Serialization failure, deadlock, server shutting down or starting.
+const PASSING: [&str; 5] = ["40001", "40P01", "57P01", "57P02", "57P03"];
 /// Text that Postgres cannot hold (NUL, broken UTF-8): bad input that an extractor should have refused.
 const UNSTORABLE_TEXT: [&str; 2] = ["22021", "22P05"];
 
@@ -238,6 +252,10 @@ impl From<sqlx::Error> for Error {
             (_, Some(QUERY_CANCELED)) => Error {
                 cause: Some(error.into()),
                 ..Error::new(Code::Timeout, "the database took too long")
+            },
+            (_, Some(LOCK_NOT_AVAILABLE)) => Error {
+                cause: Some(error.into()),
+                ..Error::busy("other requests hold what this one needs")
             },
             (_, Some(code)) if PASSING.contains(&code) => Error::unavailable("the database", error),
             (_, Some(FOREIGN_KEY)) => Error {

@@ -13,13 +13,15 @@ use std::time::{Duration, Instant};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions};
 use tokio::runtime::{Handle, Id};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout, timeout_at};
 
+use super::connection_queue::{ConnectionQueue, Holder, Place, Refusal};
 use super::limited::Limited;
 use crate::crypto;
+use crate::error::{Error, Result};
+use crate::ids::TenantId;
 
-/// A request that waits longer for a connection is better answered with 503.
+/// A request that waits longer for a connection is better answered with an error.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
 const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
@@ -51,9 +53,9 @@ pub struct Pool {
 struct Shared {
     options: PgConnectOptions,
     size: u32,
-    /// One for each connection that is in use or being opened. Who has one opens a connection only when
+    /// A place for each connection that is in use or being opened. Who has one opens a connection only when
     /// none is idle, so there are never more than `size`.
-    permits: Arc<Semaphore>,
+    queue: ConnectionQueue,
     /// The one that was used last is at the end and is used first.
     idle: Mutex<Vec<Idle>>,
 }
@@ -92,7 +94,7 @@ impl Pool {
         let shared = Shared {
             options,
             size,
-            permits: Arc::new(Semaphore::new(size as usize)),
+            queue: ConnectionQueue::new(size as usize),
             idle: Mutex::new(Vec::new()),
         };
         Self {
@@ -102,40 +104,61 @@ impl Pool {
 
     /// A connection for single statements, each its own transaction.
     pub async fn acquire(&self) -> sqlx::Result<Lease> {
-        self.lease("", "").await
-    }
-
-    /// A connection on which `begin`, a statement or several, has begun a transaction.
-    pub async fn begin(&self, begin: &str) -> sqlx::Result<Lease> {
-        self.lease(begin, "rollback").await
-    }
-
-    async fn lease(&self, first: &str, undo: &'static str) -> sqlx::Result<Lease> {
-        let taking = async {
-            let permits = self.shared.permits.clone();
-            let permit = permits.acquire_owned().await;
-            let permit = permit.map_err(|_| sqlx::Error::PoolClosed)?;
-            let mut lease = Lease {
-                open: None,
-                permit: Some(permit),
-                shared: self.shared.clone(),
-                undo,
-            };
-            lease.make_ready(first).await?;
-            Ok(lease)
+        let deadline = tokio::time::Instant::now() + ACQUIRE_TIMEOUT;
+        let place = timeout_at(deadline, self.shared.queue.acquire(Holder::Service)).await;
+        let Ok(place) = place else {
+            return Err(sqlx::Error::PoolTimedOut);
         };
-        let taken = timeout(ACQUIRE_TIMEOUT, taking).await;
-        taken.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+        let place = place.map_err(|_| sqlx::Error::PoolClosed)?;
+        let mut lease = self.lease(place, "");
+        let ready = timeout_at(deadline, lease.make_ready("")).await;
+        ready.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        Ok(lease)
     }
 
-    /// Nobody gets a connection any more; waits a while for those that are in use.
+    /// A connection on which a statement or several have begun a transaction of a tenant. `begin` makes them, and
+    /// is told whether many requests of the tenant are under way.
+    pub async fn begin(
+        &self,
+        tenant_id: TenantId,
+        begin: impl FnOnce(bool) -> String,
+    ) -> Result<Lease> {
+        let deadline = tokio::time::Instant::now() + ACQUIRE_TIMEOUT;
+        let (queue, holder) = (&self.shared.queue, Holder::Tenant(tenant_id));
+        let place = match timeout_at(deadline, queue.acquire(holder)).await {
+            Ok(Ok(place)) => place,
+            Ok(Err(Refusal::Full)) => return Err(crowded()),
+            Ok(Err(Refusal::Closed)) => return Err(sqlx::Error::PoolClosed.into()),
+            Err(_) if queue.is_crowded(holder) => return Err(crowded()),
+            Err(_) => return Err(sqlx::Error::PoolTimedOut.into()),
+        };
+        let begin = begin(queue.is_crowded(holder));
+        let mut lease = self.lease(place, "rollback");
+        let ready = timeout_at(deadline, lease.make_ready(&begin)).await;
+        ready.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        Ok(lease)
+    }
+
+    fn lease(&self, place: Place, undo: &'static str) -> Lease {
+        Lease {
+            open: None,
+            place: Some(place),
+            shared: self.shared.clone(),
+            undo,
+        }
+    }
+
+    /// Nobody gets a connection any more; waits a while for those that are in use. One that comes back later is
+    /// closed.
     pub async fn close(&self) {
-        let all = self.shared.permits.acquire_many(self.shared.size);
-        // Held, so that nobody slips in before the end. A connection that comes back later is closed.
-        let _all = timeout(ACQUIRE_TIMEOUT, all).await;
-        self.shared.permits.close();
+        self.shared.queue.close();
+        let _in_time = timeout(ACQUIRE_TIMEOUT, self.shared.queue.emptied()).await;
         self.shared.idle().clear();
     }
+}
+
+fn crowded() -> Error {
+    Error::busy("too many requests of the tenant wait for the database")
 }
 
 impl Shared {
@@ -145,7 +168,7 @@ impl Shared {
         let here = Handle::current().id();
         let mut idle = self.idle();
         let own = idle.iter().rposition(|idle| idle.open.runtime == here);
-        let in_use = self.size as usize - self.permits.available_permits();
+        let in_use = self.queue.in_use();
         match own {
             Some(place) => Some(idle.remove(place).open),
             None if in_use + idle.len() <= self.size as usize => None,
@@ -179,9 +202,9 @@ impl Shared {
         }
     }
 
-    /// Before the permit of `open` is given back.
+    /// Before the place of `open` is released.
     fn put_idle(&self, open: Open) {
-        if self.permits.is_closed() || open.since.elapsed() > MAX_LIFETIME {
+        if self.queue.is_closed() || open.since.elapsed() > MAX_LIFETIME {
             return;
         }
         let mut idle = self.idle();
@@ -203,7 +226,7 @@ impl Shared {
 pub struct Lease {
     /// Always there until `commit` or the end takes it.
     open: Option<Open>,
-    permit: Option<OwnedSemaphorePermit>,
+    place: Option<Place>,
     shared: Arc<Shared>,
     undo: &'static str,
 }
@@ -249,7 +272,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let (open, permit) = (self.open.take(), self.permit.take());
+        let (open, place) = (self.open.take(), self.place.take());
         let (Some(mut open), Ok(runtime)) = (open, Handle::try_current()) else {
             return;
         };
@@ -260,7 +283,7 @@ impl Drop for Lease {
             if let Ok(Ok(())) = timeout(RECOVERY_TIMEOUT, undoing).await {
                 shared.put_idle(open);
             }
-            drop(permit);
+            drop(place);
         });
     }
 }

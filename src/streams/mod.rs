@@ -89,7 +89,7 @@ impl Verdict {
             state.tried_at = began;
             let refused = match found {
                 Ok(()) => None,
-                Err(error) if is_away(&error) => return false,
+                Err(error) if error.is_transient() => return false,
                 Err(error) => Some((error.code, error.detail)),
             };
             state.checked_at = Some(began);
@@ -107,10 +107,6 @@ impl Verdict {
         let refused = state.wait_for(|state| state.refused.is_some());
         drop(refused.await);
     }
-}
-
-fn is_away(error: &Error) -> bool {
-    matches!(error.code, Code::Unavailable | Code::Timeout)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

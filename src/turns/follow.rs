@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::is_away;
 use super::outcome::Outcome;
 use crate::app::App;
 use crate::auth::JobCaller;
@@ -117,7 +116,7 @@ impl Follower {
                     }
                 }
                 // What is committed will be there when it is back.
-                Err(error) if is_away(&error) => {
+                Err(error) if error.is_transient() => {
                     if Instant::now() >= until {
                         return Ok(Vec::new());
                     }
@@ -230,7 +229,7 @@ impl Follower {
             return Ok(None);
         };
         match self.read_outcome(turn_id).await {
-            Err(error) if is_away(&error) => Ok(None),
+            Err(error) if error.is_transient() => Ok(None),
             outcome => outcome,
         }
     }
@@ -250,7 +249,7 @@ impl Follower {
             return Ok(false);
         };
         match self.read_end(turn_id).await {
-            Err(error) if is_away(&error) => Ok(false),
+            Err(error) if error.is_transient() => Ok(false),
             ended => ended,
         }
     }

@@ -28,7 +28,6 @@ pub use reply::{Waiter, deliver_untold, failure_notice, text_of};
 pub use run::start;
 
 use crate::app::App;
-use crate::error::{Code, Error};
 use crate::store::turn_claims::Runner;
 
 /// This node, as the holder of a turn.
@@ -37,9 +36,4 @@ fn runner(app: &App) -> Runner {
         node: app.boot_id,
         lease_ms: i64::try_from(app.config.turn_lease.as_millis()).unwrap_or(i64::MAX),
     }
-}
-
-/// Whether the database is only away for a moment.
-fn is_away(error: &Error) -> bool {
-    matches!(error.code, Code::Unavailable | Code::Timeout)
 }

@@ -48,7 +48,7 @@ pub async fn sweep(app: &App) -> Result<usize> {
             tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
                            "a turn was not recovered");
             // Somebody who holds a lock for long says nothing about the turn; while the database is away this fails.
-            let counts = error.code != Code::Unavailable;
+            let counts = !matches!(error.code, Code::Unavailable | Code::Busy);
             if let Err(error) = put_off(app, tenant_id, turn_id, counts).await {
                 tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error,
                                "a turn was not put off");

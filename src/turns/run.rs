@@ -8,7 +8,6 @@ use tokio::time::{Instant, sleep};
 
 use super::accept::Claimed;
 use super::call::{Called, call};
-use super::is_away;
 use super::launch::{Ahead, Direct};
 use super::outcome::{Outcome, Said};
 use super::writer::{Writer, Wrote};
@@ -129,7 +128,7 @@ async fn prepare(
     let until = Instant::now() + app.config.turn_lease;
     loop {
         match try_prepare(app, tenant_id, agent, session_id).await {
-            Err(error) if is_away(&error) && Instant::now() < until => sleep(AWAY_PAUSE).await,
+            Err(error) if error.is_transient() && Instant::now() < until => sleep(AWAY_PAUSE).await,
             prepared => return prepared,
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::accept::Claimed;
 use super::outcome::begin_next;
 use super::reply::{self, AnsweredTurn};
-use super::{is_away, runner};
+use super::runner;
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::domain::delivery::{ReplyTo, ReplyVia};
@@ -104,7 +104,7 @@ impl Writer {
         loop {
             let outcome = self.try_apply(messages, &events, change, attempt > 1).await;
             match outcome {
-                Err(error) if attempt < ATTEMPTS && is_away(&error) => {
+                Err(error) if attempt < ATTEMPTS && error.is_transient() => {
                     tracing::warn!(turn = %self.fence.turn_id, error = %error, attempt,
                                    "a write of a turn is made again");
                     tokio::time::sleep(pause).await;

@@ -53,7 +53,7 @@ impl Bridged {
     async fn bring_until_taken(&self, node: usize, body: Value) -> Reply {
         loop {
             let reply = self.bring_on(node, body.clone()).await;
-            if reply.status != 503 {
+            if !["busy", "unavailable"].contains(&reply.code().as_str()) {
                 return reply;
             }
         }

@@ -46,6 +46,7 @@ mod linking;
 mod migrations;
 mod model_answers;
 mod model_script;
+mod noisy_tenants;
 mod openai_client;
 mod openapi;
 mod outside_text;

@@ -271,7 +271,7 @@ impl Streaming {
             return Ok(());
         }
         let leased = match lease(&self.app, &self.key, &self.covered, STREAM_BATCH).await {
-            Err(error) if matches!(error.code, Code::Unavailable | Code::Timeout) => Vec::new(),
+            Err(error) if error.is_transient() => Vec::new(),
             leased => leased?,
         };
         let mut events = String::new();

@@ -191,7 +191,7 @@ impl Taking {
     async fn check_caller(&self, turn_id: TurnId) -> Result<()> {
         self.credential.check(&self.app).await?;
         match self.check_sender(turn_id).await {
-            Err(error) if matches!(error.code, Code::Unavailable | Code::Timeout) => Ok(()),
+            Err(error) if error.is_transient() => Ok(()),
             checked => checked,
         }
     }

@@ -50,6 +50,12 @@ impl Reply {
         serde_json::from_str(&self.text).unwrap()
     }
 
+    /// The code of a problem; empty if it is none.
+    pub fn code(&self) -> String {
+        let body: Value = serde_json::from_str(&self.text).unwrap_or_default();
+        body["code"].as_str().unwrap_or_default().to_owned()
+    }
+
     #[track_caller]
     pub fn expect_success(&self) {
         assert!(self.status < 300, "{}: {}", self.status, self.text);
