@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::app::App;
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::descriptors;
 use crate::http::{self, Shared, Surface};
 use crate::jobs;
 use crate::live;
@@ -105,6 +106,7 @@ impl Node {
         let server = HttpServer::new(move || http::application(shared.clone()))
             .listen(listener)?
             .workers(self.app.config.http_workers)
+            .max_connections(descriptors::limit() / 4 * 3 / self.app.config.http_workers)
             // A word that is said is on its way, however small the packet.
             .tcp_nodelay(true)
             // Who has left is waited for no longer: what they waited for is given to the next who asks.
@@ -192,6 +194,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let metrics = telemetry::init_metrics()?;
+    descriptors::raise_limit();
     let app = App::build(config, Clock::system()).await?;
     let node = Node::start(app, Some(metrics)).await?;
     tracing::info!(address = %node.address, "serving");

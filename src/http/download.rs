@@ -12,6 +12,7 @@ use super::acting::Acting;
 use super::callers::Credential;
 use crate::app::App;
 use crate::error::{Error, Result};
+use crate::fair_queue::Place;
 use crate::store::TenantTx;
 
 /// How often a page is tried that the database has no connection for, and how long after.
@@ -23,9 +24,20 @@ pub struct Pages {
     pub app: web::Data<App>,
     pub acting: Acting,
     pub credential: Credential,
+    _place: Place,
 }
 
 impl Pages {
+    /// Waits until the tenant may have another download.
+    pub async fn open(app: web::Data<App>, acting: Acting, credential: Credential) -> Result<Self> {
+        Ok(Self {
+            _place: app.shares.download(acting.tenant_id()).await?,
+            app,
+            acting,
+            credential,
+        })
+    }
+
     /// Waits for a turn to read: however many download leave connections to the rest. Held until the page
     /// is read.
     pub async fn turn(app: &App) -> Result<SemaphorePermit<'_>> {

@@ -25,6 +25,9 @@ use crate::config::PrivateUpstreams;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The header with the mark of this deployment.
+pub const HOP: &str = "x-throughline-hop";
+
 /// How a name becomes addresses: the system's way, or a test's.
 pub type Lookup = Arc<dyn Fn(String) -> Looking + Send + Sync>;
 pub type Looking = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>>;
@@ -54,6 +57,8 @@ pub enum FetchError {
 #[derive(Clone)]
 pub struct GuardedClient {
     inner: Arc<Inner>,
+    /// Sent with every request, so that one that comes back to this deployment is recognised.
+    hop_mark: Option<Arc<str>>,
 }
 
 struct Inner {
@@ -110,10 +115,18 @@ impl GuardedClient {
                 clients: Mutex::default(),
                 lookup,
             }),
+            hop_mark: None,
         };
         // What cannot be built shows when the node starts.
         client.built(true, false)?;
         Ok(client)
+    }
+
+    pub fn marked(self, hop_mark: &str) -> Self {
+        Self {
+            hop_mark: Some(hop_mark.into()),
+            ..self
+        }
     }
 
     /// The client of this runtime; built if it is the first time.
@@ -160,7 +173,11 @@ impl GuardedClient {
         let (https, own_port) = self.judge(url)?;
         let client = self.built(https, own_port);
         let client = client.map_err(|_| UrlRefused::NoClient)?;
-        Ok(client.request(method, url.clone()))
+        let request = client.request(method, url.clone());
+        Ok(match &self.hop_mark {
+            Some(mark) => request.header(HOP, &**mark),
+            None => request,
+        })
     }
 
     /// The body of a successful answer, at most `limit` bytes, all within `deadline`.

@@ -75,7 +75,7 @@ const ALLOWED: [(&str, &[&str]); 27] = [
             "people", "sessions", "turns", "app", "model", "store", "domain", "ground",
         ],
     ),
-    ("chat", &["app", "model", "domain", "ground"]),
+    ("chat", &["app", "limits", "model", "domain", "ground"]),
     (
         "tenants",
         &[
@@ -124,11 +124,13 @@ const ALLOWED: [(&str, &[&str]); 27] = [
     ("redis", &["ground"]),
     ("upstream", &["domain", "ground"]),
 ];
-const GROUND: [&str; 9] = [
+const GROUND: [&str; 11] = [
     "clock",
     "config",
     "crypto",
+    "descriptors",
     "error",
+    "fair_queue",
     "guard",
     "ids",
     "recent",

@@ -28,6 +28,7 @@ use crate::http::json_body::BodyHash;
 use crate::http::retry::Retryable;
 use crate::idempotency;
 use crate::ids::{SessionId, TurnId};
+use crate::limits::Memory;
 use crate::sessions;
 use crate::store::{TenantTx, events, turns as rows};
 use crate::turns::{self, Ahead, Asked, Became, Follower, Outcome, Piece, Place};
@@ -42,6 +43,8 @@ pub struct Asking {
     pub credential: Credential,
     pub retryable: Retryable,
     pub body_hash: BodyHash,
+    /// Of what is asked, until it is stored.
+    pub memory: Memory,
     /// Whether the client says that it has asked before.
     pub is_retry: bool,
 }
@@ -75,11 +78,14 @@ pub async fn answer(
     let accepting = accept(&asking, &asked, place);
     let slow = |_| Error::new(Code::Timeout, "the request took too long");
     let turn = timeout(ACCEPT_WITHIN, accepting).await.map_err(slow)??;
+    let (wants_stream, include_usage) = (asked.stream, asked.include_usage);
+    let include_hermes_events = asked.include_hermes_events;
     let created = asking.app.clock.now().timestamp();
     let frame = Frame::new(turn.id, &asked.model, created);
-    let mut head = match asked.stream {
-        true => event_stream::head(),
-        false => HttpResponse::Ok(),
+    let mut head = if wants_stream {
+        event_stream::head()
+    } else {
+        HttpResponse::Ok()
     };
     for (name, value) in headers(&asking.acting, &turn) {
         if let Ok(value) = HeaderValue::from_str(&value) {
@@ -91,14 +97,16 @@ pub async fn answer(
         app,
         acting,
         credential,
+        memory,
         ..
     } = asking;
+    drop((asked, memory));
     let telling = Telling {
         turn,
         frame,
         allowed: Allowed::new(app, acting, credential, conversation_id),
-        include_usage: asked.include_usage,
-        include_hermes_events: asked.include_hermes_events,
+        include_usage,
+        include_hermes_events,
         shown: false,
         heard: 0,
         refused: 0,
@@ -107,9 +115,10 @@ pub async fn answer(
         quiet_since: Instant::now(),
         ended: false,
     };
-    match asked.stream {
-        true => Ok(telling.stream(head)),
-        false => telling.whole(head).await,
+    if wants_stream {
+        Ok(telling.stream(head))
+    } else {
+        telling.whole(head).await
     }
 }
 
