@@ -101,14 +101,17 @@ impl<'de> Deserialize<'de> for Content {
         let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
         let is_long = match &value {
             Value::String(text) => is_longer(text, MAX_CONTENT_CHARS),
-            Value::Array(_) | Value::Object(_) => {
-                count_chars(&value) > MAX_CONTENT_CHARS + FRAME_CHARS
+            Value::Array(parts) => {
+                let texts = parts.iter().filter_map(|part| part["text"].as_str());
+                let is_long = |text: &str| is_longer(text, MAX_CONTENT_CHARS);
+                let together = count_chars(&value);
+                together > MAX_CONTENT_CHARS + FRAME_CHARS || texts.into_iter().any(is_long)
             }
-            Value::Null | Value::Bool(_) | Value::Number(_) => false,
+            Value::Object(_) | Value::Null | Value::Bool(_) | Value::Number(_) => false,
         };
         if is_long {
             let detail = format!(
-                "a text, or all parts together, have at most {MAX_CONTENT_CHARS} characters"
+                "a text, or what is in all parts, has at most {MAX_CONTENT_CHARS} characters"
             );
             return Err(serde::de::Error::custom(detail));
         }

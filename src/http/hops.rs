@@ -4,12 +4,14 @@
 use actix_web::http::header::HeaderMap;
 
 use crate::crypto::Keyring;
+use crate::domain::hop;
 use crate::error::{Code, Error, Result};
-use crate::upstream::HOP;
 
 pub fn check(headers: &HeaderMap, keyring: &Keyring) -> Result<()> {
     let is_ours = |mark: &str| keyring.made_hop_mark(mark);
-    let marks = headers.get_all(HOP).filter_map(|mark| mark.to_str().ok());
+    let marks = headers
+        .get_all(hop::HEADER)
+        .filter_map(|mark| mark.to_str().ok());
     let mut marks = marks.flat_map(|marks| marks.split(',').map(str::trim));
     if marks.any(is_ours) {
         let detail = "an agent's model leads back to this service";

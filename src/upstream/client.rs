@@ -20,13 +20,11 @@ use super::address;
 use super::own_ports::{OwnPorts, is_of_this_machine};
 use super::url_rules::{self, UrlRefused};
 use crate::config::PrivateUpstreams;
+use crate::domain::hop;
 
 /// Name, handshake and all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The header with the mark of this deployment.
-pub const HOP: &str = "x-throughline-hop";
 
 /// How a name becomes addresses: the system's way, or a test's.
 pub type Lookup = Arc<dyn Fn(String) -> Looking + Send + Sync>;
@@ -175,7 +173,7 @@ impl GuardedClient {
         let client = client.map_err(|_| UrlRefused::NoClient)?;
         let request = client.request(method, url.clone());
         Ok(match &self.hop_mark {
-            Some(mark) => request.header(HOP, &**mark),
+            Some(mark) => request.header(hop::HEADER, &**mark),
             None => request,
         })
     }

@@ -23,7 +23,7 @@ mod url_rules;
 mod hostile_tests;
 
 pub use call_error::CallError;
-pub use client::{FetchError, GuardedClient, HOP, Looking, Lookup, fetch};
+pub use client::{FetchError, GuardedClient, Looking, Lookup, fetch};
 pub use completions::{CompletionStream, Completions, ModelServer};
 pub use own_ports::OwnPorts;
 pub use url_rules::UrlRefused;
