@@ -21,6 +21,7 @@ use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::limits::StreamGuard;
+use crate::shutdown::Departure;
 use crate::streams::{CheckedCredential, Right, Subject};
 use crate::turns::Follower;
 
@@ -190,6 +191,7 @@ struct Watching {
     waiting: VecDeque<Bytes>,
     quiet_since: Instant,
     ended: bool,
+    departure: Departure,
 }
 
 pub fn respond(watch: Watch) -> HttpResponse {
@@ -198,6 +200,7 @@ pub fn respond(watch: Watch) -> HttpResponse {
         waiting: VecDeque::new(),
         quiet_since: Instant::now(),
         ended: false,
+        departure: Departure::default(),
     };
     head().streaming(stream::unfold(watching, async |mut watching| {
         let next = watching.next().await?;
@@ -225,11 +228,11 @@ impl Watching {
         let watch = &mut self.watch;
         watch.allowed.check().await?;
         let beat = self.quiet_since + HEARTBEAT;
-        let draining = watch.allowed.app.draining.clone();
+        let app = watch.allowed.app.clone();
         let events = tokio::select! {
             events = next_events(&mut watch.follower, &watch.allowed, beat) => events?,
             () = watch.allowed.lost() => return Ok(()),
-            () = draining.cancelled() => {
+            () = self.departure.due(&app.shutdown) => {
                 self.end(reconnect());
                 return Ok(());
             }

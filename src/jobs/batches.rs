@@ -81,7 +81,7 @@ impl Task<'_> {
 /// node ends.
 pub async fn finish(app: &App, caller: &JobCaller, task: Task<'_>, until: Instant) -> Result<bool> {
     let mut size = BatchSize::new(LARGEST);
-    while Instant::now() < until && !app.draining.is_cancelled() {
+    while Instant::now() < until && !app.shutdown.is_stopping() {
         match run_batch(app, caller, task, size.rows()).await {
             // A batch can be smaller than asked for because somebody else deletes some of it at the same time.
             Ok(0) => return Ok(true),

@@ -91,7 +91,7 @@ async fn open_answers(
     until: Instant,
 ) -> Result<bool> {
     loop {
-        if Instant::now() >= until || app.draining.is_cancelled() {
+        if Instant::now() >= until || app.shutdown.is_stopping() {
             return Ok(false);
         }
         let tells = |text: &str| erasure.is_mentioned_in(text);

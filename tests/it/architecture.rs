@@ -124,7 +124,7 @@ const ALLOWED: [(&str, &[&str]); 27] = [
     ("redis", &["ground"]),
     ("upstream", &["domain", "ground"]),
 ];
-const GROUND: [&str; 9] = [
+const GROUND: [&str; 10] = [
     "clock",
     "config",
     "crypto",
@@ -132,6 +132,7 @@ const GROUND: [&str; 9] = [
     "guard",
     "ids",
     "recent",
+    "shutdown",
     "telemetry",
     "wire_text",
 ];

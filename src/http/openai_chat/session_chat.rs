@@ -124,9 +124,6 @@ async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Res
     })?;
     let limit = agent.limits.tokens_per_minute;
     app.limits.check_tokens(tenant_id, limit).await?;
-    if app.draining.is_cancelled() {
-        return Err(Error::unavailable("this node", anyhow::anyhow!("it ends")));
-    }
     let principal = acting.principal();
     let said = serde_json::to_vec(&input.messages).map_err(Error::internal)?;
     let goes_on = input.answers_tools();

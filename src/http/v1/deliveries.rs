@@ -23,6 +23,7 @@ use crate::http::json_body::JsonBody;
 use crate::http::paging::{ListName, ListResponse};
 use crate::ids::{DeliveryId, SessionId, TurnId};
 use crate::limits::StreamGuard;
+use crate::shutdown::Departure;
 use crate::store::deliveries::{self, Covered, End};
 use crate::store::delivery_leases;
 
@@ -174,15 +175,19 @@ pub async fn fetch_deliveries(
     let guard = open(&app, &key)?;
     let mut watching = app.live.watch_deliveries(key.tenant_id());
     let until = Instant::now() + Duration::from_secs(params.wait.into());
+    let mut departure = Departure::default();
     let leased = loop {
         credential.check(&app).await?;
         let leased = lease(&app, &key, &covered, limit).await?;
-        let over = Instant::now() >= until || app.draining.is_cancelled();
+        let over = Instant::now() >= until || departure.is_due(&app.shutdown);
         if !leased.is_empty() || over {
             break leased;
         }
         let again = until.min(Instant::now() + LOOK);
-        drop(timeout_at(again, watching.news()).await);
+        tokio::select! {
+            _ = timeout_at(again, watching.news()) => {}
+            () = departure.due(&app.shutdown) => {}
+        }
     };
     drop(guard);
     let show = |delivery| DeliveryResponse::new(delivery, true);
@@ -221,6 +226,7 @@ pub async fn stream_deliveries(
         judged_at: Instant::now(),
         quiet_since: Instant::now(),
         ended: false,
+        departure: Departure::default(),
     };
     Ok(
         event_stream::head().streaming(stream::unfold(streaming, async |mut streaming| {
@@ -241,6 +247,7 @@ struct Streaming {
     judged_at: Instant,
     quiet_since: Instant,
     ended: bool,
+    departure: Departure,
 }
 
 impl Streaming {
@@ -265,7 +272,7 @@ impl Streaming {
             self.judged_at = Instant::now();
             self.credential.check(&self.app).await?;
         }
-        if self.app.draining.is_cancelled() {
+        if self.departure.is_due(&self.app.shutdown) {
             self.waiting.push_back(event_stream::reconnect());
             self.ended = true;
             return Ok(());
@@ -290,7 +297,10 @@ impl Streaming {
                 return Ok(());
             }
             let again = Instant::now() + LOOK;
-            drop(timeout_at(again, self.watching.news()).await);
+            tokio::select! {
+                _ = timeout_at(again, self.watching.news()) => {}
+                () = self.departure.due(&self.app.shutdown) => {}
+            }
         }
         Ok(())
     }
