@@ -52,8 +52,10 @@ pub struct Allowed {
     pub app: web::Data<App>,
     pub acting: Acting,
     credential: Arc<CheckedCredential>,
-    conversation_id: SessionId,
+    conversation_id: Option<SessionId>,
     right: Arc<Right>,
+    /// Until when the database is not asked before words are shown, because it did not answer.
+    away_until: Option<Instant>,
 }
 
 impl Allowed {
@@ -63,6 +65,20 @@ impl Allowed {
         credential: Credential,
         conversation_id: SessionId,
     ) -> Self {
+        Self::of(app, acting, credential, Some(conversation_id))
+    }
+
+    /// For a call without a session.
+    pub fn stateless(app: web::Data<App>, acting: Acting, credential: Credential) -> Self {
+        Self::of(app, acting, credential, None)
+    }
+
+    fn of(
+        app: web::Data<App>,
+        acting: Acting,
+        credential: Credential,
+        conversation_id: Option<SessionId>,
+    ) -> Self {
         let subject = Subject::new(acting.tenant_id(), &acting.viewer, conversation_id);
         Self {
             credential: credential.share(&app),
@@ -70,6 +86,7 @@ impl Allowed {
             app,
             acting,
             conversation_id,
+            away_until: None,
         }
     }
 
@@ -107,15 +124,27 @@ impl Allowed {
         self.right.check_since(db, since, now).await
     }
 
-    /// Checks at once: before a whole answer is given. What belongs to no person changes hands only by being
-    /// deleted, which ends its turn.
-    pub async fn check_before_answer(&self) -> Result<()> {
+    /// Checks at once: before a whole answer is given.
+    pub async fn check_before_answer(&mut self) -> Result<()> {
         self.credential.check_now(&self.app.verifiers).await?;
+        self.check_before_words().await
+    }
+
+    /// Checks the right to what was said up to now, before it is shown. What belongs to no person changes hands
+    /// only by being deleted, which ends its turn. While the database does not answer, an answer goes on.
+    pub async fn check_before_words(&mut self) -> Result<()> {
         let Reach::Person(_) = self.acting.viewer.reach else {
             return Ok(());
         };
-        match self.check_since(Instant::now()).await {
-            Err(error) if error.is_transient() => Ok(()),
+        let now = Instant::now();
+        if self.away_until.is_some_and(|until| now < until) {
+            return self.right.read();
+        }
+        match self.check_since(now).await {
+            Err(error) if error.is_transient() => {
+                self.away_until = Some(Instant::now() + CHECKED);
+                Ok(())
+            }
             checked => checked,
         }
     }
@@ -125,6 +154,18 @@ impl Allowed {
         tokio::select! {
             () = self.credential.refused() => {}
             () = self.right.refused() => {}
+        }
+    }
+
+    /// Does something for the reader, until they may not read any more.
+    pub async fn during<T>(&self, doing: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            done = doing => done,
+            () = self.lost() => {
+                self.credential.read()?;
+                self.right.read()?;
+                Err(Error::not_found("session"))
+            }
         }
     }
 }

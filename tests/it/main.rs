@@ -30,6 +30,7 @@ mod deliveries;
 mod dev_command;
 mod disclosure;
 mod draining;
+mod ended_rights;
 mod expiry;
 mod idempotency;
 mod identity_links;

@@ -317,11 +317,24 @@ impl Telling {
             if self.ended {
                 return None;
             }
-            if let Err(error) = self.look().await {
+            let looked = self.look().await;
+            if let Err(error) = self.check_words().await.and(looked) {
                 self.waiting.push_back(chunks::error(&error));
                 self.ended = true;
             }
         }
+    }
+
+    /// What has come is shown to who may read it now, and otherwise to nobody.
+    async fn check_words(&mut self) -> Result<()> {
+        let checked = match self.waiting.is_empty() {
+            true => Ok(()),
+            false => self.allowed.check_before_words().await,
+        };
+        if checked.is_err() {
+            self.waiting.clear();
+        }
+        checked
     }
 
     /// All that there is to send, in one piece.

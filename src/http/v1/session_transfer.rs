@@ -88,9 +88,9 @@ pub async fn export_session(
         export.head.id
     );
     let pages = Pages {
+        credential: credential.share(&app),
         app,
         acting,
-        credential,
     };
     let download = Download {
         pages,

@@ -43,9 +43,9 @@ pub async fn export_user(
     tx.commit().await?;
     let download = Download {
         pages: Pages {
+            credential: credential.share(&app),
             app,
             acting,
-            credential,
         },
         export,
         begun,
