@@ -31,6 +31,7 @@ mod dev_command;
 mod disclosure;
 mod draining;
 mod ended_rights;
+mod erased_answers;
 mod expiry;
 mod idempotency;
 mod identity_links;
