@@ -46,6 +46,7 @@ impl Node {
                 loopback(free_port()?).to_string(),
             )
             .env("THROUGHLINE_ALLOW_PRIVATE_UPSTREAMS", "true")
+            .env("THROUGHLINE_DRAIN_MS", "0")
             .env("THROUGHLINE_LOG", "warn");
         if let Some(pool) = pool {
             command.env("THROUGHLINE_DATABASE_POOL", pool.to_string());

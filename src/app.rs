@@ -1,13 +1,10 @@
 //! `App`: what every handler and job works with, built once from the configuration. The only wiring.
 
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
 use anyhow::Context;
 use chrono::TimeDelta;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::{KeyVerifier, OperatorKeys, People, TokenVerifier, Verifiers};
@@ -21,6 +18,7 @@ use crate::live::Live;
 use crate::model::Models;
 use crate::recent::Recent;
 use crate::redis::Redis;
+use crate::shutdown::Shutdown;
 use crate::store::Db;
 use crate::streams::Streams;
 use crate::upstream::{GuardedClient, OwnPorts};
@@ -58,10 +56,8 @@ pub struct Inner {
     pub turn_tasks: TaskTracker,
     /// Exports take turns, so that however many there are leave connections to the rest.
     pub export_turns: Semaphore,
-    /// Cancelled when the node begins to shut down.
-    pub draining: CancellationToken,
-    /// When that was noticed first: there is one deadline for everything that drains.
-    drain_began: OnceLock<Instant>,
+    /// Whether the node drains or stops.
+    pub shutdown: Shutdown,
 }
 
 impl App {
@@ -91,6 +87,7 @@ impl App {
             people,
         };
         let boot_id = BootId::generate();
+        let shutdown = Shutdown::new(&config);
         Ok(Self {
             inner: Arc::new(Inner {
                 config,
@@ -110,23 +107,9 @@ impl App {
                 streams: Streams::default(),
                 turn_tasks: TaskTracker::new(),
                 export_turns,
-                draining: CancellationToken::new(),
-                drain_began: OnceLock::new(),
+                shutdown,
             }),
         })
-    }
-}
-
-impl Inner {
-    /// From now on every loop takes no new work, and the deadline of what runs is fixed.
-    pub fn begin_draining(&self) {
-        self.drain_deadline(Duration::ZERO);
-        self.draining.cancel();
-    }
-
-    /// When what drains has to be done, `after` the node began to shut down.
-    pub fn drain_deadline(&self, after: Duration) -> Instant {
-        *self.drain_began.get_or_init(Instant::now) + after
     }
 }
 

@@ -265,6 +265,14 @@ impl Error {
         matches!(self.code, Code::Unavailable | Code::Timeout | Code::Busy)
     }
 
+    /// This node ends; another one takes the request.
+    pub fn shutting_down() -> Self {
+        Self {
+            retry_after: Some(1),
+            ..Self::new(Code::Unavailable, "this node is shutting down; try again")
+        }
+    }
+
     pub fn unavailable(dependency: &str, cause: impl Into<anyhow::Error>) -> Self {
         Self {
             cause: Some(cause.into()),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use actix_web::http::{Method, StatusCode, Uri};
+use actix_web::http::{ConnectionType, Method, StatusCode, Uri};
 use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpRequest, HttpResponse, error::InternalError, web};
 
@@ -47,6 +47,9 @@ pub async fn surround(
     let id = request_id(request.headers());
     let method = request.method().clone();
     let shape = Shape::of_path(request.path());
+    let app = request.app_data::<web::Data<App>>().cloned();
+    // Asked when the answer is there: it may have been waited for.
+    let leaves = || app.is_some_and(|app| app.shutdown.is_draining());
     request.extensions_mut().insert(KnownId(id.clone()));
     if method == Method::HEAD {
         // Answered like GET; the connection knows that it was HEAD and sends no body.
@@ -72,6 +75,9 @@ pub async fn surround(
         Ok(response) => response,
         Err(error) => {
             let mut answer = render_any(&error, &id, shape);
+            if leaves() {
+                answer.head_mut().set_connection_type(ConnectionType::Close);
+            }
             set_request_id(answer.headers_mut(), &id);
             forbid_keeping(answer.headers_mut());
             log_request(&Answered {
@@ -86,6 +92,10 @@ pub async fn surround(
             return Err(InternalError::from_response("", answer).into());
         }
     };
+    if leaves() {
+        let head = response.response_mut().head_mut();
+        head.set_connection_type(ConnectionType::Close);
+    }
     set_request_id(response.headers_mut(), &id);
     forbid_keeping(response.headers_mut());
     limits::set_headers(&mut response);

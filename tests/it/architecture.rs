@@ -124,7 +124,7 @@ const ALLOWED: [(&str, &[&str]); 27] = [
     ("redis", &["ground"]),
     ("upstream", &["domain", "ground"]),
 ];
-const GROUND: [&str; 11] = [
+const GROUND: [&str; 12] = [
     "clock",
     "config",
     "crypto",
@@ -134,6 +134,7 @@ const GROUND: [&str; 11] = [
     "guard",
     "ids",
     "recent",
+    "shutdown",
     "telemetry",
     "wire_text",
 ];

@@ -24,7 +24,7 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Converser;
 use crate::http::callers::Credential;
 use crate::http::context;
-use crate::http::event_stream::{self, ALIVE, HEARTBEAT};
+use crate::http::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
 use crate::http::json_body::{BodyHash, LargeJsonObject};
 use crate::http::problem;
 use crate::http::retry::Retryable;
@@ -178,6 +178,9 @@ pub struct EffectiveSession {
 /// An answer that is not streamed is waited for as long as the agent's `upstream.timeout_seconds` says, and nothing is
 /// sent before it; a stream gets a comment every five seconds while the model is silent, and an error that comes then
 /// is told in the stream. Errors that cost a model call carry `x-should-retry: false`.
+///
+/// An answer is as good as its credential: one that is revoked or expires meanwhile, or whose user is erased, ends a
+/// stream within five seconds, with an error in it.
 #[utoipa::path(
     operation_id = "create_chat_completion",
     tag = "chat",
@@ -229,7 +232,9 @@ pub async fn create_chat_completion(
             let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, &asked).await?;
             // From here on there are only the bytes that the model is asked.
             drop((asked, body.memory));
-            return answer_stateless(call, body.bytes_memory, context::id_of(&request)).await;
+            let allowed = Allowed::stateless(app, acting, credential);
+            let request_id = context::id_of(&request);
+            return answer_stateless(call, body.bytes_memory, allowed, request_id).await;
         }
     };
     let asking = Asking {
@@ -286,9 +291,15 @@ fn is_retry(request: &HttpRequest) -> bool {
 }
 
 /// `memory` is held until the model has begun to answer: until then it may be asked again.
-async fn answer_stateless(call: Call, memory: Memory, request_id: String) -> Result<HttpResponse> {
+async fn answer_stateless(
+    call: Call,
+    memory: Memory,
+    mut allowed: Allowed,
+    request_id: String,
+) -> Result<HttpResponse> {
     if !call.wants_stream() {
-        let answer = call.complete().await?;
+        let answer = allowed.during(call.complete()).await?;
+        allowed.check().await?;
         let head = &mut HttpResponse::Ok();
         head.insert_header(STATELESS);
         return Ok(head.content_type(ContentType::json()).body(answer));
@@ -305,6 +316,7 @@ async fn answer_stateless(call: Call, memory: Memory, request_id: String) -> Res
     };
     let telling = Telling {
         source,
+        allowed,
         request_id,
         ended: false,
     };
@@ -348,6 +360,7 @@ impl Source {
 /// A stream that is under way.
 struct Telling {
     source: Source,
+    allowed: Allowed,
     request_id: String,
     ended: bool,
 }
@@ -360,7 +373,13 @@ impl Telling {
         }
         let mut events = String::new();
         let has_begun = self.source.has_begun();
-        let Ok(first) = timeout(HEARTBEAT, self.source.next()).await else {
+        let next = self.allowed.during(self.source.next());
+        let next = timeout(HEARTBEAT, next).await.ok();
+        if let Err(refusal) = self.allowed.check().await {
+            self.put(&mut events, Err(refusal));
+            return Some(Bytes::from(events));
+        }
+        let Some(first) = next else {
             return Some(ALIVE);
         };
         self.put(&mut events, first);

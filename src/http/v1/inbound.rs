@@ -152,10 +152,10 @@ pub async fn create_inbound(
         preview: None,
     };
     let taking = Taking {
+        credential: credential.share(&app),
         app,
         request: retry.request(vouched.principal(), body.hash),
         vouched,
-        credential,
         speaker,
     };
     let public = chat.require_private().is_err();

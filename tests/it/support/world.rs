@@ -30,6 +30,8 @@ pub struct WorldOptions {
     pub redis_url: String,
     /// Whether tenants' URLs may lead to servers of the test.
     pub private_upstreams: bool,
+    /// How long a node serves on after it was told to end.
+    pub drain: Duration,
 }
 
 impl Default for WorldOptions {
@@ -38,6 +40,7 @@ impl Default for WorldOptions {
             nodes: 1,
             redis_url: cluster().redis_url().to_owned(),
             private_upstreams: false,
+            drain: Duration::ZERO,
         }
     }
 }
@@ -76,6 +79,7 @@ impl World {
             if options.private_upstreams {
                 config.allow_private_upstreams = PrivateUpstreams::Allowed;
             }
+            config.drain = options.drain;
             let app = App::build(config, clock.clone()).await.unwrap();
             nodes.push(Node::start(app, None).await.unwrap());
         }
@@ -201,6 +205,7 @@ pub fn node_environment(database: &str, redis_url: &str) -> Vec<(String, String)
         ("LISTEN", "127.0.0.1:0"),
         ("METRICS_LISTEN", "127.0.0.1:0"),
         ("HTTP_WORKERS", "1"),
+        ("DRAIN_MS", "0"),
         ("SHUTDOWN_GRACE_MS", "5000"),
     ]
     .map(|(name, value)| (format!("THROUGHLINE_{name}"), value.to_owned()))
