@@ -237,7 +237,11 @@ impl Scene {
         let text = |name: &str| dev.ready[name].as_str().map(str::to_owned);
         let operator = text("operator_key").context("no operator key")?;
         let url = format!("http://{}", node.address);
-        let client = Client::builder().timeout(Duration::from_secs(30)).build()?;
+        let client = Client::builder()
+            .timeout(Duration::from_secs(30))
+            // The node closes them after five seconds.
+            .pool_idle_timeout(Duration::from_secs(3))
+            .build()?;
         let call = async |method: Method, path: &str, key: &str, body: Value| {
             let request = client.request(method, format!("{url}{path}"));
             let answer = request.bearer_auth(key).json(&body).send().await?;

@@ -1,12 +1,16 @@
 //! What a client asks of a model, in OpenAI's words: read just far enough to know what it is about. What
 //! the service has no part in is passed on as it came.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::domain::agent::{AgentSpec, UpstreamKind};
 use crate::domain::extra::Extra;
 use crate::domain::message::{MessageKind, NewMessage, Role};
+use crate::domain::raw_members::RawMembers;
 use crate::domain::turn::TurnInput;
 use crate::error::{Code, Error, FieldError, Result};
 
@@ -21,6 +25,9 @@ const ROLES: [&str; 6] = [
     "function",
 ];
 
+/// More members than this are no request.
+const MAX_MEMBERS: usize = 256;
+
 #[derive(Debug, Clone)]
 pub struct CompletionRequest {
     /// The agent's name.
@@ -34,92 +41,125 @@ pub struct CompletionRequest {
     pub user: Option<String>,
     /// Whether it may be stored in a session.
     pub stores: bool,
-    body: Map<String, Value>,
+    /// How long the whole request is.
+    pub bytes: usize,
+    messages: Vec<AskedMessage>,
+    stream_options: RawMembers,
+    /// All members but the messages.
+    members: RawMembers,
+}
+
+/// A message of a request, as it came.
+#[derive(Debug, Clone)]
+struct AskedMessage {
+    role: String,
+    text: Box<RawValue>,
+}
+
+/// What every message of a request is read for.
+#[derive(Deserialize)]
+struct MessageHead<'a> {
+    #[serde(borrow, default)]
+    role: Cow<'a, str>,
+    #[serde(borrow)]
+    name: Option<Cow<'a, str>>,
+}
+
+/// What a message that goes into a session is read for.
+#[derive(Deserialize)]
+struct NewMessageText {
+    #[serde(default)]
+    content: Value,
+    tool_call_id: Option<Value>,
+    name: Option<String>,
 }
 
 impl CompletionRequest {
-    pub fn read(body: Map<String, Value>) -> Result<Self> {
+    /// Reads a text that is valid JSON.
+    pub fn read(text: &str) -> Result<Self> {
+        let members = serde_json::from_str::<RawMembers>(text);
+        let mut members = members.map_err(|_| {
+            let error = FieldError::new("", "must be a JSON object");
+            Error::fields(Code::InvalidRequest, vec![error])
+        })?;
         let mut errors = Vec::new();
         let mut wrong = |pointer: &str, detail: &str| errors.push(FieldError::new(pointer, detail));
-        if !body.get("model").is_some_and(Value::is_string) {
+        if members.len() > MAX_MEMBERS {
+            wrong("", "has more than 256 members");
+        }
+        let model = members.read::<String>("model");
+        if model.is_none() {
             wrong("/model", "must be the name of an agent");
         }
-        match body.get("messages").and_then(Value::as_array) {
+        let given = members.remove("messages");
+        let given =
+            given.and_then(|given| serde_json::from_str::<Vec<Box<RawValue>>>(given.get()).ok());
+        let mut messages = Vec::new();
+        match given {
             None => wrong("/messages", "must be a list"),
-            Some(messages) if !(1..=MAX_MESSAGES).contains(&messages.len()) => {
+            Some(given) if !(1..=MAX_MESSAGES).contains(&given.len()) => {
                 wrong("/messages", "must have 1 to 10000 entries");
             }
-            Some(messages) => {
-                for (place, message) in messages.iter().enumerate() {
-                    let role = message["role"].as_str();
-                    if !role.is_some_and(|role| ROLES.contains(&role)) {
-                        wrong(&format!("/messages/{place}/role"), "must be a role");
-                    }
-                    let name = &message["name"];
-                    let length = name.as_str().map_or(0, |name| name.chars().count());
-                    if !name.is_null() && !(1..=MAX_NAME_CHARS).contains(&length) {
-                        let pointer = format!("/messages/{place}/name");
-                        wrong(&pointer, "must have 1 to 256 characters");
+            Some(given) => {
+                for (place, text) in given.into_iter().enumerate() {
+                    match read_role(&text) {
+                        Ok(role) => messages.push(AskedMessage { role, text }),
+                        Err((member, detail)) => {
+                            wrong(&format!("/messages/{place}/{member}"), detail);
+                        }
                     }
                 }
             }
         }
-        for (member, is_right) in [
-            ("stream", Value::is_boolean as fn(&Value) -> bool),
-            ("stream_options", Value::is_object),
-            ("user", Value::is_string),
-            ("tools", Value::is_array),
+        for (member, begins) in [
+            ("stream", ["true", "false"].as_slice()),
+            ("stream_options", &["{"]),
+            ("user", &["\""]),
+            ("tools", &["["]),
         ] {
-            let given = body.get(member).filter(|value| !value.is_null());
-            if given.is_some_and(|value| !is_right(value)) {
+            let given = members.get(member);
+            if given.is_some_and(|text| !begins.iter().any(|begin| text.starts_with(begin))) {
                 wrong(&format!("/{member}"), "has the wrong type");
             }
         }
         if !errors.is_empty() {
             return Err(Error::fields(Code::InvalidRequest, errors));
         }
-        let text = |member: &str| body.get(member).and_then(Value::as_str).map(str::to_owned);
-        let options = body.get("stream_options");
+        let stream_options: RawMembers = members.read("stream_options").unwrap_or_default();
         Ok(Self {
-            model: text("model").unwrap_or_default(),
-            stream: body.get("stream") == Some(&Value::Bool(true)),
-            include_usage: options.is_some_and(|options| options["include_usage"] == true),
-            include_hermes_events: options
-                .is_some_and(|options| options["include_hermes_events"] == true),
-            user: text("user"),
-            stores: body.get("store") != Some(&Value::Bool(false)),
-            body,
+            model: model.unwrap_or_default(),
+            stream: members.is_true("stream"),
+            include_usage: stream_options.is_true("include_usage"),
+            include_hermes_events: stream_options.is_true("include_hermes_events"),
+            user: members.read("user"),
+            stores: members.get("store") != Some("false"),
+            bytes: text.len(),
+            messages,
+            stream_options,
+            members,
         })
-    }
-
-    pub fn messages(&self) -> &[Value] {
-        let messages = self.body.get("messages").and_then(Value::as_array);
-        messages.map_or(&[], Vec::as_slice)
     }
 
     /// What is new in a request about a session: what follows the last message of an assistant, the
     /// instructions for this turn, and how the model is to answer.
     pub fn turn_input(&self) -> Result<TurnInput> {
-        let all = self.messages();
-        let is_assistant = |message: &Value| message["role"] == "assistant";
-        let first = all
-            .iter()
-            .rposition(is_assistant)
-            .map_or(0, |last| last + 1);
+        let is_assistant = |message: &AskedMessage| message.role == "assistant";
+        let first = self.messages.iter().rposition(is_assistant);
+        let first = first.map_or(0, |last| last + 1);
         let mut errors = Vec::new();
         let mut messages = Vec::new();
-        for (place, message) in all.iter().enumerate().skip(first) {
+        for (place, message) in self.messages.iter().enumerate().skip(first) {
             let at = format!("/messages/{place}");
-            match message["role"].as_str() {
-                Some("system" | "developer") => {}
-                Some("user" | "tool") => match read_message(message) {
+            match message.role.as_str() {
+                "system" | "developer" => {}
+                "user" | "tool" => match read_message(message) {
                     Ok(read) => {
                         read.check(&at, &mut errors);
                         messages.push(read);
                     }
                     Err(error) => errors.push(FieldError::new(at, error.to_string())),
                 },
-                Some(_) | None => {
+                _ => {
                     let pointer = format!("{at}/role");
                     errors.push(FieldError::new(pointer, "is not taken in a session"));
                 }
@@ -129,49 +169,53 @@ impl CompletionRequest {
             let detail = "nothing is said after the last message of the assistant";
             errors.push(FieldError::new("/messages", detail));
         }
-        if self.body.get("n").is_some_and(|n| !n.is_null() && *n != 1) {
+        if self.members.get("n").is_some_and(|n| n != "1") {
             errors.push(FieldError::new("/n", "a session has one answer"));
         }
         if !errors.is_empty() {
             return Err(Error::fields(Code::InvalidRequest, errors));
         }
         let is_instruction =
-            |message: &&Value| message["role"] == "system" || message["role"] == "developer";
-        let instructions = all.iter().filter(is_instruction).map(text_of);
-        let instruction = instructions.collect::<Vec<_>>().join("\n\n");
-        let ours = ["model", "messages", "stream", "stream_options", "user"];
-        let options = self
-            .body
-            .iter()
-            .filter(|(name, _)| !ours.contains(&name.as_str()));
+            |message: &&AskedMessage| message.role == "system" || message.role == "developer";
+        let instructions = self.messages.iter().filter(is_instruction);
+        let instructions = instructions.map(|message| {
+            let message: Value = serde_json::from_str(message.text.get())?;
+            Ok(text_of(&message))
+        });
+        let instructions: serde_json::Result<Vec<String>> = instructions.collect();
+        let instruction = instructions.map_err(Error::internal)?.join("\n\n");
+        let ours = ["model", "stream", "stream_options", "user"];
         Ok(TurnInput {
             messages,
             instruction: (!instruction.is_empty()).then_some(instruction),
-            options: options.map(|(k, v)| (k.clone(), v.clone())).collect(),
+            options: self.members.without(&ours).collect(),
         })
     }
 
     /// What the agent's model is asked: its own name, the agent's instructions first, and in a stream
     /// always the usage, which we count.
     pub fn for_model(&self, agent: &AgentSpec) -> Result<Vec<u8>> {
-        let ours = ["model", "messages", "stream_options"];
-        let options = self.stream.then(|| {
-            let given = self.body.get("stream_options").and_then(Value::as_object);
-            let mut options = given.cloned().unwrap_or_default();
+        let stream_options = self.stream.then(|| {
+            let mut options = self.stream_options.clone();
             options.remove("include_hermes_events");
-            options.insert("include_usage".to_owned(), true.into());
+            options.insert_true("include_usage");
             options
         });
         let prompt = (!agent.system_prompt.is_empty())
             .then(|| json!({"role": "system", "content": agent.system_prompt}));
+        let prompt = prompt.as_ref().map(PromptOrMessage::Prompt);
+        let messages = self.messages.iter().map(|message| &*message.text);
         let asked = ForModel {
-            passed: Passed(&self.body, &ours),
+            passed: Passed(&self.members),
             model: match agent.upstream.kind {
                 UpstreamKind::Openai => agent.upstream.model.as_deref().unwrap_or_default(),
                 UpstreamKind::Demo => "demo",
             },
-            messages: prompt.iter().chain(self.messages()).collect(),
-            stream_options: options.as_ref(),
+            messages: prompt
+                .into_iter()
+                .chain(messages.map(PromptOrMessage::Message))
+                .collect(),
+            stream_options: stream_options.as_ref(),
         };
         serde_json::to_vec(&asked).map_err(Error::internal)
     }
@@ -183,38 +227,72 @@ struct ForModel<'a> {
     #[serde(flatten)]
     passed: Passed<'a>,
     model: &'a str,
-    messages: Vec<&'a Value>,
+    messages: Vec<PromptOrMessage<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    stream_options: Option<&'a Map<String, Value>>,
+    stream_options: Option<&'a RawMembers>,
 }
 
-/// Members of a request, but for those that are named.
-struct Passed<'a>(&'a Map<String, Value>, &'a [&'a str]);
+#[derive(Serialize)]
+#[serde(untagged)]
+enum PromptOrMessage<'a> {
+    Prompt(&'a Value),
+    Message(&'a RawValue),
+}
+
+/// Members of a request that no other member of `ForModel` stands for.
+struct Passed<'a>(&'a RawMembers);
 
 impl Serialize for Passed<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let Self(members, left_out) = self;
-        let passed = members.iter();
-        serializer.collect_map(passed.filter(|(name, _)| !left_out.contains(&name.as_str())))
+        serializer.collect_map(self.0.without(&["model", "stream_options"]))
     }
 }
 
-fn read_message(message: &Value) -> serde_json::Result<NewMessage> {
-    let role = match message["role"] == "tool" {
-        true => Role::Tool,
-        false => Role::User,
+/// The role of a message; otherwise which member is wrong, and why.
+fn read_role(message: &RawValue) -> std::result::Result<String, (&'static str, &'static str)> {
+    let no_role = ("role", "must be a role");
+    let wrong_name = ("name", "must have 1 to 256 characters");
+    let head = serde_json::from_str::<MessageHead>(message.get());
+    let head = head.map_err(|_| {
+        #[derive(Deserialize)]
+        struct Role<'a> {
+            #[serde(borrow)]
+            role: Cow<'a, str>,
+        }
+        // Then it is the name, if anything can be told of the role.
+        match serde_json::from_str::<Role>(message.get()) {
+            Ok(Role { role }) if ROLES.contains(&&*role) => wrong_name,
+            Ok(_) | Err(_) => no_role,
+        }
+    })?;
+    if !ROLES.contains(&&*head.role) {
+        return Err(no_role);
+    }
+    let length = head.name.as_ref().map(|name| name.chars().count());
+    if length.is_some_and(|length| !(1..=MAX_NAME_CHARS).contains(&length)) {
+        return Err(wrong_name);
+    }
+    Ok(head.role.into_owned())
+}
+
+fn read_message(message: &AskedMessage) -> serde_json::Result<NewMessage> {
+    let role = if message.role == "tool" {
+        Role::Tool
+    } else {
+        Role::User
     };
-    let text = |member: &str| message[member].as_str().map(str::to_owned);
+    let read: NewMessageText = serde_json::from_str(message.text.get())?;
     let extra = Extra {
-        name: text("name").filter(|_| role == Role::User),
+        name: read.name.filter(|_| role == Role::User),
         ..Extra::default()
     };
+    let tool_call_id = read.tool_call_id.filter(|_| role == Role::Tool);
     Ok(NewMessage {
         role,
         kind: MessageKind::Normal,
-        content: Deserialize::deserialize(&message["content"])?,
+        content: Deserialize::deserialize(read.content)?,
         tool_calls: None,
-        tool_call_id: text("tool_call_id").filter(|_| role == Role::Tool),
+        tool_call_id: tool_call_id.and_then(|id| id.as_str().map(str::to_owned)),
         token_count: None,
         extra: extra.kept(),
     })
@@ -281,7 +359,7 @@ mod tests {
     use crate::domain::agent::AgentSpec;
 
     fn read(body: Value) -> Result<CompletionRequest> {
-        CompletionRequest::read(body.as_object().unwrap().clone())
+        CompletionRequest::read(&body.to_string())
     }
 
     #[test]

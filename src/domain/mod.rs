@@ -41,6 +41,7 @@ pub mod person_document;
 pub mod platform;
 pub mod presence;
 pub mod prompt;
+pub mod raw_members;
 pub mod reset;
 pub mod resource_name;
 pub mod retention;

@@ -4,10 +4,11 @@
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::domain::agent::{AgentSpec, UpstreamKind};
 use crate::domain::message::{MessageKind, NewMessage, Role};
+use crate::domain::raw_members::RawMembers;
 use crate::domain::turn::TurnInput;
 use crate::error::{Error, Result};
 
@@ -126,7 +127,7 @@ pub fn begin_with_a_question(past: Vec<PastMessage>) -> Vec<PastMessage> {
 #[derive(Serialize)]
 struct Asked<'a> {
     #[serde(flatten)]
-    options: &'a Map<String, Value>,
+    options: &'a RawMembers,
     model: &'a str,
     stream: bool,
     stream_options: StreamOptions,
@@ -195,7 +196,7 @@ mod tests {
         let input = TurnInput {
             messages: Vec::new(),
             instruction: Some("In French.".to_owned()),
-            options: options.as_object().unwrap().clone(),
+            options: serde_json::from_str(&options.to_string()).unwrap(),
         };
         let transcript = [
             past(Role::System, MessageKind::Summary, "they like tea"),
@@ -238,7 +239,7 @@ mod tests {
         let input = TurnInput {
             messages: Vec::new(),
             instruction: None,
-            options: Map::new(),
+            options: RawMembers::default(),
         };
         let body = request_body(&AgentSpec::demo(), &input, &transcript).unwrap();
         let body: Value = serde_json::from_slice(&body).unwrap();

@@ -3,11 +3,12 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 
 use crate::domain::agent::OnBusy;
 use crate::domain::completion::TokenUsage;
 use crate::domain::message::{Content, MessageKind, NewMessage, Role, ToolCall};
+use crate::domain::raw_members::RawMembers;
 use crate::domain::session::words;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{BootId, IdentityId, SessionId, TurnId};
@@ -104,8 +105,8 @@ pub struct TurnInput {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instruction: Option<String>,
     /// Members of the request that the model's server gets as they came.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub options: Map<String, Value>,
+    #[serde(default, skip_serializing_if = "RawMembers::is_empty")]
+    pub options: RawMembers,
 }
 
 impl TurnInput {
@@ -123,14 +124,27 @@ impl TurnInput {
         Self {
             messages: contents.into_iter().map(message).collect(),
             instruction: None,
-            options: Map::new(),
+            options: RawMembers::default(),
         }
     }
 
     /// Whether the client has a tool of this name.
     pub fn gives_tool(&self, name: &str) -> bool {
-        let tools = self.options.get("tools").and_then(Value::as_array);
-        tools.is_some_and(|tools| tools.iter().any(|tool| tool["function"]["name"] == name))
+        /// No more of a tool than its name.
+        #[derive(Deserialize)]
+        struct Tool {
+            function: ToolName,
+        }
+        #[derive(Deserialize)]
+        struct ToolName {
+            name: String,
+        }
+        let tools = self.options.read::<Vec<Box<RawValue>>>("tools");
+        let mut tools = tools.iter().flatten();
+        tools.any(|tool| {
+            let tool = serde_json::from_str::<Tool>(tool.get());
+            tool.is_ok_and(|tool| tool.function.name == name)
+        })
     }
 
     /// Whether it only brings results of tools.

@@ -6,13 +6,12 @@ use std::future::Future;
 use std::pin::Pin;
 
 use actix_web::dev::Payload;
-use actix_web::web;
 use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use serde::de::DeserializeSeed;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 
 use super::json_body::{
-    BODY_DEADLINE, MAX_JSON_BYTES, check_length, holder_of, read_within, shares_of,
+    BODY_DEADLINE, MAX_JSON_BYTES, check_length, holder_of, off_this_thread, read_within, shares_of,
 };
 use crate::domain::outside_text::normalise_json;
 use crate::domain::tree::{Allowance, MAX_COST, Tree, TreeSeed};
@@ -61,9 +60,9 @@ impl FromRequest for DocumentBody {
             let bytes = read_within(&mut payload, announced, MAX_JSON_BYTES, BODY_DEADLINE).await?;
             // By its aliases a short text comes to as much as a long one.
             let memory = shares.values(holder, MAX_COST).await?;
+            let parser = shares.parser(holder).await?;
             // YAML takes long enough for others on this thread to notice.
-            let tree = web::block(move || parse(&bytes, format)).await;
-            let tree = tree.map_err(Error::internal)??;
+            let tree = off_this_thread(parser, move || parse(&bytes, format)).await?;
             Ok(Self {
                 tree,
                 _memory: memory,

@@ -11,7 +11,6 @@ use actix_web::web::{self, BytesMut};
 use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
 
 use super::callers::Authenticated;
 use super::extract::pointer;
@@ -22,14 +21,14 @@ use crate::app::App;
 use crate::crypto;
 use crate::domain::outside_text::normalise_json;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::fair_queue::Holder;
+use crate::fair_queue::{Holder, Place};
 use crate::limits::{MAX_VALUES_COST, Memory, NodeShares};
 
 pub const MAX_JSON_BYTES: usize = 1024 * 1024;
 /// For the few routes that take in what many calls have made.
 pub const MAX_LARGE_JSON_BYTES: usize = 16 * MAX_JSON_BYTES;
 /// A larger body takes long enough to parse for others on its thread to notice.
-const SMALL_BYTES: usize = 64 * 1024;
+pub const SMALL_BYTES: usize = 64 * 1024;
 const SMALL_COST: usize = 1024 * 1024;
 /// A body that trickles in longer holds a connection for nothing.
 pub(super) const BODY_DEADLINE: Duration = Duration::from_secs(20);
@@ -45,13 +44,18 @@ pub struct JsonBody<T, const MAX_BYTES: usize = MAX_JSON_BYTES> {
 
 pub type LargeJsonBody<T> = JsonBody<T, MAX_LARGE_JSON_BYTES>;
 
-/// A JSON object whose members are looked at later.
-pub struct LargeJsonObject {
-    pub members: Map<String, Value>,
+/// What a text of JSON is read as, off the threads that serve requests where it is large.
+pub trait FromJsonText: Sized + Send + 'static {
+    fn from_json_text(text: &str) -> Result<Self>;
+}
+
+/// A large JSON body that is read as its type says, and may be passed on.
+pub struct LargeJsonText<T> {
+    pub value: T,
     pub hash: BodyHash,
     /// For its bytes, held as long as they are passed on.
     pub bytes_memory: Memory,
-    /// Held as long as its members are used.
+    /// Held as long as the value is used.
     pub memory: Memory,
 }
 
@@ -95,16 +99,16 @@ where
     }
 }
 
-impl FromRequest for LargeJsonObject {
+impl<T: FromJsonText> FromRequest for LargeJsonText<T> {
     type Error = Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let reading = Reading::of(request, payload, MAX_LARGE_JSON_BYTES, parse_object);
+        let reading = Reading::of(request, payload, MAX_LARGE_JSON_BYTES, T::from_json_text);
         Box::pin(async move {
             let read = reading?.read().await?;
             Ok(Self {
-                members: read.value,
+                value: read.value,
                 hash: read.hash,
                 bytes_memory: read.bytes_memory,
                 memory: read.memory,
@@ -168,21 +172,22 @@ impl<T: Send + 'static> Reading<T> {
         let (text, measured) = if is_small {
             prepare(&bytes, hashed)?
         } else {
-            off_this_thread(move || prepare(&bytes, hashed)).await?
+            let parser = self.shares.parser(self.holder).await?;
+            off_this_thread(parser, move || prepare(&bytes, hashed)).await?
         };
         let cost = measured.cost;
         if cost > MAX_VALUES_COST {
             let detail = "the body has too many objects and values";
             return Err(Error::new(Code::PayloadTooLarge, detail));
         }
-        let mut memory = self.shares.values(self.holder, cost).await?;
+        let memory = self.shares.values(self.holder, cost).await?;
         let parse = self.parse;
         let value = if is_small && cost <= SMALL_COST {
             parse(&text)?
         } else {
-            off_this_thread(move || parse(&text)).await?
+            let parser = self.shares.parser(self.holder).await?;
+            off_this_thread(parser, move || parse(&text)).await?
         };
-        memory.shrink(cost);
         Ok(Read {
             value,
             hash: BodyHash(measured.hash),
@@ -192,10 +197,16 @@ impl<T: Send + 'static> Reading<T> {
     }
 }
 
-async fn off_this_thread<T: Send + 'static>(
+pub async fn off_this_thread<T: Send + 'static>(
+    parser: Place,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    web::block(work).await.map_err(Error::internal)?
+    let done = web::block(move || {
+        let done = work();
+        drop(parser);
+        done
+    });
+    done.await.map_err(Error::internal)?
 }
 
 pub(super) fn shares_of(request: &HttpRequest) -> Result<NodeShares> {
@@ -293,17 +304,6 @@ fn prepare(bytes: &[u8], hashed: bool) -> Result<(String, Measured)> {
         }
     })?;
     Ok((text, measured))
-}
-
-/// A text that is valid JSON.
-fn parse_object(text: &str) -> Result<Map<String, Value>> {
-    match serde_json::from_str(text).map_err(Error::internal)? {
-        Value::Object(members) => Ok(members),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-            let error = FieldError::new("", "must be a JSON object");
-            Err(Error::fields(Code::InvalidRequest, vec![error]))
-        }
-    }
 }
 
 /// A text that is valid JSON, as the type wants it.

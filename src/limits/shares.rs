@@ -38,8 +38,6 @@ const DOWNLOADS: Size = Size {
 pub const MAX_VALUES_COST: usize = 96 * MIB;
 /// What takes less is not counted.
 pub const SMALL: usize = 64 * 1024;
-/// While it is parsed, a body counts as one of this size: so few are parsed at one time, each on a thread of its own.
-const PARSED_AT_LEAST: usize = 24 * MIB;
 /// A request that waits longer for memory is better answered with an error.
 const WAIT: Duration = Duration::from_secs(10);
 
@@ -47,6 +45,7 @@ const WAIT: Duration = Duration::from_secs(10);
 pub struct NodeShares {
     bodies: FairQueue,
     values: FairQueue,
+    parsers: FairQueue,
     answers: FairQueue,
     downloads: FairQueue,
     descriptors: FairQueue,
@@ -70,6 +69,7 @@ impl NodeShares {
         Self {
             bodies: FairQueue::new(BODIES),
             values: FairQueue::new(VALUES),
+            parsers: FairQueue::new(parsers()),
             answers: FairQueue::new(ANSWERS),
             downloads: FairQueue::new(DOWNLOADS),
             // The other half is for what is answered at once, for turns, and for the service itself.
@@ -83,16 +83,25 @@ impl NodeShares {
 
     /// Room for a body of so many bytes.
     pub async fn body(&self, holder: Holder, bytes: usize) -> Result<Memory> {
-        acquire(&self.bodies, holder, bytes, bytes).await
+        acquire(&self.bodies, holder, bytes).await
     }
 
     pub fn bodies_in_use(&self) -> usize {
         self.bodies.in_use()
     }
 
-    /// Room for what a body comes to, while it is parsed. Shrink it to `cost` afterwards.
+    /// Room for what a body comes to as values.
     pub async fn values(&self, holder: Holder, cost: usize) -> Result<Memory> {
-        acquire(&self.values, holder, cost, cost.max(PARSED_AT_LEAST)).await
+        acquire(&self.values, holder, cost).await
+    }
+
+    /// A processor, for as long as a large body is walked or parsed on a thread of its own. Nobody who has one waits for
+    /// anything else.
+    pub async fn parser(&self, holder: Holder) -> Result<Place> {
+        match timeout(WAIT, self.parsers.acquire(holder, 1)).await {
+            Ok(Ok(place)) => Ok(place),
+            Ok(Err(_)) | Err(_) => Err(too_many_bodies()),
+        }
     }
 }
 
@@ -123,17 +132,27 @@ impl NodeShares {
     }
 }
 
-async fn acquire(
-    queue: &FairQueue,
-    holder: Holder,
-    needed: usize,
-    counted: usize,
-) -> Result<Memory> {
-    if needed <= SMALL {
+async fn acquire(queue: &FairQueue, holder: Holder, bytes: usize) -> Result<Memory> {
+    if bytes <= SMALL {
         return Ok(Memory::default());
     }
-    match timeout(WAIT, queue.acquire(holder, counted)).await {
+    match timeout(WAIT, queue.acquire(holder, bytes)).await {
         Ok(Ok(place)) => Ok(Memory(Some(place))),
-        Ok(Err(_)) | Err(_) => Err(Error::busy("too many large bodies are read at one time")),
+        Ok(Err(_)) | Err(_) => Err(too_many_bodies()),
+    }
+}
+
+fn too_many_bodies() -> Error {
+    Error::busy("too many large bodies are read at one time")
+}
+
+/// The threads that serve requests need their share of the processors too: of those who would use all, a tenant has
+/// half.
+fn parsers() -> Size {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Size {
+        total: processors,
+        tenant_max: (processors / 2).max(1),
+        tenant_waiting: 1024,
     }
 }

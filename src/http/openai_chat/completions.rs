@@ -25,7 +25,7 @@ use crate::http::acting::Converser;
 use crate::http::callers::Credential;
 use crate::http::context;
 use crate::http::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
-use crate::http::json_body::{BodyHash, LargeJsonObject};
+use crate::http::json_body::{BodyHash, FromJsonText, LargeJsonText};
 use crate::http::problem;
 use crate::http::retry::Retryable;
 use crate::ids::TurnId;
@@ -213,9 +213,9 @@ pub async fn create_chat_completion(
     caller: Converser,
     credential: Credential,
     retryable: Retryable,
-    body: LargeJsonObject,
+    body: LargeJsonText<CompletionRequest>,
 ) -> Result<HttpResponse> {
-    let asked = CompletionRequest::read(body.members)?;
+    let asked = body.value;
     let session = read_header(&request, SESSION_ID, SessionRef::parse)?;
     let key = read_header(&request, SESSION_KEY, SessionKey::parse)?;
     let (acting, own_chat) = caller
@@ -249,6 +249,12 @@ pub async fn create_chat_completion(
     drop(body.bytes_memory);
     // Apart: a request without a session shall not carry the room for one.
     Box::pin(session_chat::answer(asking, asked, place)).await
+}
+
+impl FromJsonText for CompletionRequest {
+    fn from_json_text(text: &str) -> Result<Self> {
+        Self::read(text)
+    }
 }
 
 fn read_header<T>(

@@ -2,6 +2,7 @@
 //! from its events where it runs elsewhere.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::http::header::{HeaderName, HeaderValue};
@@ -19,14 +20,16 @@ use crate::domain::completion::CompletionRequest;
 use crate::domain::event::{Event, MESSAGE_DELTA, MESSAGE_DISCARDED, TURN_STARTED};
 use crate::domain::session::Need;
 use crate::domain::session_name::SessionRef;
+use crate::domain::turn::TurnInput;
 use crate::error::{Code, Error, FieldError, Result};
+use crate::fair_queue::Holder;
 use crate::http::acting::Acting;
 use crate::http::callers::Credential;
 use crate::http::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
-use crate::http::json_body::BodyHash;
+use crate::http::json_body::{BodyHash, SMALL_BYTES, off_this_thread};
 use crate::http::retry::Retryable;
 use crate::idempotency;
-use crate::ids::{SessionId, TurnId};
+use crate::ids::{SessionId, TenantId, TurnId};
 use crate::limits::Memory;
 use crate::sessions;
 use crate::store::{TenantTx, events, turns as rows};
@@ -53,6 +56,7 @@ pub async fn answer(
     asked: CompletionRequest,
     place: Place,
 ) -> Result<HttpResponse> {
+    let asked = Arc::new(asked);
     let accepting = accept(&asking, &asked, place);
     let slow = |_| Error::new(Code::Timeout, "the request took too long");
     let turn = timeout(ACCEPT_WITHIN, accepting).await.map_err(slow)??;
@@ -100,10 +104,10 @@ pub async fn answer(
     }
 }
 
-async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Result<Turn> {
+async fn accept(asking: &Asking, asked: &Arc<CompletionRequest>, place: Place) -> Result<Turn> {
     let (app, acting) = (&asking.app, &asking.acting);
     let tenant_id = acting.tenant_id();
-    let input = asked.turn_input()?;
+    let input = turn_input(app, tenant_id, asked).await?;
     let agent = app.models.find(tenant_id, &asked.model).await?;
     let agent = agent.ok_or_else(|| {
         let error = FieldError::new("/model", "there is no such agent");
@@ -162,6 +166,20 @@ async fn accept(asking: &Asking, asked: &CompletionRequest, place: Place) -> Res
         replayed: false,
         source,
     })
+}
+
+/// What is new in the request, read off the threads that serve requests where it is large.
+async fn turn_input(
+    app: &App,
+    tenant_id: TenantId,
+    asked: &Arc<CompletionRequest>,
+) -> Result<TurnInput> {
+    if asked.bytes <= SMALL_BYTES {
+        return asked.turn_input();
+    }
+    let parser = app.shares.parser(Holder::Tenant(tenant_id)).await?;
+    let asked = asked.clone();
+    off_this_thread(parser, move || asked.turn_input()).await
 }
 
 fn follow(asking: &Asking, conversation_id: SessionId, turn_id: TurnId, after: i64) -> Source {

@@ -1,0 +1,165 @@
+//! Who is next, and who is not overtaken.
+
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+
+use super::*;
+
+const WAITING: usize = 32;
+
+/// A tenant may have three quarters of it.
+fn queue(total: usize) -> FairQueue {
+    FairQueue::new(Size {
+        total,
+        tenant_max: total - total / 4,
+        tenant_waiting: WAITING,
+    })
+}
+
+fn tenant() -> Holder {
+    Holder::Tenant(TenantId::generate())
+}
+
+type Asking<'a> = LocalBoxFuture<'a, Result<Place, Refusal>>;
+
+/// Asks, and waits as far as it gets.
+fn ask(queue: &FairQueue, holder: Holder) -> Result<Place, Asking<'_>> {
+    ask_for(queue, holder, 1)
+}
+
+fn ask_for(queue: &FairQueue, holder: Holder, amount: usize) -> Result<Place, Asking<'_>> {
+    let mut asking = queue.acquire(holder, amount).boxed_local();
+    match (&mut asking).now_or_never() {
+        Some(place) => Ok(place.ok().unwrap()),
+        None => Err(asking),
+    }
+}
+
+fn is_granted(asking: &mut Asking<'_>) -> Option<Place> {
+    asking.now_or_never().map(|place| place.ok().unwrap())
+}
+
+#[test]
+fn no_tenant_has_all_connections_and_the_service_may() {
+    let queue = queue(4);
+    let noisy = tenant();
+    let held: Vec<Place> = (0..3).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let waiting = ask(&queue, noisy).err().unwrap();
+    assert!(queue.is_crowded(noisy));
+    let other = ask(&queue, tenant()).ok().unwrap();
+    drop((other, held, waiting));
+    assert_eq!(queue.in_use(), 0);
+    let all: Vec<Place> = (0..4)
+        .map(|_| ask(&queue, Holder::Service).ok().unwrap())
+        .collect();
+    assert_eq!(all.len(), queue.in_use());
+    drop(all);
+    assert!(queue.shared.state().holders.is_empty());
+}
+
+#[test]
+fn the_tenant_with_the_fewest_connections_is_next() {
+    let queue = queue(4);
+    let (noisy, busy, quiet) = (tenant(), tenant(), tenant());
+    let mut of_noisy: Vec<Place> = (0..3).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let of_busy = ask(&queue, busy).ok().unwrap();
+    let mut noisy_waits = ask(&queue, noisy).err().unwrap();
+    let mut busy_waits = ask(&queue, busy).err().unwrap();
+    let mut quiet_waits = ask(&queue, quiet).err().unwrap();
+    drop(of_noisy.pop());
+    assert!(is_granted(&mut noisy_waits).is_none());
+    assert!(is_granted(&mut busy_waits).is_none());
+    let of_quiet = is_granted(&mut quiet_waits).unwrap();
+    drop(of_quiet);
+    assert!(is_granted(&mut noisy_waits).is_none());
+    let second = is_granted(&mut busy_waits).unwrap();
+    drop((second, of_busy));
+    assert!(is_granted(&mut noisy_waits).is_some());
+}
+
+#[test]
+fn who_stops_waiting_leaves_the_place_to_the_next() {
+    let queue = queue(1);
+    let (one, other) = (tenant(), tenant());
+    let held = ask(&queue, one).ok().unwrap();
+    let gone = ask(&queue, one).err().unwrap();
+    let granted_and_gone = ask(&queue, other).err().unwrap();
+    let mut last = ask(&queue, one).err().unwrap();
+    drop(gone);
+    drop(held);
+    assert!(is_granted(&mut last).is_none());
+    drop(granted_and_gone);
+    assert!(is_granted(&mut last).is_some());
+}
+
+#[test]
+fn a_tenant_has_a_share_of_those_who_wait() {
+    let queue = queue(1);
+    let (noisy, quiet) = (tenant(), tenant());
+    let _held = ask(&queue, noisy).ok().unwrap();
+    let waiting: Vec<_> = (0..WAITING)
+        .map(|_| ask(&queue, noisy).err().unwrap())
+        .collect();
+    let refused = queue.acquire(noisy, 1).now_or_never();
+    assert!(matches!(refused, Some(Err(Refusal::Full))));
+    assert!(ask(&queue, quiet).is_err());
+    drop(waiting);
+    assert!(ask(&queue, noisy).is_err());
+}
+
+#[test]
+fn a_closed_queue_refuses_those_who_wait_and_those_who_come() {
+    let queue = queue(1);
+    let held = ask(&queue, Holder::Service).ok().unwrap();
+    let waiting = ask(&queue, Holder::Service).err().unwrap();
+    queue.close();
+    assert!(matches!(waiting.now_or_never(), Some(Err(Refusal::Closed))));
+    let refused = queue.acquire(Holder::Service, 1).now_or_never();
+    assert!(matches!(refused, Some(Err(Refusal::Closed))));
+    assert!(queue.emptied().now_or_never().is_none());
+    drop(held);
+    assert!(queue.emptied().now_or_never().is_some());
+}
+
+#[test]
+fn one_who_waits_for_much_is_not_overtaken_by_those_who_ask_for_little() {
+    let queue = queue(100);
+    let (one, other, third) = (tenant(), tenant(), tenant());
+    let held = ask_for(&queue, one, 60).ok().unwrap();
+    let mut much = ask_for(&queue, other, 50).err().unwrap();
+    let mut little = ask_for(&queue, third, 10).err().unwrap();
+    assert!(queue.try_acquire(third, 10).is_none());
+    drop(held);
+    let much = is_granted(&mut much).unwrap();
+    let little = is_granted(&mut little).unwrap();
+    assert_eq!(queue.in_use(), 60);
+    drop((much, little));
+    assert!(queue.shared.state().holders.is_empty());
+}
+
+#[test]
+fn one_who_waits_for_its_own_share_holds_up_no_other_tenant() {
+    let queue = queue(100);
+    let (noisy, quiet) = (tenant(), tenant());
+    let mut held = ask_for(&queue, noisy, 70).ok().unwrap();
+    let mut waits = ask_for(&queue, noisy, 500).err().unwrap();
+    let of_quiet = ask_for(&queue, quiet, 20).ok().unwrap();
+    held.shrink(10);
+    assert!(is_granted(&mut waits).is_none());
+    drop(held);
+    let all_of_its_share = is_granted(&mut waits).unwrap();
+    assert_eq!(queue.in_use(), 75 + 20);
+    drop((all_of_its_share, of_quiet));
+    assert_eq!(queue.in_use(), 0);
+}
+
+#[test]
+fn those_behind_one_who_leaves_move_up() {
+    let queue = queue(100);
+    let (one, other) = (tenant(), tenant());
+    let _held = ask_for(&queue, one, 60).ok().unwrap();
+    let much = ask_for(&queue, other, 50).err().unwrap();
+    let mut little = ask_for(&queue, other, 10).err().unwrap();
+    drop(much);
+    assert!(is_granted(&mut little).is_some());
+}
