@@ -107,6 +107,8 @@ error_codes! {
     ExternalIdTaken, "external_id_taken", 409, Useless, "The external id belongs to someone else";
     AlreadyLinked, "already_linked", 409, Useless, "Both are the same person already";
     MergeRequired, "merge_required", 409, Useless, "Only an admin may merge two people who both sign in";
+    LastAdminKey, "last_admin_key", 409, Useless, "A tenant keeps at least one admin key that does not expire";
+    LimitReached, "limit_reached", 409, Useless, "The tenant has as many of these as its limits allow";
     LastIdentity, "last_identity", 409, Useless, "A person keeps at least one identity";
     UndoNotPossible, "undo_not_possible", 409, Useless, "The parting cannot be taken back";
     Conflict, "conflict", 409, Helps, "Someone else changed it at the same time";
