@@ -140,6 +140,7 @@ impl TokenVerifier {
                 id: known.id,
                 name: account.name,
             },
+            issuer: account.issuer,
             terms,
         })
     }

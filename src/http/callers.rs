@@ -183,6 +183,18 @@ impl Credential {
     }
 }
 
+/// Whoever has a credential that is good.
+pub struct AnyCaller(pub Caller);
+
+impl FromRequest for AnyCaller {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(caller(request).map(Self))
+    }
+}
+
 /// The operator.
 pub struct Operator(pub OperatorCaller);
 

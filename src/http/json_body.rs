@@ -80,6 +80,38 @@ where
     }
 }
 
+/// A JSON body that may be left out: then everything in it is.
+pub struct OptionalJsonBody<T> {
+    pub value: T,
+    pub hash: BodyHash,
+}
+
+impl<T> FromRequest for OptionalJsonBody<T>
+where
+    T: DeserializeOwned + Default + Send + 'static,
+{
+    type Error = Error;
+    type Future = Reading<Self>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let headers = request.headers();
+        let length = headers.get(header::CONTENT_LENGTH);
+        let is_empty = length.is_none_or(|length| length == "0")
+            && !headers.contains_key(header::TRANSFER_ENCODING);
+        let body = JsonBody::<T>::from_request(request, payload);
+        Box::pin(async move {
+            if is_empty {
+                return Ok(Self {
+                    value: T::default(),
+                    hash: BodyHash::of_nothing(),
+                });
+            }
+            let JsonBody { value, hash } = body.await?;
+            Ok(Self { value, hash })
+        })
+    }
+}
+
 impl FromRequest for LargeJsonObject {
     type Error = Error;
     type Future = Reading<Self>;

@@ -1,6 +1,8 @@
 //! The nodes that run now: global, and by the clock of Postgres, so that no node's own clock decides
 //! whether another lives.
 
+use chrono::{DateTime, Utc};
+
 use super::Db;
 use crate::error::Result;
 use crate::ids::BootId;
@@ -10,10 +12,10 @@ use crate::ids::BootId;
 pub async fn beat(db: &Db, boot_id: BootId, addr: Option<&str>) -> Result<u32> {
     let others: i64 = sqlx::query_scalar(
         "with beat as (
-           insert into nodes (boot_id, addr, seen_at)
-           values ($1, $2, now())
+           insert into nodes (boot_id, addr, version, seen_at)
+           values ($1, $2, $3, now())
                on conflict on constraint nodes_pkey do update
-              set addr = excluded.addr, seen_at = excluded.seen_at
+              set addr = excluded.addr, version = excluded.version, seen_at = excluded.seen_at
          ), gone as (
            delete from nodes
             where boot_id <> $1
@@ -26,9 +28,30 @@ pub async fn beat(db: &Db, boot_id: BootId, addr: Option<&str>) -> Result<u32> {
     )
     .bind(boot_id)
     .bind(addr)
+    .bind(env!("CARGO_PKG_VERSION"))
     .fetch_one(db.connection().await?.limited())
     .await?;
     Ok(u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1))
+}
+
+#[derive(Debug, sqlx::FromRow)]
+pub struct NodeRow {
+    pub boot_id: BootId,
+    pub addr: Option<String>,
+    pub version: Option<String>,
+    pub seen_at: DateTime<Utc>,
+    pub live: bool,
+}
+
+/// All that are known; each has a row for a minute after it was last seen, so there are not many.
+pub async fn list(db: &Db) -> Result<Vec<NodeRow>> {
+    Ok(sqlx::query_as(
+        "select boot_id, addr, version, seen_at, seen_at > now() - interval '12 seconds' as live
+           from nodes
+          order by boot_id",
+    )
+    .fetch_all(db.connection().await?.limited())
+    .await?)
 }
 
 /// This node ends.

@@ -153,13 +153,14 @@ const KEPT_IN: [(&str, &[&str]); 9] = [
 ];
 
 /// Statements without a tenant: on global tables, on Postgres' own catalog, on definer functions.
-const TENANTLESS: [&str; 12] = [
+const TENANTLESS: [&str; 13] = [
     "from tenants",
     "update tenants",
     "into tenants",
     "from jobs",
     "from due_replies",
     "from due_turns",
+    "from nodes",
     "into nodes",
     "delete from nodes",
     "pg_roles",

@@ -11,6 +11,7 @@
 mod support;
 
 mod abandoned_turns;
+mod admin_keys;
 mod agent_changes;
 mod agents;
 mod api_keys;
@@ -49,6 +50,7 @@ mod model_script;
 mod noisy_tenants;
 mod openai_client;
 mod openapi;
+mod operator;
 mod outside_text;
 mod people_erasure;
 mod people_export;
@@ -91,3 +93,4 @@ mod user_chat;
 mod user_token_proof;
 mod user_tokens;
 mod waiting_callers;
+mod whoami;
