@@ -68,9 +68,6 @@ error_codes! {
     TokenNotYetValid, "token_not_yet_valid", 401, Useless, "The token is not valid yet";
     TokenLivesTooLong, "token_lives_too_long", 401, Useless, "The token is valid for more than 24 hours";
     WrongAudience, "wrong_audience", 401, Useless, "The token is for someone else";
-    UnknownIssuer, "unknown_issuer", 401, Useless, "The token's issuer is not registered";
-    AlgorithmMismatch, "algorithm_mismatch", 401, Useless, "The token's algorithm is not the registered one";
-    UnknownKeyId, "unknown_key_id", 401, Useless, "The token is signed with a key that is not known";
     TenantAmbiguous, "tenant_ambiguous", 401, Useless, "The token does not say for which one tenant it is";
     MissingScope, "missing_scope", 403, Useless, "The credential lacks the right to do this";
     IdentityRequired, "identity_required", 403, Useless, "A bridge must say for whom it calls";
