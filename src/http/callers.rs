@@ -66,7 +66,7 @@ pub async fn authenticate(
         });
         let (mut admitted, mut origin) = (None, None);
         if let Ok(caller) = &judged {
-            match cors::judge(request.headers(), caller) {
+            match cors::judge(request.headers(), app.config.public_url.as_ref(), caller) {
                 Ok(judged) => origin = judged,
                 Err(refusal) => return Ok(request.error_response(refusal).map_into_right_body()),
             }

@@ -29,6 +29,8 @@ pub struct WorldOptions {
     pub redis_url: String,
     /// Whether tenants' URLs may lead to servers of the test.
     pub private_upstreams: bool,
+    /// Where the service's own pages are.
+    pub public_url: Option<String>,
 }
 
 impl Default for WorldOptions {
@@ -37,6 +39,7 @@ impl Default for WorldOptions {
             nodes: 1,
             redis_url: cluster().redis_url().to_owned(),
             private_upstreams: false,
+            public_url: None,
         }
     }
 }
@@ -75,6 +78,7 @@ impl World {
             if options.private_upstreams {
                 config.allow_private_upstreams = PrivateUpstreams::Allowed;
             }
+            config.public_url = options.public_url.as_ref().map(|url| url.parse().unwrap());
             let app = App::build(config, clock.clone()).await.unwrap();
             nodes.push(Node::start(app, None).await.unwrap());
         }
