@@ -1,5 +1,6 @@
 //! `App`: what every handler and job works with, built once from the configuration. The only wiring.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -55,6 +56,8 @@ pub struct Inner {
     pub turn_tasks: TaskTracker,
     /// Exports take turns, so that however many there are leave connections to the rest.
     pub export_turns: Semaphore,
+    /// Whether every node that lives finds a stored answer by the hash of its name; not before that is known.
+    pub hashes_names: AtomicBool,
     /// Cancelled when the node begins to shut down.
     pub draining: CancellationToken,
     /// When that was noticed first: there is one deadline for everything that drains.
@@ -104,6 +107,7 @@ impl App {
                 streams: Streams::default(),
                 turn_tasks: TaskTracker::new(),
                 export_turns,
+                hashes_names: AtomicBool::new(false),
                 draining: CancellationToken::new(),
                 drain_began: OnceLock::new(),
             }),
