@@ -56,6 +56,7 @@ pub mod idempotency;
 pub mod inbound;
 pub mod issuers;
 pub mod people;
+pub mod secrets;
 pub mod sessions;
 pub mod tenants;
 pub mod turns;

@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::http::{self, Shared, Surface};
 use crate::jobs;
 use crate::live;
+use crate::secrets;
 use crate::telemetry;
 
 /// Enough for the handful of scrapers a node has.
@@ -82,6 +83,7 @@ impl Node {
             .spawn(jobs::watch_streams::find_news(app.clone(), stop.clone()));
         node.tasks
             .spawn(jobs::watch_streams::check_rights(app.clone(), stop.clone()));
+        node.tasks.spawn(secrets::warn_of_missing_keys(app.clone()));
         // Pokes are told until the last turn has ended.
         let (live, redis) = (&app.live, &app.redis);
         node.background.spawn(live::tell_others(

@@ -58,6 +58,7 @@ mod people_races;
 mod pool;
 mod resolve;
 mod retention;
+mod secrets;
 mod serve_command;
 mod service;
 mod session_chains;
