@@ -252,9 +252,29 @@ async fn while_an_older_node_lives_names_are_stored_as_it_looks_for_them_and_fou
             assert_eq!(first.expect(201), again.expect(201));
         }
     }
-    // Also two at once, of which each would store it in its own form.
-    let twins = (0..2).map(|node| create(&world, node, &tenant.key, "twins", &body));
-    let twins = futures_util::future::join_all(twins).await;
-    assert_eq!(twins[0].expect(201), twins[1].expect(201));
-    assert_eq!(stored_keys(&world).await.len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_at_once_that_would_be_stored_in_two_forms_are_one_effect() {
+    let world = World::with_nodes(2).await;
+    all_are_new(&world).await;
+    let tenant = world.tenant("Acme").await;
+    let body = json!({"name": "bot", "scopes": ["chat"]});
+    let plain = &world.nodes[0].app.hashes_names;
+    plain.store(false, std::sync::atomic::Ordering::Relaxed);
+    let mut holder = world.superuser().await;
+    for sql in ["begin", "select 1 from tenants for update"] {
+        sqlx::query(sql).execute(&mut holder).await.unwrap();
+    }
+    let let_go = async {
+        world.waiting(2).await;
+        sqlx::query("commit").execute(&mut holder).await.unwrap();
+    };
+    let (one, two, ()) = tokio::join!(
+        create(&world, 0, &tenant.key, "twins", &body),
+        create(&world, 1, &tenant.key, "twins", &body),
+        let_go
+    );
+    assert_eq!(one.expect(201), two.expect(201));
+    assert_eq!(count_keys(&world, &tenant).await, 2);
 }

@@ -47,6 +47,7 @@ mod linking;
 mod migrations;
 mod model_answers;
 mod model_script;
+mod names;
 mod noisy_tenants;
 mod openai_client;
 mod openapi;
