@@ -8,7 +8,7 @@
 //! - `inbound`: what bridges bring in
 //! - `turns`: the turn engine; `chat`: a model asked without a session
 //! - `people`, `sessions`, `tenants`, `api_keys`, `issuers`, `agents`, `audit`, `idempotency`: use cases, one room each
-//! - `secrets`: which secret keys stored data needs, and sealing it anew
+//! - `secrets`: which secret keys stored data needs, and resealing it
 //! - `app`: what they all work with
 //! - `model`: a tenant's agents, ready to be asked
 //! - `streams`: what the open streams of a node share

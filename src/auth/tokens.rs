@@ -171,7 +171,8 @@ impl TokenVerifier {
         };
         let issuer = self
             .find_signer(&presented, &found.issuers, &claims)
-            .await?;
+            .await
+            .map_err(|error| log_refusal(tenant_id, error))?;
         check_times(&claims, self.clock.now())?;
         let platform: PlatformScope = issuer.platform.parse().map_err(Error::internal)?;
         let name = name_of(platform, claims.sub)?;
@@ -276,11 +277,23 @@ struct PresentedToken<'a> {
 }
 
 impl PresentedToken<'_> {
-    /// The one answer to all tokens without a good signature. The log has the reason.
+    /// The one answer to all tokens without a good signature. `reason` is for the log.
     fn refused(&self, reason: &'static str) -> Error {
-        tracing::info!(tenant = %self.tenant_id, reason, "a user token is refused");
-        invalid("no issuer that the tenant registered has signed the token for it")
+        Error {
+            cause: Some(anyhow::anyhow!(reason)),
+            ..invalid("no issuer that the tenant registered has signed the token for it")
+        }
     }
+}
+
+/// Says why in the log, once for each token, and never to who sent it.
+fn log_refusal(tenant_id: TenantId, mut error: Error) -> Error {
+    if error.code == Code::InvalidToken
+        && let Some(reason) = error.cause.take()
+    {
+        tracing::info!(tenant = %tenant_id, %reason, "a user token is refused");
+    }
+    error
 }
 
 fn invalid(detail: &str) -> Error {

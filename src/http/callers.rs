@@ -66,7 +66,7 @@ pub async fn authenticate(
         });
         let (mut admitted, mut origin) = (None, None);
         if let Ok(caller) = &judged {
-            match cors::judge(request.headers(), app.config.public_url.as_ref(), caller) {
+            match cors::check(request.headers(), app.config.public_url.as_ref(), caller) {
                 Ok(judged) => origin = judged,
                 Err(refusal) => return Ok(request.error_response(refusal).map_into_right_body()),
             }
@@ -183,7 +183,7 @@ impl Credential {
     }
 }
 
-/// Whoever has a credential that is good.
+/// Any caller with a good credential.
 pub struct AnyCaller(pub Caller);
 
 impl FromRequest for AnyCaller {

@@ -45,7 +45,7 @@ pub fn preflight(method: &Method, headers: &HeaderMap) -> Option<HttpResponse> {
 
 /// An origin that `caller` may call from, to be told to the browser. `None` without one.
 /// `public_url` is where the service's own pages are.
-pub fn judge(
+pub fn check(
     headers: &HeaderMap,
     public_url: Option<&Url>,
     caller: &Caller,
@@ -77,7 +77,7 @@ fn is_public(origin: &Origin, public_url: Option<&Url>) -> bool {
 }
 
 /// Whether the page came from the address that it calls. Its host says so only where it is an address, or
-/// `localhost`: whoever owns a name can point it at us, and their page would be our own.
+/// `localhost`: the owner of a name can point it at us, and the page would be our own.
 fn is_served_here(origin: &Origin, headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST);
     let called = host.and_then(|host| host.to_str().ok());

@@ -56,17 +56,17 @@ impl KeyUses {
     }
 
     /// What needs one of `keys`, like `agents 3, issuers 1`.
-    fn told(&self, keys: &BTreeSet<Vec<u8>>) -> String {
-        let mut told = String::new();
+    fn summary(&self, keys: &BTreeSet<Vec<u8>>) -> String {
+        let mut summary = String::new();
         for place in PLACES {
             let rows: i64 = keys.iter().map(|key| self.of(key, place)).sum();
             if rows > 0 {
-                let comma = if told.is_empty() { "" } else { ", " };
+                let comma = if summary.is_empty() { "" } else { ", " };
                 // Writing to a text does not fail.
-                let _ = write!(told, "{comma}{place} {rows}");
+                let _ = write!(summary, "{comma}{place} {rows}");
             }
         }
-        told
+        summary
     }
 }
 
@@ -94,7 +94,7 @@ pub async fn warn_of_missing_keys(app: App) {
     if !missing.is_empty() {
         tracing::warn!(
             missing_keys = ids(&missing),
-            needed_by = uses.told(&missing),
+            needed_by = uses.summary(&missing),
             "THROUGHLINE_SECRET_KEY lacks keys that stored data was made with: calls of these agents' models and \
              tokens of these issuers fail, tenants with such an audit head can change nothing, such answers are not \
              replayed and such entries not verified. Put the keys behind the first; see `throughline secrets status`"
@@ -123,7 +123,7 @@ async fn all_tenants(app: &App) -> Result<Vec<TenantId>> {
     }
 }
 
-/// A transaction in `tenant_id`, of whoever holds the machine.
+/// A transaction in `tenant_id`, of the local operator.
 async fn enter(app: &App, tenant_id: TenantId) -> Result<TenantTx> {
     let mut tx = OperatorCaller::local().begin(&app.db).await?;
     tx.operator_enter(tenant_id).await?;

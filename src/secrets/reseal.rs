@@ -1,5 +1,5 @@
-//! `throughline secrets reseal`: what is kept for long is sealed and signed anew with the first key, a batch in a
-//! transaction. Nodes go on serving: whatever somebody changes meanwhile is theirs, and stays. Cut off, it is run again.
+//! `throughline secrets reseal`: what is kept for long is sealed and signed again with the first key, a batch in a
+//! transaction. Nodes go on serving: a concurrent change wins. Cut off, it is run again.
 
 use super::status::{count, print};
 use super::{all_tenants, enter};

@@ -1,4 +1,4 @@
-//! What is sealed or signed with a secret key, and with which: for counting, and for sealing it anew. A key is named
+//! What is sealed or signed with a secret key, and with which: for counting, and for resealing. A key is named
 //! by the four bytes after the first of a sealed value. Pages have an end, so that no statement takes long.
 
 use super::idempotency::RequestName;
@@ -308,7 +308,7 @@ pub async fn replace_receipt(
     Ok(done.rows_affected() == 1)
 }
 
-/// Signs the tenant's audit head anew, which `tx` has locked.
+/// Replaces the signature of the tenant's audit head, which `tx` has locked.
 pub async fn replace_head_mac(tx: &mut TenantTx, mac: &Mac) -> Result<()> {
     sqlx::query(
         "update audit_heads

@@ -81,7 +81,7 @@ pub async fn create_admin_key(
 pub struct NodeResponse {
     /// Names one start of a node.
     pub id: BootId,
-    /// Where other nodes reach it, if it was told to say so.
+    /// Where other nodes reach it; null if that is not configured.
     pub address: Option<String>,
     /// The version it runs; null for one that does not say.
     pub version: Option<String>,

@@ -231,11 +231,14 @@ pub async fn change_tenant(
     let (from, to) = usage_period(None, None, app.clock.now(), UNLESS_GIVEN)?;
     let mut tx = operator.begin(&app.db).await?;
     tenants::update(&app, &mut tx, &operator.principal(), id, &change).await?;
-    let view = tenants::view(&mut tx, id, from, to).await?;
     tx.commit().await?;
-    if view.tenant.state == TenantState::Suspended {
+    if change.state == Some(ServiceState::Suspended) {
         stop_turns(&app, id).await;
     }
+    // After the commit: sums take a while, and everybody who writes to the tenant's audit would wait.
+    let mut tx = operator.begin(&app.db).await?;
+    let view = tenants::view(&mut tx, id, from, to).await?;
+    tx.commit().await?;
     Ok(HttpResponse::Ok().json(render(view, from, to)))
 }
 
