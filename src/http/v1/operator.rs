@@ -23,7 +23,7 @@ use crate::tenants;
 
 const UNNAMED: &str = "admin key of the operator";
 
-#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateAdminKeyRequest {
     /// Unless given: `admin key of the operator`.
@@ -51,14 +51,15 @@ pub async fn create_admin_key(
     retryable: Retryable,
     body: OptionalJsonBody<CreateAdminKeyRequest>,
 ) -> Result<HttpResponse> {
-    let name = match body.value.name {
+    let hash = body.hash();
+    let name = match body.0.and_then(|body| body.value.name) {
         Some(name) => name,
         None => UNNAMED.parse().map_err(Error::internal)?,
     };
     let tx = operator.begin(&app.db).await?;
     let actor = operator.principal();
     retryable
-        .answer(&app, tx, actor.clone(), body.hash, async |tx| {
+        .answer(&app, tx, actor.clone(), hash, async |tx| {
             let made = tenants::create_admin_key(&app, tx, &actor, id, name).await?;
             let answer = Answer::new(
                 201,
