@@ -121,6 +121,7 @@ fn measure(program: &Program) -> anyhow::Result<Run> {
         .envs(&program.env)
         .env("THROUGHLINE_LISTEN", listen.to_string())
         .env("THROUGHLINE_METRICS_LISTEN", metrics.to_string())
+        .env("THROUGHLINE_DRAIN_MS", "0")
         .env("THROUGHLINE_LOG", "warn");
     let began = Instant::now();
     let mut node = Node(command.spawn().context("cannot start a node")?);

@@ -46,6 +46,7 @@ impl Node {
                 loopback(free_port()?).to_string(),
             )
             .env("THROUGHLINE_ALLOW_PRIVATE_UPSTREAMS", "true")
+            .env("THROUGHLINE_DRAIN_MS", "0")
             .env("THROUGHLINE_LOG", "warn");
         if let Some(pool) = pool {
             command.env("THROUGHLINE_DATABASE_POOL", pool.to_string());
@@ -88,7 +89,7 @@ impl Node {
             .await?;
         let limits = json!({
             "requests_per_minute": 10_000_000, "requests_per_minute_per_key": 10_000_000,
-            "tokens_per_minute": 1_000_000_000, "concurrent_turns": 100_000, "open_streams": 1_000_000,
+            "tokens_per_minute": 1_000_000_000, "concurrent_turns": 100_000, "concurrent_calls": 100_000, "open_streams": 1_000_000,
         });
         let tenant = dev.ready["tenant_id"].as_str().context("no tenant_id")?;
         let operator = dev.ready["operator_key"].as_str();

@@ -1,26 +1,25 @@
 //! `App`: what every handler and job works with, built once from the configuration. The only wiring.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use anyhow::Context;
 use chrono::TimeDelta;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::{KeyVerifier, OperatorKeys, People, TokenVerifier, Verifiers};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
+use crate::descriptors;
 use crate::ids::{BootId, SessionId, TenantId};
-use crate::limits::Limiter;
+use crate::limits::{Limiter, NodeShares};
 use crate::live::Live;
 use crate::model::Models;
 use crate::recent::Recent;
 use crate::redis::Redis;
+use crate::shutdown::Shutdown;
 use crate::store::Db;
 use crate::streams::Streams;
 use crate::upstream::{GuardedClient, OwnPorts};
@@ -44,6 +43,8 @@ pub struct Inner {
     pub upstream: GuardedClient,
     pub verifiers: Verifiers,
     pub limits: Limiter,
+    /// What tenants share on this node.
+    pub shares: NodeShares,
     pub usage: UsageMeter,
     pub models: Models,
     /// Who watches what here, and what other nodes say.
@@ -58,10 +59,8 @@ pub struct Inner {
     pub export_turns: Semaphore,
     /// Whether every node that lives finds a stored answer by the hash of its name; not before that is known.
     pub hashes_names: AtomicBool,
-    /// Cancelled when the node begins to shut down.
-    pub draining: CancellationToken,
-    /// When that was noticed first: there is one deadline for everything that drains.
-    drain_began: OnceLock<Instant>,
+    /// Whether the node drains or stops.
+    pub shutdown: Shutdown,
 }
 
 impl App {
@@ -70,10 +69,12 @@ impl App {
         let keyring = Arc::new(keyring);
         let own_ports = OwnPorts::of(&config);
         let upstream = GuardedClient::new(config.allow_private_upstreams.clone(), own_ports)?;
+        let upstream = upstream.marked(&keyring.hop_mark());
         let redis = Redis::new(&config.redis_url)?;
         let db = Db::connect(&config.database_url, config.database_pool).await?;
         let export_turns = Semaphore::new((config.database_pool as usize / 4).max(1));
-        let limits = Limiter::new(redis.clone(), clock.clone());
+        let shares = NodeShares::new(descriptors::limit());
+        let limits = Limiter::new(redis.clone(), clock.clone(), shares.clone());
         let people = People::new(db.clone(), clock.clone(), limits.clone());
         let models = Models::new(db.clone(), keyring.clone(), upstream.clone());
         let verifiers = Verifiers {
@@ -89,6 +90,7 @@ impl App {
             people,
         };
         let boot_id = BootId::generate();
+        let shutdown = Shutdown::new(&config);
         Ok(Self {
             inner: Arc::new(Inner {
                 config,
@@ -100,6 +102,7 @@ impl App {
                 upstream,
                 verifiers,
                 limits,
+                shares,
                 usage: UsageMeter::default(),
                 models,
                 live: Live::new(boot_id),
@@ -108,23 +111,9 @@ impl App {
                 turn_tasks: TaskTracker::new(),
                 export_turns,
                 hashes_names: AtomicBool::new(false),
-                draining: CancellationToken::new(),
-                drain_began: OnceLock::new(),
+                shutdown,
             }),
         })
-    }
-}
-
-impl Inner {
-    /// From now on every loop takes no new work, and the deadline of what runs is fixed.
-    pub fn begin_draining(&self) {
-        self.drain_deadline(Duration::ZERO);
-        self.draining.cancel();
-    }
-
-    /// When what drains has to be done, `after` the node began to shut down.
-    pub fn drain_deadline(&self, after: Duration) -> Instant {
-        *self.drain_began.get_or_init(Instant::now) + after
     }
 }
 

@@ -11,7 +11,7 @@ use url::Url;
 pub const PREFIX: &str = "THROUGHLINE_";
 
 /// What `serve` reads besides its own listen addresses: two nodes of one cluster agree on these.
-pub const CLUSTER_VARIABLES: [&str; 11] = [
+pub const CLUSTER_VARIABLES: [&str; 12] = [
     "DATABASE_URL",
     "DATABASE_POOL",
     "REDIS_URL",
@@ -22,6 +22,7 @@ pub const CLUSTER_VARIABLES: [&str; 11] = [
     "WORKER_LEASE_MS",
     "MCP_ISOLATION",
     "MCP_BIN_DIRS",
+    "DRAIN_MS",
     "SHUTDOWN_GRACE_MS",
 ];
 
@@ -93,6 +94,9 @@ pub struct Config {
     pub worker_lease: Duration,
     pub mcp_isolation: McpIsolation,
     pub mcp_bin_dirs: Vec<PathBuf>,
+    /// How long a node goes on serving after the signal, so that balancers notice.
+    pub drain: Duration,
+    /// After that.
     pub shutdown_grace: Duration,
     /// Threads that serve requests.
     pub http_workers: usize,
@@ -141,6 +145,7 @@ impl Config {
             worker_lease: vars.or("WORKER_LEASE_MS", Duration::from_secs(15), lease)?,
             mcp_isolation: vars.or("MCP_ISOLATION", McpIsolation::Bubblewrap, isolation)?,
             mcp_bin_dirs: vars.or("MCP_BIN_DIRS", Vec::new(), directories)?,
+            drain: vars.or("DRAIN_MS", Duration::from_secs(5), grace)?,
             shutdown_grace: vars.or("SHUTDOWN_GRACE_MS", Duration::from_secs(25), grace)?,
             http_workers: vars.or("HTTP_WORKERS", cores(), |text| {
                 bounded(text, 1, 256).map(|workers| workers as usize)
@@ -409,6 +414,7 @@ mod tests {
             ("MCP_BIN_DIRS", "hunter2"),
             ("DATABASE_POOL", "0"),
             ("SHUTDOWN_GRACE_MS", "hunter2"),
+            ("DRAIN_MS", "600001"),
         ] {
             let variable = format!("THROUGHLINE_{name}");
             let message = load(&[(variable.as_str(), value)]).unwrap_err();

@@ -1,20 +1,24 @@
 //! One running node: its listeners, its background loops, and an orderly end.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use actix_web::dev::ServerHandle;
 use actix_web::{HttpResponse, HttpServer, web};
 use anyhow::Context;
 use metrics_exporter_prometheus::PrometheusHandle;
+use socket2::SockRef;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
+use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::descriptors;
 use crate::http::{self, Shared, Surface};
 use crate::jobs;
 use crate::live;
@@ -23,6 +27,8 @@ use crate::telemetry;
 
 /// Enough for the handful of scrapers a node has.
 const METRICS_WORKERS: usize = 1;
+/// Enough for the thread that accepts to hear that it shall not.
+const PAUSING: Duration = Duration::from_millis(20);
 /// How long the last writes of an ending node may take.
 const FINISH: Duration = Duration::from_secs(2);
 
@@ -30,11 +36,22 @@ pub struct Node {
     pub app: App,
     pub address: SocketAddr,
     pub metrics_address: Option<SocketAddr>,
-    servers: Vec<ServerHandle>,
+    servers: Vec<Server>,
+    /// Runs until the very end, so that it is seen how the node ends.
+    metrics: JoinSet<()>,
+    /// The open connections, and nothing of the metrics'.
+    connections: TaskTracker,
+    /// What runs until the node stops.
     tasks: JoinSet<()>,
     /// What goes on until nothing else does.
     background: JoinSet<()>,
     ended: CancellationToken,
+}
+
+struct Server {
+    handle: ServerHandle,
+    /// The same socket as the server's own.
+    socket: TcpListener,
 }
 
 impl Node {
@@ -59,6 +76,8 @@ impl Node {
             metrics_address: None,
             app,
             servers: Vec::new(),
+            metrics: JoinSet::new(),
+            connections: TaskTracker::new(),
             tasks: JoinSet::new(),
             background: JoinSet::new(),
             ended: CancellationToken::new(),
@@ -71,32 +90,37 @@ impl Node {
         if let Some(metrics) = metrics {
             node.metrics_address = Some(node.serve_metrics(metrics)?);
         }
-        let (app, stop) = (&node.app, &node.app.draining);
-        node.tasks.spawn(jobs::run(app.clone(), stop.clone()));
-        node.tasks
-            .spawn(jobs::heartbeat::run(app.clone(), stop.clone()));
-        node.tasks
-            .spawn(jobs::flush_usage::run(app.clone(), stop.clone()));
-        node.tasks
-            .spawn(jobs::recover_turns::run(app.clone(), stop.clone()));
-        node.tasks
-            .spawn(jobs::watch_streams::find_news(app.clone(), stop.clone()));
-        node.tasks
-            .spawn(jobs::watch_streams::check_rights(app.clone(), stop.clone()));
-        node.tasks.spawn(secrets::warn_of_missing_keys(app.clone()));
-        // Pokes are told until the last turn has ended.
-        let (live, redis) = (&app.live, &app.redis);
-        node.background.spawn(live::tell_others(
-            live.clone(),
-            redis.clone(),
-            node.ended.clone(),
-        ));
-        node.background.spawn(live::hear_others(
-            live.clone(),
-            redis.clone(),
-            node.ended.clone(),
-        ));
+        node.spawn_loops();
         Ok(node)
+    }
+
+    fn spawn_loops(&mut self) {
+        let app = &self.app;
+        let stop = app.shutdown.stop_token();
+        self.tasks.spawn(jobs::run(app.clone(), stop.clone()));
+        self.tasks
+            .spawn(jobs::recover_turns::run(app.clone(), stop));
+        self.tasks.spawn(secrets::warn_of_missing_keys(app.clone()));
+        // As long as there are requests, streams and turns, these are looked after.
+        let (background, ended) = (&mut self.background, &self.ended);
+        background.spawn(jobs::heartbeat::run(app.clone(), ended.clone()));
+        background.spawn(jobs::flush_usage::run(app.clone(), ended.clone()));
+        background.spawn(jobs::watch_streams::find_news(app.clone(), ended.clone()));
+        background.spawn(jobs::watch_streams::check_rights(
+            app.clone(),
+            ended.clone(),
+        ));
+        let (live, redis) = (&app.live, &app.redis);
+        background.spawn(live::tell_others(
+            live.clone(),
+            redis.clone(),
+            ended.clone(),
+        ));
+        background.spawn(live::hear_others(
+            live.clone(),
+            redis.clone(),
+            ended.clone(),
+        ));
     }
 
     fn serve(&mut self, listener: TcpListener, surface: Surface) -> anyhow::Result<SocketAddr> {
@@ -104,9 +128,13 @@ impl Node {
         self.app.upstream.add_own_port(address.port());
         let shared = Shared::new(self.app.clone(), surface);
         let grace = self.app.config.shutdown_grace.as_secs().max(1);
+        let (socket, connections) = (listener.try_clone()?, self.connections.clone());
         let server = HttpServer::new(move || http::application(shared.clone()))
+            // Lives as long as its connection.
+            .on_connect(move |_, connection| drop(connection.insert(connections.token())))
             .listen(listener)?
             .workers(self.app.config.http_workers)
+            .max_connections(descriptors::limit() / 4 * 3 / self.app.config.http_workers)
             // A word that is said is on its way, however small the packet.
             .tcp_nodelay(true)
             // Who has left is waited for no longer: what they waited for is given to the next who asks.
@@ -114,7 +142,11 @@ impl Node {
             .shutdown_timeout(grace)
             .disable_signals()
             .run();
-        self.spawn(server);
+        self.servers.push(Server {
+            handle: server.handle(),
+            socket,
+        });
+        self.tasks.spawn(run(server));
         Ok(address)
     }
 
@@ -138,44 +170,79 @@ impl Node {
         .workers(METRICS_WORKERS)
         .disable_signals()
         .run();
-        self.spawn(server);
+        self.metrics.spawn(run(server));
         Ok(address)
     }
 
-    fn spawn(&mut self, server: actix_web::dev::Server) {
-        self.servers.push(server.handle());
-        self.tasks.spawn(async move {
-            if let Err(error) = server.await {
-                tracing::error!(%error, "a listener failed");
-            }
-        });
+    /// Is not ready and goes on serving, so that whoever sends requests has time to notice; until `hurry`.
+    pub async fn drain(&self, hurry: impl Future<Output = ()>) {
+        let shutdown = &self.app.shutdown;
+        shutdown.begin_draining();
+        tokio::select! {
+            () = sleep_until(shutdown.drained_at()) => {}
+            () = hurry => {}
+        }
     }
 
     /// Stops accepting, finishes what runs, gives connections back.
     pub async fn stop(mut self) {
-        self.app.begin_draining();
-        let grace = self.app.config.shutdown_grace + Duration::from_secs(1);
+        let app = self.app.clone();
+        let was_drained = app.shutdown.is_draining();
+        self.close_sockets().await;
+        app.shutdown.begin_stopping();
         let finish = async {
-            // A listener's thread takes the turns that run on it along: they end, or are given back, first.
-            for server in &self.servers {
-                server.pause().await;
+            // Whoever was answered before the drain may ask once more on its connection.
+            self.connections.close();
+            if was_drained {
+                let left = self.connections.wait();
+                drop(timeout_at(app.shutdown.turns_end_at(), left).await);
             }
-            self.app.turn_tasks.close();
-            self.app.turn_tasks.wait().await;
+            // A listener's thread takes the turns that run on it along: they end, or are given back, first.
+            app.turn_tasks.close();
+            app.turn_tasks.wait().await;
             for server in &self.servers {
-                server.stop(true).await;
+                server.handle.stop(true).await;
             }
             while self.tasks.join_next().await.is_some() {}
         };
-        if tokio::time::timeout(grace, finish).await.is_err() {
+        if timeout_at(app.shutdown.deadline(), finish).await.is_err() {
             tracing::warn!("some requests did not finish within the grace period");
         }
+        self.end().await;
+    }
+
+    /// Closes the listening sockets: whoever connects is refused at once, and not kept waiting.
+    async fn close_sockets(&self) {
+        for server in &self.servers {
+            server.handle.pause().await;
+        }
+        sleep(PAUSING).await;
+        for server in &self.servers {
+            // The server holds its socket until its threads end: this closes it for both.
+            if let Err(error) = SockRef::from(&server.socket).shutdown(Shutdown::Both) {
+                tracing::warn!(%error, "cannot close a listening socket");
+            }
+        }
+    }
+
+    /// When no request and no turn is left.
+    async fn end(mut self) {
         self.ended.cancel();
-        let finished = tokio::time::timeout(FINISH, jobs::finish(&self.app)).await;
+        let loops = async { while self.background.join_next().await.is_some() {} };
+        if timeout(FINISH, loops).await.is_err() {
+            self.background.abort_all();
+        }
+        let finished = timeout(FINISH, jobs::finish(&self.app)).await;
         if !matches!(finished, Ok(Ok(()))) {
             tracing::warn!("the database did not take what this node had left");
         }
         self.app.db.close().await;
+    }
+}
+
+async fn run(server: actix_web::dev::Server) {
+    if let Err(error) = server.await {
+        tracing::error!(%error, "a listener failed");
     }
 }
 
@@ -194,10 +261,14 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let metrics = telemetry::init_metrics()?;
+    descriptors::raise_limit();
     let app = App::build(config, Clock::system()).await?;
     let node = Node::start(app, Some(metrics)).await?;
     tracing::info!(address = %node.address, "serving");
     signals.wait().await;
+    tracing::info!("draining");
+    // A second signal ends the wait.
+    node.drain(signals.wait()).await;
     tracing::info!("shutting down");
     node.stop().await;
     Ok(())

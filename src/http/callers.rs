@@ -156,7 +156,7 @@ pub fn key_with(request: &HttpRequest, scopes: &[Scope]) -> Result<KeyCaller> {
     }
 }
 
-/// The credential of a request, to be judged again while a long answer is under way.
+/// The credential of a request, to be checked again while a long answer is under way.
 pub struct Credential(Presented);
 
 impl FromRequest for Credential {
@@ -169,15 +169,7 @@ impl FromRequest for Credential {
 }
 
 impl Credential {
-    /// Fails when it is no longer believed. A token that ran out was good when the answer began.
-    pub async fn check(&self, app: &App) -> Result<()> {
-        match auth::authenticate(&app.verifiers, &self.0).await {
-            Err(error) if error.code != Code::TokenExpired => Err(error),
-            Ok(_) | Err(_) => Ok(()),
-        }
-    }
-
-    /// The same, shared by all who use it on this node.
+    /// As all who use it on this node share it. Checking it makes nobody: only a request is a first contact.
     pub fn share(&self, app: &App) -> Arc<CheckedCredential> {
         app.streams.credentials.open(&self.0)
     }

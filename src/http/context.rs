@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use actix_web::http::{Method, StatusCode, Uri};
+use actix_web::http::{ConnectionType, Method, StatusCode, Uri};
 use actix_web::middleware::Next;
-use actix_web::{HttpMessage, HttpRequest, HttpResponse, error::InternalError};
+use actix_web::{HttpMessage, HttpRequest, HttpResponse, error::InternalError, web};
 
 use super::callers::Authenticated;
 use super::problem::{self, Shape};
-use super::{cors, limits};
+use super::{cors, held_answer, hops, limits};
+use crate::app::App;
 use crate::error::{Code, Error};
 use crate::ids::RequestId;
 use crate::telemetry;
@@ -46,6 +47,9 @@ pub async fn surround(
     let id = request_id(request.headers());
     let method = request.method().clone();
     let shape = Shape::of_path(request.path());
+    let app = request.app_data::<web::Data<App>>().cloned();
+    // Asked when the answer is there: it may have been waited for.
+    let leaves = || app.is_some_and(|app| app.shutdown.is_draining());
     request.extensions_mut().insert(KnownId(id.clone()));
     if method == Method::HEAD {
         // Answered like GET; the connection knows that it was HEAD and sends no body.
@@ -53,12 +57,17 @@ pub async fn surround(
     }
     let outcome = if uri_length(request.uri()) > MAX_URI {
         Err(Error::new(Code::UriTooLong, "the address is too long").into())
+    } else if let Some(error) = passed_before(&request) {
+        Err(error.into())
     } else if let Some(answer) = cors::preflight(&method, request.headers()) {
         Ok(request.into_response(answer))
     } else {
         let deadline = deadline_of(request.path());
         match tokio::time::timeout(deadline, next.call(request)).await {
-            Ok(outcome) => outcome.map(|response| rendered(response, &id, shape)),
+            Ok(outcome) => outcome.and_then(|response| {
+                let response = rendered(response, &id, shape);
+                Ok(held_answer::hold(response)?)
+            }),
             Err(_) => Err(Error::new(Code::Timeout, "the request took too long").into()),
         }
     };
@@ -66,6 +75,9 @@ pub async fn surround(
         Ok(response) => response,
         Err(error) => {
             let mut answer = render_any(&error, &id, shape);
+            if leaves() {
+                answer.head_mut().set_connection_type(ConnectionType::Close);
+            }
             set_request_id(answer.headers_mut(), &id);
             forbid_keeping(answer.headers_mut());
             log_request(&Answered {
@@ -80,6 +92,10 @@ pub async fn surround(
             return Err(InternalError::from_response("", answer).into());
         }
     };
+    if leaves() {
+        let head = response.response_mut().head_mut();
+        head.set_connection_type(ConnectionType::Close);
+    }
     set_request_id(response.headers_mut(), &id);
     forbid_keeping(response.headers_mut());
     limits::set_headers(&mut response);
@@ -104,6 +120,11 @@ pub async fn surround(
         took: started.elapsed(),
     });
     Ok(response)
+}
+
+fn passed_before(request: &ServiceRequest) -> Option<Error> {
+    let app = request.app_data::<web::Data<App>>()?;
+    hops::check(request.headers(), &app.keyring).err()
 }
 
 fn deadline_of(path: &str) -> Duration {

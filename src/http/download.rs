@@ -1,6 +1,7 @@
 //! Answers that are written while they are read: a page and a transaction at a time, so that a client who
 //! reads slowly holds no connection to the database.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::web::Bytes;
@@ -12,7 +13,9 @@ use super::acting::Acting;
 use super::callers::Credential;
 use crate::app::App;
 use crate::error::{Error, Result};
+use crate::fair_queue::Place;
 use crate::store::TenantTx;
+use crate::streams::CheckedCredential;
 
 /// How often a page is tried that the database has no connection for, and how long after.
 const ATTEMPTS: usize = 5;
@@ -22,22 +25,33 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct Pages {
     pub app: web::Data<App>,
     pub acting: Acting,
-    pub credential: Credential,
+    pub credential: Arc<CheckedCredential>,
+    _place: Place,
 }
 
 impl Pages {
+    /// Waits until the tenant may have another download.
+    pub async fn open(app: web::Data<App>, acting: Acting, credential: Credential) -> Result<Self> {
+        Ok(Self {
+            _place: app.shares.download(acting.tenant_id()).await?,
+            credential: credential.share(&app),
+            app,
+            acting,
+        })
+    }
+
     /// Waits for a turn to read: however many download leave connections to the rest. Held until the page
     /// is read.
     pub async fn turn(app: &App) -> Result<SemaphorePermit<'_>> {
         app.export_turns.acquire().await.map_err(Error::internal)
     }
 
-    /// Judges the credential and whose account it is anew, and begins. What is under way for minutes should outlive a moment
+    /// Checks the credential and whose account it is again, and begins. What is under way for minutes should outlive a moment
     /// without the database.
     pub async fn begin(&self) -> Result<TenantTx> {
         let mut attempt = 1;
         loop {
-            let begun = match self.credential.check(&self.app).await {
+            let begun = match self.credential.check(&self.app.verifiers).await {
                 Ok(()) => self.begin_present().await,
                 Err(error) => Err(error),
             };

@@ -21,6 +21,7 @@ use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::limits::StreamGuard;
+use crate::shutdown::Departure;
 use crate::streams::{CheckedCredential, Right, Subject};
 use crate::turns::Follower;
 
@@ -51,8 +52,10 @@ pub struct Allowed {
     pub app: web::Data<App>,
     pub acting: Acting,
     credential: Arc<CheckedCredential>,
-    conversation_id: SessionId,
+    conversation_id: Option<SessionId>,
     right: Arc<Right>,
+    /// Until when the database is not asked before words are shown, because it did not answer.
+    away_until: Option<Instant>,
 }
 
 impl Allowed {
@@ -62,6 +65,20 @@ impl Allowed {
         credential: Credential,
         conversation_id: SessionId,
     ) -> Self {
+        Self::of(app, acting, credential, Some(conversation_id))
+    }
+
+    /// For a call without a session.
+    pub fn stateless(app: web::Data<App>, acting: Acting, credential: Credential) -> Self {
+        Self::of(app, acting, credential, None)
+    }
+
+    fn of(
+        app: web::Data<App>,
+        acting: Acting,
+        credential: Credential,
+        conversation_id: Option<SessionId>,
+    ) -> Self {
         let subject = Subject::new(acting.tenant_id(), &acting.viewer, conversation_id);
         Self {
             credential: credential.share(&app),
@@ -69,6 +86,7 @@ impl Allowed {
             app,
             acting,
             conversation_id,
+            away_until: None,
         }
     }
 
@@ -106,15 +124,27 @@ impl Allowed {
         self.right.check_since(db, since, now).await
     }
 
-    /// Checks at once: before a whole answer is given. What belongs to no person changes hands only by being
-    /// deleted, which ends its turn.
-    pub async fn check_before_answer(&self) -> Result<()> {
+    /// Checks at once: before a whole answer is given.
+    pub async fn check_before_answer(&mut self) -> Result<()> {
         self.credential.check_now(&self.app.verifiers).await?;
+        self.check_before_words().await
+    }
+
+    /// Checks the right to what was said up to now, before it is shown. What belongs to no person changes hands
+    /// only by being deleted, which ends its turn. While the database does not answer, an answer goes on.
+    pub async fn check_before_words(&mut self) -> Result<()> {
         let Reach::Person(_) = self.acting.viewer.reach else {
             return Ok(());
         };
-        match self.check_since(Instant::now()).await {
-            Err(error) if error.is_transient() => Ok(()),
+        let now = Instant::now();
+        if self.away_until.is_some_and(|until| now < until) {
+            return self.right.read();
+        }
+        match self.check_since(now).await {
+            Err(error) if error.is_transient() => {
+                self.away_until = Some(Instant::now() + CHECKED);
+                Ok(())
+            }
             checked => checked,
         }
     }
@@ -124,6 +154,18 @@ impl Allowed {
         tokio::select! {
             () = self.credential.refused() => {}
             () = self.right.refused() => {}
+        }
+    }
+
+    /// Does something for the reader, until they may not read any more.
+    pub async fn during<T>(&self, doing: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            done = doing => done,
+            () = self.lost() => {
+                self.credential.read()?;
+                self.right.read()?;
+                Err(Error::not_found("session"))
+            }
         }
     }
 }
@@ -190,6 +232,7 @@ struct Watching {
     waiting: VecDeque<Bytes>,
     quiet_since: Instant,
     ended: bool,
+    departure: Departure,
 }
 
 pub fn respond(watch: Watch) -> HttpResponse {
@@ -198,6 +241,7 @@ pub fn respond(watch: Watch) -> HttpResponse {
         waiting: VecDeque::new(),
         quiet_since: Instant::now(),
         ended: false,
+        departure: Departure::default(),
     };
     head().streaming(stream::unfold(watching, async |mut watching| {
         let next = watching.next().await?;
@@ -225,11 +269,11 @@ impl Watching {
         let watch = &mut self.watch;
         watch.allowed.check().await?;
         let beat = self.quiet_since + HEARTBEAT;
-        let draining = watch.allowed.app.draining.clone();
+        let app = watch.allowed.app.clone();
         let events = tokio::select! {
             events = next_events(&mut watch.follower, &watch.allowed, beat) => events?,
             () = watch.allowed.lost() => return Ok(()),
-            () = draining.cancelled() => {
+            () = self.departure.due(&app.shutdown) => {
                 self.end(reconnect());
                 return Ok(());
             }

@@ -74,7 +74,7 @@ pub async fn get_readiness(app: web::Data<App>) -> HttpResponse {
     let postgres = tokio::time::timeout(PATIENCE, app.db.ping());
     let (postgres, redis) = tokio::join!(postgres, app.redis.ping());
     let postgres = Health::of(postgres.unwrap_or_else(|late| Err(Error::internal(late))));
-    let ready = postgres == Health::Ok && !app.draining.is_cancelled();
+    let ready = postgres == Health::Ok && !app.shutdown.is_draining();
     let body = ReadyResponse {
         status: if ready { Health::Ok } else { Health::Failed },
         dependencies: Dependencies {

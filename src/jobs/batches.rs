@@ -50,12 +50,19 @@ pub enum Task<'a> {
     Erase(Part, &'a [SessionId]),
     /// Blanks what an erased identity said in conversations of others.
     BlankMessages(IdentityId),
-    /// The same for its turns and their events.
-    BlankTurns(IdentityId),
+    /// The same for its turns, their events and what was answered in them. They are the user's until the next:
+    BlankTurns(IdentityId, UserId),
+    /// Looks for what was said in blanked turns once more, and forgets whose they were.
+    ForgetTurns(UserId),
     /// Deletes the answers that were stored for accounts, and for who acted for someone.
     DeleteAnswers(&'a [String], &'a [String]),
     /// Gives what erased users used to nobody.
     FoldUsage(&'a [UserId]),
+}
+
+/// How many turns a batch of so many rows has: each has several messages, and they copies.
+fn turns_in(rows: i64) -> i64 {
+    (rows / 10).max(1)
 }
 
 impl Task<'_> {
@@ -65,10 +72,15 @@ impl Task<'_> {
             Self::Expire(what, before) => expiry::delete(tx, what, before, limit).await,
             Self::Erase(part, deleted) => conversations::erase(tx, part, deleted, limit).await,
             Self::BlankMessages(id) => erased_people::blank_messages(tx, id, limit).await,
-            Self::BlankTurns(id) => match erased_people::delete_events(tx, id, limit).await? {
-                0 => erased_people::blank_turns(tx, id).await,
-                deleted => Ok(deleted),
-            },
+            Self::BlankTurns(id, user_id) => {
+                match erased_people::delete_events(tx, id, limit).await? {
+                    0 => erased_people::blank_turns(tx, id, user_id, turns_in(limit)).await,
+                    deleted => Ok(deleted),
+                }
+            }
+            Self::ForgetTurns(user_id) => {
+                erased_people::forget_turns(tx, user_id, turns_in(limit)).await
+            }
             Self::DeleteAnswers(accounts, acted_for) => {
                 idempotency::delete_of_person(tx, accounts, acted_for, limit).await
             }
@@ -81,7 +93,7 @@ impl Task<'_> {
 /// node ends.
 pub async fn finish(app: &App, caller: &JobCaller, task: Task<'_>, until: Instant) -> Result<bool> {
     let mut size = BatchSize::new(LARGEST);
-    while Instant::now() < until && !app.draining.is_cancelled() {
+    while Instant::now() < until && !app.shutdown.is_stopping() {
         match run_batch(app, caller, task, size.rows()).await {
             // A batch can be smaller than asked for because somebody else deletes some of it at the same time.
             Ok(0) => return Ok(true),

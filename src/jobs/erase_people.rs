@@ -1,6 +1,6 @@
-//! Looks for what is left of people who were erased: what they said in conversations of others, answers
-//! that tell of them, what they used. Once at once, and once when whatever was under way in that moment
-//! has ended: then they are forgotten here as well.
+//! Looks for what is left of people who were erased: what they said in conversations of others, and were
+//! answered there, stored answers that tell of them, what they used. Once at once, and once when whatever was
+//! under way in that moment has ended: then they are forgotten here as well.
 
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
         tx.commit().await?;
         let (erasure, began_at) = (due.erasure, due.began_at);
         let done = look_for(app, caller, &erasure, until).await?
+            && (!erasure.is_settled(began_at)
+                || finish(app, caller, Task::ForgetTurns(erasure.user_id), until).await?)
             && open_answers(app, caller, &erasure, due.opened_to, until).await?;
         if !done {
             return Ok(app.clock.now());
@@ -61,7 +63,7 @@ async fn look_for(
     for identity_id in &erasure.identity_ids {
         for task in [
             Task::BlankMessages(*identity_id),
-            Task::BlankTurns(*identity_id),
+            Task::BlankTurns(*identity_id, erasure.user_id),
         ] {
             if !finish(app, caller, task, until).await? {
                 return Ok(false);
@@ -91,7 +93,7 @@ async fn open_answers(
     until: Instant,
 ) -> Result<bool> {
     loop {
-        if Instant::now() >= until || app.draining.is_cancelled() {
+        if Instant::now() >= until || app.shutdown.is_stopping() {
             return Ok(false);
         }
         let tells = |text: &str| erasure.is_mentioned_in(text);

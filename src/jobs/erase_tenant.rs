@@ -17,7 +17,7 @@ const AT_ONCE: Duration = Duration::from_secs(20);
 pub async fn run(app: &App, tenant_id: TenantId) -> Result<DateTime<Utc>> {
     let started = Instant::now();
     let mut size = BatchSize::new(BATCH);
-    while started.elapsed() < AT_ONCE && !app.draining.is_cancelled() {
+    while started.elapsed() < AT_ONCE && !app.shutdown.is_stopping() {
         match tenants::erase(&app.db, tenant_id, size.rows()).await {
             // The last batch takes the tenant's row and this very job with it.
             Ok(0) => break,

@@ -96,7 +96,7 @@ pub async fn tick(app: &App) -> Result<usize> {
     let mut again = tokio::time::interval_at(Instant::now() + TICK, TICK);
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        if more && !claiming && running.len() < AT_ONCE && !app.draining.is_cancelled() {
+        if more && !claiming && running.len() < AT_ONCE && !app.shutdown.is_stopping() {
             claiming = true;
             steps.push(claim(app, busy(&running)).boxed());
         }

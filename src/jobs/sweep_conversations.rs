@@ -29,7 +29,7 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
     };
     let started = Instant::now();
     let mut size = BatchSize::new(BATCH);
-    while started.elapsed() < AT_ONCE && !app.draining.is_cancelled() {
+    while started.elapsed() < AT_ONCE && !app.shutdown.is_stopping() {
         match step(app, caller, started_at, size.rows()).await {
             Ok(Progress::Going) => {}
             Ok(Progress::Finished) => return Ok(app.clock.now() + BETWEEN_SWEEPS),

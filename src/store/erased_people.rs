@@ -7,7 +7,7 @@ use super::TenantTx;
 use super::idempotency::RequestName;
 use crate::domain::erasure::{ERASED, Erasure};
 use crate::error::Result;
-use crate::ids::{IdentityId, UserId};
+use crate::ids::{IdentityId, TurnId, UserId};
 
 /// Remembers what to look for.
 pub async fn insert(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
@@ -175,7 +175,7 @@ pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i
     Ok(done.rows_affected())
 }
 
-/// Turns that are blanked at once, after their events: a turn can have thousands.
+/// Turns whose events are deleted at once: a turn can have thousands.
 const TURNS: i64 = 100;
 
 pub const DELETE_EVENTS: &str = "delete from events
@@ -208,27 +208,106 @@ pub async fn delete_events(tx: &mut TenantTx, identity_id: IdentityId, limit: i6
     Ok(done.rows_affected())
 }
 
+/// The next turns that an account began in conversations of others.
+pub const LIST_TURNS: &str = "select id
+           from turns
+          where tenant_id = $1
+            and identity_id = $2
+          order by id
+          limit $3";
+
+/// The next turns that were blanked, and whose messages are looked for once more.
+pub const LIST_BLANKED_TURNS: &str = "select id
+           from turns
+          where tenant_id = $1
+            and erased_user_id = $2
+          order by id
+          limit $3";
+
+/// What was said in turns, copies included. Two lists, since each has an index of its own.
+pub const BLANK_TURN_MESSAGES: &str = "update messages
+            set content = to_json($3::text), tool_calls = null, tool_call_id = null, identity_id = null,
+                platform = null, extra = null
+          where tenant_id = $1
+            and (session_id, seq) in (select session_id, seq
+                                        from messages
+                                       where tenant_id = $1
+                                         and turn_id = any ($2)
+                                         and step is not null
+                                       union all
+                                      select session_id, seq
+                                        from messages
+                                       where tenant_id = $1
+                                         and turn_id = any ($2)
+                                         and step is null)
+            and (coalesce(content::text, '') <> to_json($3::text)::text
+                 or tool_calls is not null
+                 or tool_call_id is not null
+                 or extra is not null)";
+
 pub const BLANK_TURNS: &str = "update turns
             set input = json_build_object('messages', '[]'::json), told = '{}', principal = '', asked_hash = '',
-                identity_id = null, platform = null, reply_to = null, reply_via = null
+                calls = null, detail = null, identity_id = null, platform = null, reply_to = null, reply_via = null,
+                erased_user_id = $3
           where tenant_id = $1
-            and id in (select id
-                         from turns
-                        where tenant_id = $1
-                          and identity_id = $2
-                        order by id
-                        limit $3)";
+            and id = any ($2)";
 
-/// Blanks some of the turns that an account began in conversations of others, whose events are gone, and answers
-/// how many there were.
-pub async fn blank_turns(tx: &mut TenantTx, identity_id: IdentityId) -> Result<u64> {
-    let done = sqlx::query(BLANK_TURNS)
+/// Blanks some of the turns that an account began in conversations of others, whose events are gone, with all that
+/// was said in them, and answers how many there were. A turn is blanked whole: a call of a tool without its result,
+/// or a result without its call, would be refused by the model's server.
+pub async fn blank_turns(
+    tx: &mut TenantTx,
+    identity_id: IdentityId,
+    user_id: UserId,
+    limit: i64,
+) -> Result<u64> {
+    let turns: Vec<TurnId> = sqlx::query_scalar(LIST_TURNS)
         .bind(tx.tenant_id())
         .bind(identity_id)
-        .bind(TURNS)
+        .bind(limit)
+        .fetch_all(tx.connection())
+        .await?;
+    blank_messages_of(tx, &turns).await?;
+    let done = sqlx::query(BLANK_TURNS)
+        .bind(tx.tenant_id())
+        .bind(turns)
+        .bind(user_id)
         .execute(tx.connection())
         .await?;
     Ok(done.rows_affected())
+}
+
+/// Looks once more for what was said in some of the turns that were blanked, and forgets whose they were. Answers how
+/// many there were.
+pub async fn forget_turns(tx: &mut TenantTx, user_id: UserId, limit: i64) -> Result<u64> {
+    let turns: Vec<TurnId> = sqlx::query_scalar(LIST_BLANKED_TURNS)
+        .bind(tx.tenant_id())
+        .bind(user_id)
+        .bind(limit)
+        .fetch_all(tx.connection())
+        .await?;
+    blank_messages_of(tx, &turns).await?;
+    let done = sqlx::query(
+        "update turns
+            set erased_user_id = null
+          where tenant_id = $1
+            and id = any ($2)",
+    )
+    .bind(tx.tenant_id())
+    .bind(turns)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected())
+}
+
+async fn blank_messages_of(tx: &mut TenantTx, turns: &[TurnId]) -> Result<()> {
+    sqlx::query(BLANK_TURN_MESSAGES)
+        .bind(tx.tenant_id())
+        .bind(turns)
+        .bind(ERASED)
+        .execute(tx.connection())
+        .await?;
+    Ok(())
 }
 
 pub const FOLD_USAGE: &str = "with gone as (

@@ -9,7 +9,7 @@ use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 
 /// A reader.
 pub struct Asked {
-    pub conversation_id: SessionId,
+    pub conversation_id: Option<SessionId>,
     pub user_id: Option<UserId>,
     pub speaker: Option<IdentityId>,
     pub slot_id: Option<SlotId>,
@@ -77,7 +77,7 @@ pub async fn list(tx: &mut TenantTx, asked: &[Asked], now: DateTime<Utc>) -> Res
         |of: fn(&Asked) -> Option<Uuid>| -> Vec<Option<Uuid>> { asked.iter().map(of).collect() };
     Ok(sqlx::query_as(LIST)
         .bind(tx.tenant_id())
-        .bind(ids(|one| Some(one.conversation_id.as_uuid())))
+        .bind(ids(|one| one.conversation_id.map(|id| id.as_uuid())))
         .bind(ids(|one| one.user_id.map(|id| id.as_uuid())))
         .bind(ids(|one| one.speaker.map(|id| id.as_uuid())))
         .bind(ids(|one| one.slot_id.map(|id| id.as_uuid())))

@@ -21,7 +21,8 @@ use crate::store::stream_rights::{self, Asked, Found};
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Subject {
     tenant_id: TenantId,
-    conversation_id: SessionId,
+    /// None of a call without a session: only the identity must still be the user's.
+    conversation_id: Option<SessionId>,
     reach: Reach,
     /// The identity that must still be the user's.
     speaker: Option<IdentityId>,
@@ -30,7 +31,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    pub fn new(tenant_id: TenantId, viewer: &Viewer, conversation_id: SessionId) -> Self {
+    pub fn new(tenant_id: TenantId, viewer: &Viewer, conversation_id: Option<SessionId>) -> Self {
         let speaker = match viewer.reach {
             Reach::Person(_) => viewer.speaker.as_ref().map(|speaker| speaker.id),
             Reach::Tenant | Reach::Service => None,
@@ -64,6 +65,9 @@ impl Subject {
                 return Err(no_such_user());
             }
         }
+        if self.conversation_id.is_none() {
+            return Ok(());
+        }
         if !found.exists {
             return Err(session_not_found());
         }
@@ -82,7 +86,7 @@ impl Subject {
             (checked, _) => checked,
         };
         checked?;
-        if self.slot_id.is_some() && found.leads_to != Some(self.conversation_id) {
+        if self.slot_id.is_some() && found.leads_to != self.conversation_id {
             let detail = "the key leads to another session now";
             return Err(Error::new(Code::SessionMoved, detail));
         }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::limit;
 use super::outcome::{interrupted, try_begin_next};
@@ -61,6 +62,8 @@ pub struct Accepted {
     pub user_id: Option<UserId>,
     pub told: Told,
     pub became: Became,
+    /// A node that stops waits until what it accepted has begun.
+    _accepting: TaskTrackerToken,
 }
 
 #[derive(Debug)]
@@ -104,6 +107,9 @@ pub async fn accept(
     now: DateTime<Utc>,
 ) -> Result<Accepted> {
     let agent = asked.agent.name.as_str();
+    // Before it is asked whether there is time: whoever waits for this node's turns waits for this one.
+    let _accepting = app.turn_tasks.token();
+    app.shutdown.check_takes_turns()?;
     for _ in 0..place::ATTEMPTS {
         let found = place::find(tx, asked.viewer, &asked.place, agent, &asked.input, now).await?;
         let running = limit::uncounted(app, asked.agent.limits.concurrent_turns);
@@ -116,7 +122,7 @@ pub async fn accept(
                 place::still_holds(tx, asked.viewer, &found, now).await?;
             }
             note_presence(tx, &asked, &found, now);
-            return Ok(found.started(claimed));
+            return Ok(found.started(app, claimed));
         }
         let tip = conversations::lock(tx, found.tip.name.conversation_id).await?;
         let tip = tip.ok_or_else(session_not_found)?;
@@ -144,7 +150,7 @@ async fn accept_held(
         && newest.principal == asked.principal
         && newest.asked_hash == asked.hash
     {
-        return Ok(found.accepted(newest.id, tip, Became::Attached));
+        return Ok(found.accepted(app, newest.id, tip, Became::Attached));
     }
     note_presence(tx, &asked, &found, now);
     let waits = |(_, state): &(TurnId, TurnState)| *state == TurnState::WaitingClient;
@@ -152,7 +158,7 @@ async fn accept_held(
     if asked.input.answers_tools() {
         let turn_id = waiting.ok_or_else(|| unknown_call(0))?;
         let claimed = go_on(app, tx, asked, turn_id, tip, now).await?;
-        return Ok(found.started(claimed));
+        return Ok(found.started(app, claimed));
     }
     let on_busy = asked.on_busy.unwrap_or(asked.agent.spec.on_busy);
     let concurrent_turns = asked.agent.limits.concurrent_turns;
@@ -161,12 +167,12 @@ async fn accept_held(
     match admission {
         Admission::Start => {
             let claimed = start_counted(app, tx, &asked, &found, tip, now).await?;
-            Ok(found.started(claimed))
+            Ok(found.started(app, claimed))
         }
         Admission::Supersede(_) => {
             limit::allow_one(app, tx, concurrent_turns).await?;
             let claimed = start(app, tx, &asked, &found, None, now).await?;
-            Ok(found.started(claimed.ok_or_else(not_idle)?))
+            Ok(found.started(app, claimed.ok_or_else(not_idle)?))
         }
         Admission::Queue | Admission::Interrupt(_) => {
             let turn = new_turn(&asked, &found);
@@ -176,7 +182,7 @@ async fn accept_held(
                 None => None,
             };
             let next = next.map(Box::new);
-            Ok(found.accepted(turn.id, tip, Became::Queued { stopped, next }))
+            Ok(found.accepted(app, turn.id, tip, Became::Queued { stopped, next }))
         }
     }
 }
@@ -205,7 +211,13 @@ async fn start_counted(
 }
 
 impl Found {
-    fn accepted(&self, turn_id: TurnId, session_id: SessionId, became: Became) -> Accepted {
+    fn accepted(
+        &self,
+        app: &App,
+        turn_id: TurnId,
+        session_id: SessionId,
+        became: Became,
+    ) -> Accepted {
         Accepted {
             turn_id,
             name: self.tip.name.clone(),
@@ -213,12 +225,13 @@ impl Found {
             user_id: self.chat_of,
             told: self.told.clone(),
             became,
+            _accepting: app.turn_tasks.token(),
         }
     }
 
-    fn started(&self, claimed: Claimed) -> Accepted {
+    fn started(&self, app: &App, claimed: Claimed) -> Accepted {
         let (turn_id, session_id) = (claimed.taken.id, claimed.session_id);
-        self.accepted(turn_id, session_id, Became::Started(Box::new(claimed)))
+        self.accepted(app, turn_id, session_id, Became::Started(Box::new(claimed)))
     }
 }
 

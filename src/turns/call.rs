@@ -25,8 +25,6 @@ const FIRST_BATCH_TIME: Duration = Duration::from_millis(25);
 const BATCH_BYTES: usize = 1024;
 /// Chunks that go to whoever asked in one piece; the first words go at once.
 const MOST_TOGETHER: usize = 64;
-/// A node that is told to end lets its turns finish for this part of its grace.
-const DRAIN_PART: f64 = 0.6;
 /// After a renewal that failed: whoever renews first after an outage keeps the turn.
 const RENEW_AGAIN: Duration = Duration::from_millis(100);
 /// However long the lease: a turn that was ended elsewhere is noticed within this.
@@ -110,8 +108,8 @@ pub async fn call(
         running,
     };
     let mut leave_at: Option<Instant> = None;
-    let draining = app.draining.cancelled();
-    tokio::pin!(draining);
+    let stopping = app.shutdown.stopping();
+    tokio::pin!(stopping);
     // One for all that is due: to set one wakes this thread, and there are many chunks.
     let timer = sleep_until(side.renew_at);
     tokio::pin!(timer);
@@ -146,9 +144,8 @@ pub async fn call(
                 side.write_or_renew();
             }
             () = side.running.woken(), if side.writing.is_none() => side.renew(),
-            () = &mut draining, if leave_at.is_none() => {
-                let grace = app.config.shutdown_grace.mul_f64(DRAIN_PART);
-                leave_at = Some(app.drain_deadline(grace));
+            () = &mut stopping, if leave_at.is_none() => {
+                leave_at = Some(app.shutdown.turns_end_at());
             }
         }
     };

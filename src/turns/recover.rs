@@ -41,7 +41,7 @@ pub async fn sweep(app: &App) -> Result<usize> {
     let count = due.len();
     // Several at once: one whose conversation somebody holds must not keep the others waiting.
     let recovering = async |(tenant_id, turn_id): (TenantId, TurnId)| {
-        if app.draining.is_cancelled() {
+        if app.shutdown.is_stopping() {
             return;
         }
         if let Err(error) = recover(app, tenant_id, turn_id).await {

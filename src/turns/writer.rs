@@ -202,7 +202,7 @@ impl Writer {
     /// must not undo that. What is not started here is found by the sweepers. A node that is shutting down
     /// leaves it to others.
     async fn begin_next(&self) -> Option<Claimed> {
-        if self.app.draining.is_cancelled() {
+        if self.app.shutdown.is_stopping() {
             return None;
         }
         match self.try_begin_next().await {

@@ -231,8 +231,26 @@ async fn background_statements_read_what_they_change() {
         ),
         (
             "turns of an erased identity",
-            erased_people::BLANK_TURNS,
+            erased_people::LIST_TURNS,
             vec![identity.to_owned(), "100".to_owned()],
+            100,
+        ),
+        (
+            "blanked turns of an erased user",
+            erased_people::LIST_BLANKED_TURNS,
+            vec![user.to_owned(), "100".to_owned()],
+            100,
+        ),
+        (
+            "messages of turns of an erased identity",
+            erased_people::BLANK_TURN_MESSAGES,
+            vec![format!("array[{user}]"), "'x'".to_owned()],
+            100,
+        ),
+        (
+            "blanking turns of an erased identity",
+            erased_people::BLANK_TURNS,
+            vec![format!("array[{user}]"), user.to_owned()],
             100,
         ),
         (

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::support::cluster::cluster;
 use crate::support::process::throughline;
 use crate::support::world::{OPERATOR_KEY, World, node_environment};
-use crate::support::{Reply, catalog};
+use crate::support::{Reply, catalog, eventually};
 
 fn serve(database: &str) -> Command {
     let mut command = throughline(&["serve"]);
@@ -36,7 +36,12 @@ struct Served {
 
 impl Served {
     fn start(database: &str) -> Self {
+        Self::start_with(database, &[])
+    }
+
+    fn start_with(database: &str, variables: &[(&str, &str)]) -> Self {
         let mut child = serve(database)
+            .envs(variables.iter().copied())
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -306,6 +311,21 @@ async fn sigterm_lets_a_running_request_finish() {
     lock.rollback().await.unwrap();
     running.await.unwrap().expect(201);
     assert!(served.child.wait().unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_the_drain() {
+    let database = cluster().new_database().await;
+    let mut served = Served::start_with(&database, &[("THROUGHLINE_DRAIN_MS", "60000")]);
+    let signal = || kill(Pid::from_raw(served.child.id() as i32), Signal::SIGTERM).unwrap();
+    signal();
+    let client = reqwest::Client::new();
+    let drains = async || Reply::of(client.get(served.url("/readyz"))).await.status == 503;
+    eventually("it drains", Duration::from_secs(5), drains).await;
+    signal();
+    let began = Instant::now();
+    assert!(served.child.wait().unwrap().success());
+    assert!(began.elapsed() < Duration::from_secs(10));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -30,7 +30,7 @@ async fn health_and_readiness_are_public_and_tell_names_only() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_shutting_down_is_not_ready() {
     let world = World::new().await;
-    world.app().draining.cancel();
+    world.app().shutdown.begin_draining();
     let reply = Reply::of(reqwest::Client::new().get(world.url("/readyz"))).await;
     assert_eq!(reply.expect(503)["status"], "failed");
 }

@@ -24,11 +24,12 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Converser;
 use crate::http::callers::Credential;
 use crate::http::context;
-use crate::http::event_stream::{self, ALIVE, HEARTBEAT};
+use crate::http::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
 use crate::http::json_body::{BodyHash, LargeJsonObject};
 use crate::http::problem;
 use crate::http::retry::Retryable;
 use crate::ids::TurnId;
+use crate::limits::Memory;
 use crate::telemetry::{self, CalledFor};
 use crate::turns::Place;
 
@@ -177,6 +178,9 @@ pub struct EffectiveSession {
 /// An answer that is not streamed is waited for as long as the agent's `upstream.timeout_seconds` says, and nothing is
 /// sent before it; a stream gets a comment every five seconds while the model is silent, and an error that comes then
 /// is told in the stream. Errors that cost a model call carry `x-should-retry: false`.
+///
+/// An answer is as good as its credential: one that is revoked or expires meanwhile, or whose user is erased, ends a
+/// stream within five seconds, with an error in it.
 #[utoipa::path(
     operation_id = "create_chat_completion",
     tag = "chat",
@@ -225,8 +229,12 @@ pub async fn create_chat_completion(
             chat: Chat::DM,
         },
         (None, None, None) => {
-            let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, asked).await?;
-            return answer_stateless(call, context::id_of(&request)).await;
+            let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, &asked).await?;
+            // From here on there are only the bytes that the model is asked.
+            drop((asked, body.memory));
+            let allowed = Allowed::stateless(app, acting, credential);
+            let request_id = context::id_of(&request);
+            return answer_stateless(call, body.bytes_memory, allowed, request_id).await;
         }
     };
     let asking = Asking {
@@ -235,8 +243,10 @@ pub async fn create_chat_completion(
         credential,
         retryable,
         body_hash: asked_hash(&request, body.hash),
+        memory: body.memory,
         is_retry: is_retry(&request),
     };
+    drop(body.bytes_memory);
     // Apart: a request without a session shall not carry the room for one.
     Box::pin(session_chat::answer(asking, asked, place)).await
 }
@@ -280,14 +290,25 @@ fn is_retry(request: &HttpRequest) -> bool {
     count.is_some_and(|count| count > 0)
 }
 
-async fn answer_stateless(call: Call, request_id: String) -> Result<HttpResponse> {
+/// `memory` is held until the model has begun to answer: until then it may be asked again.
+async fn answer_stateless(
+    call: Call,
+    memory: Memory,
+    mut allowed: Allowed,
+    request_id: String,
+) -> Result<HttpResponse> {
     if !call.wants_stream() {
-        let answer = call.complete().await?;
+        let answer = allowed.during(call.complete()).await?;
+        allowed.check().await?;
         let head = &mut HttpResponse::Ok();
         head.insert_header(STATELESS);
         return Ok(head.content_type(ContentType::json()).body(answer));
     }
-    let mut opening: Opening = Box::pin(call.stream());
+    let mut opening: Opening = Box::pin(async move {
+        let opened = call.stream().await;
+        drop(memory);
+        opened
+    });
     // Until then what goes wrong has a status of its own; afterwards the client hears that it is waited for.
     let source = match timeout(HEARTBEAT, &mut opening).await {
         Ok(opened) => Source::Open(opened?),
@@ -295,6 +316,7 @@ async fn answer_stateless(call: Call, request_id: String) -> Result<HttpResponse
     };
     let telling = Telling {
         source,
+        allowed,
         request_id,
         ended: false,
     };
@@ -338,6 +360,7 @@ impl Source {
 /// A stream that is under way.
 struct Telling {
     source: Source,
+    allowed: Allowed,
     request_id: String,
     ended: bool,
 }
@@ -350,7 +373,13 @@ impl Telling {
         }
         let mut events = String::new();
         let has_begun = self.source.has_begun();
-        let Ok(first) = timeout(HEARTBEAT, self.source.next()).await else {
+        let next = self.allowed.during(self.source.next());
+        let next = timeout(HEARTBEAT, next).await.ok();
+        if let Err(refusal) = self.allowed.check().await {
+            self.put(&mut events, Err(refusal));
+            return Some(Bytes::from(events));
+        }
+        let Some(first) = next else {
             return Some(ALIVE);
         };
         self.put(&mut events, first);

@@ -2,6 +2,7 @@
 //! cover it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::web::{self, Bytes};
@@ -23,8 +24,10 @@ use crate::http::json_body::JsonBody;
 use crate::http::paging::{ListName, ListResponse};
 use crate::ids::{DeliveryId, SessionId, TurnId};
 use crate::limits::StreamGuard;
+use crate::shutdown::Departure;
 use crate::store::deliveries::{self, Covered, End};
 use crate::store::delivery_leases;
+use crate::streams::CheckedCredential;
 
 /// As many as are given out at once.
 const BATCH: i64 = 50;
@@ -33,8 +36,6 @@ const MAX_WAIT: u32 = 55;
 const LOOK: Duration = Duration::from_secs(1);
 /// What a stream leases and sends together: few, because they would wait for a reader who may never come.
 const STREAM_BATCH: i64 = 10;
-/// How often whoever reads a stream is judged again.
-const JUDGED: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct DeliveryResponse {
@@ -172,17 +173,23 @@ pub async fn fetch_deliveries(
     }
     let covered = covered(&key, params.platform.as_ref())?;
     let guard = open(&app, &key)?;
+    let credential = credential.share(&app);
     let mut watching = app.live.watch_deliveries(key.tenant_id());
     let until = Instant::now() + Duration::from_secs(params.wait.into());
+    let mut departure = Departure::default();
     let leased = loop {
-        credential.check(&app).await?;
+        credential.check(&app.verifiers).await?;
         let leased = lease(&app, &key, &covered, limit).await?;
-        let over = Instant::now() >= until || app.draining.is_cancelled();
+        let over = Instant::now() >= until || departure.is_due(&app.shutdown);
         if !leased.is_empty() || over {
             break leased;
         }
         let again = until.min(Instant::now() + LOOK);
-        drop(timeout_at(again, watching.news()).await);
+        tokio::select! {
+            _ = timeout_at(again, watching.news()) => {}
+            () = credential.refused() => {}
+            () = departure.due(&app.shutdown) => {}
+        }
     };
     drop(guard);
     let show = |delivery| DeliveryResponse::new(delivery, true);
@@ -214,13 +221,13 @@ pub async fn stream_deliveries(
         covered: covered(&key, params.platform.as_ref())?,
         watching: app.live.watch_deliveries(key.tenant_id()),
         _guard: open(&app, &key)?,
+        credential: credential.share(&app),
         app,
         key,
-        credential,
         waiting: VecDeque::new(),
-        judged_at: Instant::now(),
         quiet_since: Instant::now(),
         ended: false,
+        departure: Departure::default(),
     };
     Ok(
         event_stream::head().streaming(stream::unfold(streaming, async |mut streaming| {
@@ -233,14 +240,14 @@ pub async fn stream_deliveries(
 struct Streaming {
     app: web::Data<App>,
     key: BridgeKey,
-    credential: Credential,
+    credential: Arc<CheckedCredential>,
     covered: Covered,
     watching: crate::live::Watching,
     _guard: StreamGuard,
     waiting: VecDeque<Bytes>,
-    judged_at: Instant,
     quiet_since: Instant,
     ended: bool,
+    departure: Departure,
 }
 
 impl Streaming {
@@ -261,11 +268,8 @@ impl Streaming {
     }
 
     async fn look(&mut self) -> Result<()> {
-        if self.judged_at.elapsed() >= JUDGED {
-            self.judged_at = Instant::now();
-            self.credential.check(&self.app).await?;
-        }
-        if self.app.draining.is_cancelled() {
+        self.credential.check(&self.app.verifiers).await?;
+        if self.departure.is_due(&self.app.shutdown) {
             self.waiting.push_back(event_stream::reconnect());
             self.ended = true;
             return Ok(());
@@ -290,7 +294,11 @@ impl Streaming {
                 return Ok(());
             }
             let again = Instant::now() + LOOK;
-            drop(timeout_at(again, self.watching.news()).await);
+            tokio::select! {
+                _ = timeout_at(again, self.watching.news()) => {}
+                () = self.credential.refused() => {}
+                () = self.departure.due(&self.app.shutdown) => {}
+            }
         }
         Ok(())
     }

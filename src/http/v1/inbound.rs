@@ -157,10 +157,10 @@ pub async fn create_inbound(
         preview: None,
     };
     let taking = Taking {
+        credential: credential.share(&app),
         app,
         request: retry.request(vouched.principal(), body.hash),
         vouched,
-        credential,
         speaker,
     };
     let public = chat.require_private().is_err();
@@ -177,6 +177,8 @@ pub async fn create_inbound(
         Said::Text(_) if silent => taking.only_note(&message).await,
         Said::Text(text) => {
             let input = inbound::input(&message, text, &taking.speaker)?;
+            // The model is waited for without it.
+            drop(body.memory);
             taking.ask(&message, input).await
         }
     }

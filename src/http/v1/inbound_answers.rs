@@ -1,6 +1,7 @@
 //! How a message that was brought in is answered: the waiting for an answer, the checks of who waits, and what a
 //! repeated message gets.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::http::StatusCode;
@@ -17,7 +18,6 @@ use crate::domain::turn::{ToldReset, TurnInput};
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, Result};
 use crate::http::acting::find_present_user;
-use crate::http::callers::Credential;
 use crate::http::retry;
 use crate::http::v1::link_codes::guarded;
 use crate::http::vouching::Vouched;
@@ -26,6 +26,7 @@ use crate::ids::{SessionId, TurnId, UserId};
 use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Notice, Preview, Speaker};
 use crate::people;
 use crate::store::{TenantTx, replies};
+use crate::streams::CheckedCredential;
 use crate::turns::{self, Accepted, Outcome, Waiter};
 
 /// How often a caller who waits is checked again.
@@ -38,7 +39,7 @@ pub struct Taking {
     pub request: Option<idempotency::Request>,
     pub vouched: Vouched,
     /// Checked again while an answer is waited for.
-    pub credential: Credential,
+    pub credential: Arc<CheckedCredential>,
     pub speaker: Speaker,
 }
 
@@ -167,7 +168,11 @@ impl Taking {
     async fn wait(&self, mut waiter: Waiter, shown: Shown, until: Instant) -> Result<HttpResponse> {
         while Instant::now() < until {
             let due = Instant::now() + CHECK_INTERVAL;
-            if let Some(outcome) = waiter.wait(until.min(due)).await? {
+            let ended = tokio::select! {
+                ended = waiter.wait(until.min(due)) => ended?,
+                () = self.credential.refused() => None,
+            };
+            if let Some(outcome) = ended {
                 return self.tell(shown, &outcome).await;
             }
             self.check_caller(shown.turn_id).await?;
@@ -189,7 +194,7 @@ impl Taking {
     /// Whether the caller may still be answered: its credential is good, and the sender's identity has not been
     /// unlinked from the conversation's owner. While the database does not answer the last check stands.
     async fn check_caller(&self, turn_id: TurnId) -> Result<()> {
-        self.credential.check(&self.app).await?;
+        self.credential.check(&self.app.verifiers).await?;
         match self.check_sender(turn_id).await {
             Err(error) if error.is_transient() => Ok(()),
             checked => checked,
@@ -211,7 +216,7 @@ impl Taking {
     /// Tells the answer to who waited, unless it has become a delivery. An unlink takes the reply from its turn in
     /// its own transaction, so that a reply that can be marked is the sender's.
     async fn tell(&self, shown: Shown, outcome: &Outcome) -> Result<HttpResponse> {
-        self.credential.check(&self.app).await?;
+        self.credential.check_now(&self.app.verifiers).await?;
         let mut tx = self.begin().await?;
         let mine = replies::mark_told(&mut tx, shown.turn_id).await?;
         tx.commit().await?;

@@ -293,7 +293,8 @@ pub async fn update_user(
 /// Erase a person: accounts, conversations, keys, rights, codes, deliveries, stored answers.
 ///
 /// They are gone at once, by every id they ever had. In conversations that are not theirs, what they said
-/// becomes `[erased]` soon after. An account of theirs that speaks again is someone new.
+/// becomes `[erased]` soon after, and so does what the agent answered them there. An account of theirs that speaks
+/// again is someone new.
 #[utoipa::path(
     operation_id = "delete_user",
     tag = "people",

@@ -1,5 +1,6 @@
 //! What tests are written with.
 
+pub mod balancer;
 pub mod catalog;
 pub mod chat;
 pub mod cluster;

@@ -33,6 +33,8 @@ pub struct NodesOptions {
     /// How long a turn is a node's own without a sign of life, and how long a node may take to end.
     pub turn_lease: Option<Duration>,
     pub grace: Option<Duration>,
+    /// How long it goes on serving before that.
+    pub drain: Option<Duration>,
     /// A migrated database of the test's own server, as the service and as its superuser.
     pub database: Option<(String, sqlx::postgres::PgConnectOptions)>,
     pub redis_url: Option<String>,
@@ -125,6 +127,7 @@ impl Nodes {
         for (name, time) in [
             ("THROUGHLINE_TURN_LEASE_MS", options.turn_lease),
             ("THROUGHLINE_SHUTDOWN_GRACE_MS", options.grace),
+            ("THROUGHLINE_DRAIN_MS", options.drain),
         ] {
             if let Some(time) = time {
                 command.env(name, time.as_millis().to_string());

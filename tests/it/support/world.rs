@@ -1,5 +1,6 @@
 //! A world for one test: a database of its own, one or more nodes on it, and a clock they share.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -31,6 +32,8 @@ pub struct WorldOptions {
     pub private_upstreams: bool,
     /// Where the service's own pages are.
     pub public_url: Option<String>,
+    /// How long a node serves on after it was told to end.
+    pub drain: Duration,
 }
 
 impl Default for WorldOptions {
@@ -40,6 +43,7 @@ impl Default for WorldOptions {
             redis_url: cluster().redis_url().to_owned(),
             private_upstreams: false,
             public_url: None,
+            drain: Duration::ZERO,
         }
     }
 }
@@ -79,6 +83,7 @@ impl World {
                 config.allow_private_upstreams = PrivateUpstreams::Allowed;
             }
             config.public_url = options.public_url.as_ref().map(|url| url.parse().unwrap());
+            config.drain = options.drain;
             let app = App::build(config, clock.clone()).await.unwrap();
             nodes.push(Node::start(app, None).await.unwrap());
         }
@@ -92,6 +97,10 @@ impl World {
 
     pub fn app(&self) -> &App {
         &self.nodes[0].app
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.nodes[0].address
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -200,6 +209,7 @@ pub fn node_environment(database: &str, redis_url: &str) -> Vec<(String, String)
         ("LISTEN", "127.0.0.1:0"),
         ("METRICS_LISTEN", "127.0.0.1:0"),
         ("HTTP_WORKERS", "1"),
+        ("DRAIN_MS", "0"),
         ("SHUTDOWN_GRACE_MS", "5000"),
     ]
     .map(|(name, value)| (format!("THROUGHLINE_{name}"), value.to_owned()))

@@ -1,0 +1,180 @@
+//! How a node ends, in two phases. While it drains it is not ready and serves everything: whoever sends it
+//! requests has time to notice. When it stops, its listening sockets are closed, and what runs is finished or
+//! given back. One deadline holds for everything that stops.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
+
+use crate::config::Config;
+use crate::crypto;
+use crate::error::{Error, Result};
+
+/// The part of the grace in which turns may end; then they are given back.
+const TURNS_PART: f64 = 0.6;
+
+pub struct Shutdown {
+    drain: Duration,
+    grace: Duration,
+    draining: CancellationToken,
+    stopping: CancellationToken,
+    drain_began: OnceLock<Instant>,
+    stop_began: OnceLock<Instant>,
+}
+
+impl Shutdown {
+    pub fn new(config: &Config) -> Self {
+        Self {
+            drain: config.drain,
+            grace: config.shutdown_grace,
+            draining: CancellationToken::new(),
+            stopping: CancellationToken::new(),
+            drain_began: OnceLock::new(),
+            stop_began: OnceLock::new(),
+        }
+    }
+
+    /// From now on the node is not ready, and its connections are not kept.
+    pub fn begin_draining(&self) {
+        self.drain_began.get_or_init(Instant::now);
+        self.draining.cancel();
+    }
+
+    /// From now on no loop takes new work, and the deadline of what runs is fixed.
+    pub fn begin_stopping(&self) {
+        self.begin_draining();
+        self.stop_began.get_or_init(Instant::now);
+        self.stopping.cancel();
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.is_cancelled()
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.is_cancelled()
+    }
+
+    pub fn stopping(&self) -> WaitForCancellationFuture<'_> {
+        self.stopping.cancelled()
+    }
+
+    /// For a loop that runs until the node stops.
+    pub fn stop_token(&self) -> CancellationToken {
+        self.stopping.clone()
+    }
+
+    /// When the drain ends.
+    pub fn drained_at(&self) -> Instant {
+        *self.drain_began.get_or_init(Instant::now) + self.drain
+    }
+
+    /// When turns that still run are given back.
+    pub fn turns_end_at(&self) -> Instant {
+        *self.stop_began.get_or_init(Instant::now) + self.grace.mul_f64(TURNS_PART)
+    }
+
+    /// When the node ends, whatever still runs.
+    pub fn deadline(&self) -> Instant {
+        *self.stop_began.get_or_init(Instant::now) + self.grace
+    }
+
+    /// Fails when there is no time left for a turn.
+    pub fn check_takes_turns(&self) -> Result<()> {
+        if self.is_stopping() && Instant::now() >= self.turns_end_at() {
+            return Err(Error::shutting_down());
+        }
+        Ok(())
+    }
+
+    /// A moment in the second half of the drain: by then balancers have noticed.
+    fn departure(&self) -> Instant {
+        let end = self.drained_at();
+        let earliest = Instant::now().max(end - self.drain / 2);
+        let [random] = crypto::random().unwrap_or_default();
+        earliest
+            + end
+                .saturating_duration_since(earliest)
+                .mul_f64(f64::from(random) / 256.0)
+    }
+}
+
+/// When an open stream sends its client to another node: each at a moment of its own, so that they do not all
+/// come at once.
+#[derive(Default)]
+pub struct Departure {
+    at: Option<Instant>,
+}
+
+impl Departure {
+    /// Waits for it. Nothing is lost when the future is dropped.
+    pub async fn due(&mut self, shutdown: &Shutdown) {
+        shutdown.draining.cancelled().await;
+        let at = *self.at.get_or_insert_with(|| shutdown.departure());
+        tokio::select! {
+            () = sleep_until(at) => {}
+            () = shutdown.stopping() => {}
+        }
+    }
+
+    pub fn is_due(&mut self, shutdown: &Shutdown) -> bool {
+        if !shutdown.is_draining() {
+            return false;
+        }
+        let at = *self.at.get_or_insert_with(|| shutdown.departure());
+        shutdown.is_stopping() || Instant::now() >= at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn begun(drain: Duration, ago: Duration) -> Shutdown {
+        let ago = Instant::now() - ago;
+        let shutdown = Shutdown {
+            drain,
+            grace: 10 * SECOND,
+            draining: CancellationToken::new(),
+            stopping: CancellationToken::new(),
+            drain_began: OnceLock::from(ago),
+            stop_began: OnceLock::from(ago),
+        };
+        shutdown.begin_draining();
+        shutdown
+    }
+
+    #[test]
+    fn streams_leave_one_by_one_in_the_second_half_of_the_drain() {
+        let shutdown = begun(10 * SECOND, SECOND);
+        let end = shutdown.drained_at();
+        let mut times: Vec<Instant> = (0..100).map(|_| shutdown.departure()).collect();
+        assert!(times.iter().all(|at| (end - 5 * SECOND..end).contains(at)));
+        times.sort();
+        assert!(times[50] > times[0] + SECOND && times[99] > times[50] + SECOND);
+        // Who comes late leaves late, and not at once.
+        let late = begun(10 * SECOND, 8 * SECOND);
+        let now = Instant::now();
+        let times = (0..100).map(|_| late.departure());
+        assert!(times.filter(|at| *at > now + SECOND / 2).count() > 20);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_stops_takes_turns_as_long_as_they_have_time() {
+        let soon = begun(Duration::ZERO, Duration::ZERO);
+        assert!(soon.check_takes_turns().is_ok() && !soon.is_stopping());
+        soon.begin_stopping();
+        assert!(soon.check_takes_turns().is_ok());
+        let late = begun(Duration::ZERO, 7 * SECOND);
+        assert!(late.check_takes_turns().is_ok(), "it only drains");
+        late.begin_stopping();
+        assert!(late.check_takes_turns().is_err());
+        let mut departure = Departure::default();
+        departure.due(&late).await;
+        assert!(departure.is_due(&late));
+    }
+}
