@@ -7,11 +7,12 @@ use crate::app::App;
 use crate::audit;
 use crate::domain::agent::{AgentSpec, DEFAULT_AGENT, KeyChange};
 use crate::domain::audit::{Action, Entry};
+use crate::domain::limits::check_room;
 use crate::domain::resource_name::ResourceName;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::model::key_context;
-use crate::store::TenantTx;
 use crate::store::agents::{self, AgentRow};
+use crate::store::{TenantTx, tenants};
 
 pub struct PutAgent {
     pub agent: AgentRow,
@@ -27,7 +28,16 @@ pub async fn put(
     spec: AgentSpec,
 ) -> Result<PutAgent> {
     check(app, &spec)?;
-    let before = agents::find_for_update(tx, name.as_str()).await?;
+    let mut before = agents::find_for_update(tx, name.as_str()).await?;
+    if before.is_none() {
+        // Agents are made one at a time, so that they can be counted.
+        tenants::lock(tx, tx.tenant_id()).await?;
+        before = agents::find_for_update(tx, name.as_str()).await?;
+    }
+    if before.is_none() {
+        let limit = tenants::get_limits(tx).await?.agents;
+        check_room("agents", agents::count(tx).await?, limit)?;
+    }
     let sealed = match (&spec.upstream.api_key, &before) {
         (KeyChange::Set(key), _) => {
             let context = key_context(tx.tenant_id(), name.as_str());

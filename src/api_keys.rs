@@ -7,6 +7,7 @@ use crate::audit;
 use crate::crypto::{self, Keyring};
 use crate::domain::api_key::{ApiKey, NewApiKey, Scope, digest, key_text};
 use crate::domain::audit::{Action, Detail, Entry};
+use crate::domain::limits::check_room;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::ApiKeyId;
 use crate::store::{TenantTx, api_keys, issuers, tenants};
@@ -28,14 +29,21 @@ pub async fn create(
     now: DateTime<Utc>,
 ) -> Result<CreatedKey> {
     check(new, now)?;
+    // One change of who may call, and of who vouches for whom, at a time.
+    tenants::lock(tx, tx.tenant_id()).await?;
     refuse_taken_platforms(tx, new).await?;
+    let limit = tenants::get_limits(tx).await?.api_keys;
+    check_room("api_keys", api_keys::count(tx).await?, limit)?;
+    let made = insert(tx, new, now).await?;
+    audit::append(keyring, tx, created(actor, &made.key), now).await?;
+    Ok(made)
+}
+
+/// A new key, before anybody audits it.
+pub async fn insert(tx: &mut TenantTx, new: &NewApiKey, now: DateTime<Utc>) -> Result<CreatedKey> {
     let id = ApiKeyId::generate();
     let text = key_text(tx.tenant_id(), id, crypto::random()?);
     api_keys::insert(tx, id, digest(&text), new, now).await?;
-    let scopes = new.scopes.iter().map(|scope| scope.as_str());
-    let detail = Detail::default().words("scopes", scopes);
-    let entry = Entry::new(actor, Action::ApiKeyCreate, &id).with(detail);
-    audit::append(keyring, tx, entry, now).await?;
     Ok(CreatedKey {
         key: ApiKey {
             id,
@@ -51,6 +59,13 @@ pub async fn create(
     })
 }
 
+/// The entry that says that `actor` made `key`.
+pub fn created(actor: &str, key: &ApiKey) -> Entry {
+    let scopes = key.scopes.iter().map(|scope| scope.as_str());
+    let detail = Detail::default().words("scopes", scopes);
+    Entry::new(actor, Action::ApiKeyCreate, &key.id).with(detail)
+}
+
 /// A platform that an issuer vouches for is not vouched for by keys too.
 async fn refuse_taken_platforms(tx: &mut TenantTx, new: &NewApiKey) -> Result<()> {
     if new.platforms.is_empty() {
@@ -61,8 +76,6 @@ async fn refuse_taken_platforms(tx: &mut TenantTx, new: &NewApiKey) -> Result<()
         .iter()
         .map(|entry| entry.platform().to_owned())
         .collect();
-    // One change of who vouches for whom at a time.
-    tenants::lock(tx, tx.tenant_id()).await?;
     if issuers::any_vouches_for(tx, &platforms).await? {
         let detail = "an issuer vouches for one of these platforms";
         return Err(Error::new(Code::PlatformTaken, detail));
@@ -70,7 +83,8 @@ async fn refuse_taken_platforms(tx: &mut TenantTx, new: &NewApiKey) -> Result<()
     Ok(())
 }
 
-/// Revokes a key; one that was revoked before stays as it is.
+/// Revokes a key; one that was revoked before stays as it is. Of the admin keys that never expire one stays:
+/// without it nobody could call for the tenant any more.
 pub async fn revoke(
     keyring: &Keyring,
     tx: &mut TenantTx,
@@ -78,17 +92,24 @@ pub async fn revoke(
     id: ApiKeyId,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    if api_keys::revoke(tx, id, now).await? {
-        let entry = Entry::new(actor, Action::ApiKeyRevoke, &id);
-        audit::append(keyring, tx, entry, now).await
-    } else if api_keys::exists(tx, id).await? {
-        Ok(())
-    } else {
-        Err(Error::not_found("API key"))
+    // Two requests that revoke two keys must not each count on the other's.
+    tenants::lock(tx, tx.tenant_id()).await?;
+    let key = api_keys::find(tx, id).await?;
+    let key = key.ok_or_else(|| Error::not_found("API key"))?;
+    if key.revoked_at.is_some() {
+        return Ok(());
     }
+    if key.scopes.contains(&Scope::Admin) && !api_keys::has_other_lasting_admin(tx, id).await? {
+        let detail =
+            "no other admin key stays that does not expire: make one first, then revoke this one";
+        return Err(Error::new(Code::LastAdminKey, detail));
+    }
+    api_keys::revoke(tx, id, now).await?;
+    let entry = Entry::new(actor, Action::ApiKeyRevoke, &id);
+    audit::append(keyring, tx, entry, now).await
 }
 
-fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
+pub fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
     let mut errors = Vec::new();
     if new.scopes.is_empty() {
         errors.push(FieldError::new("/scopes", "a key needs at least one scope"));

@@ -1,6 +1,7 @@
 //! `App`: what every handler and job works with, built once from the configuration. The only wiring.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use chrono::TimeDelta;
@@ -56,6 +57,8 @@ pub struct Inner {
     pub turn_tasks: TaskTracker,
     /// Exports take turns, so that however many there are leave connections to the rest.
     pub export_turns: Semaphore,
+    /// Whether every node that lives finds a stored answer by the hash of its name; not before that is known.
+    pub hashes_names: AtomicBool,
     /// Whether the node drains or stops.
     pub shutdown: Shutdown,
 }
@@ -107,6 +110,7 @@ impl App {
                 streams: Streams::default(),
                 turn_tasks: TaskTracker::new(),
                 export_turns,
+                hashes_names: AtomicBool::new(false),
                 shutdown,
             }),
         })

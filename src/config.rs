@@ -82,6 +82,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// When set, operator endpoints are served here and nowhere else.
     pub operator_listen: Option<SocketAddr>,
+    /// Where browsers find this service: pages from there are its own.
+    pub public_url: Option<Url>,
     pub internal_listen: Option<SocketAddr>,
     pub internal_advertise: Option<Url>,
     pub metrics_listen: SocketAddr,
@@ -124,6 +126,7 @@ impl Config {
             redis_url: vars.required("REDIS_URL", redis_url)?,
             listen: vars.or("LISTEN", SocketAddr::from(([0, 0, 0, 0], 8080)), address)?,
             operator_listen: vars.optional("OPERATOR_LISTEN", address)?,
+            public_url: vars.optional("PUBLIC_URL", http_url)?,
             internal_listen: vars.optional("INTERNAL_LISTEN", address)?,
             internal_advertise: vars.optional("INTERNAL_ADVERTISE", http_url)?,
             metrics_listen: vars.or(
@@ -402,6 +405,7 @@ mod tests {
             ("LISTEN", "hunter2"),
             ("METRICS_LISTEN", "hunter2:1"),
             ("INTERNAL_ADVERTISE", "hunter2"),
+            ("PUBLIC_URL", "hunter2"),
             ("ALLOW_PRIVATE_UPSTREAMS", "hunter2"),
             ("ALLOW_PRIVATE_UPSTREAMS", "10.0.0.0/33"),
             ("TURN_LEASE_MS", "hunter2"),

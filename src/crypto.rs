@@ -7,6 +7,8 @@ use secrecy::{ExposeSecret, SecretString};
 
 const VERSION: u8 = 1;
 const KEY_ID_LEN: usize = 4;
+/// Names a key in what it made, and tells nothing of it.
+pub type KeyId = [u8; KEY_ID_LEN];
 const HEADER_LEN: usize = 1 + KEY_ID_LEN + NONCE_LEN;
 const SIGNATURE_LEN: usize = 16;
 pub const MAC_LEN: usize = 32;
@@ -18,7 +20,7 @@ pub struct Sealed;
 /// A tag that stays in the database for good, and the id of the key that made it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mac {
-    pub key_id: [u8; KEY_ID_LEN],
+    pub key_id: KeyId,
     pub tag: [u8; MAC_LEN],
 }
 
@@ -37,7 +39,7 @@ pub struct Keyring {
 }
 
 struct DerivedKey {
-    id: [u8; KEY_ID_LEN],
+    id: KeyId,
     seal: LessSafeKey,
     sign: hmac::Key,
     mac: hmac::Key,
@@ -76,6 +78,15 @@ impl Keyring {
             .map(|secret| DerivedKey::derive(secret.expose_secret()))
             .collect::<Result<_, _>>()?;
         Ok(Self { keys })
+    }
+
+    /// The first is the one that seals and signs.
+    pub fn key_ids(&self) -> impl Iterator<Item = &KeyId> {
+        self.keys.iter().map(|key| &key.id)
+    }
+
+    pub fn first_id(&self) -> KeyId {
+        self.first().id
     }
 
     fn first(&self) -> &DerivedKey {

@@ -69,9 +69,6 @@ error_codes! {
     TokenNotYetValid, "token_not_yet_valid", 401, Useless, "The token is not valid yet";
     TokenLivesTooLong, "token_lives_too_long", 401, Useless, "The token is valid for more than 24 hours";
     WrongAudience, "wrong_audience", 401, Useless, "The token is for someone else";
-    UnknownIssuer, "unknown_issuer", 401, Useless, "The token's issuer is not registered";
-    AlgorithmMismatch, "algorithm_mismatch", 401, Useless, "The token's algorithm is not the registered one";
-    UnknownKeyId, "unknown_key_id", 401, Useless, "The token is signed with a key that is not known";
     TenantAmbiguous, "tenant_ambiguous", 401, Useless, "The token does not say for which one tenant it is";
     MissingScope, "missing_scope", 403, Useless, "The credential lacks the right to do this";
     IdentityRequired, "identity_required", 403, Useless, "A bridge must say for whom it calls";
@@ -108,6 +105,8 @@ error_codes! {
     ExternalIdTaken, "external_id_taken", 409, Useless, "The external id belongs to someone else";
     AlreadyLinked, "already_linked", 409, Useless, "Both are the same person already";
     MergeRequired, "merge_required", 409, Useless, "Only an admin may merge two people who both sign in";
+    LastAdminKey, "last_admin_key", 409, Useless, "A tenant keeps at least one admin key that does not expire";
+    LimitReached, "limit_reached", 409, Useless, "The tenant has as many of these as its limits allow";
     LastIdentity, "last_identity", 409, Useless, "A person keeps at least one identity";
     UndoNotPossible, "undo_not_possible", 409, Useless, "The parting cannot be taken back";
     Conflict, "conflict", 409, Helps, "Someone else changed it at the same time";

@@ -1,13 +1,18 @@
 //! Retries that change nothing: the first answer to a request with an `Idempotency-Key` is stored in
 //! the transaction of its effect, and given again to whoever repeats the request.
 
+use std::sync::atomic::Ordering;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::app::App;
+use crate::crypto;
 use crate::error::{Code, Error, Result};
-use crate::ids::TurnId;
+use crate::ids::{TenantId, TurnId};
 use crate::store::idempotency::{self, RequestName, StoredAnswer};
 use crate::store::{TenantTx, jobs};
 
@@ -15,6 +20,10 @@ use crate::store::{TenantTx, jobs};
 pub const KEPT: TimeDelta = TimeDelta::hours(24);
 /// How long the secrets in it are.
 pub const SECRETS_KEPT: TimeDelta = TimeDelta::minutes(10);
+
+/// What the hash of a key is made for, and how one begins.
+const KEY: &str = "idempotency/key";
+const HASHED: &str = "h:";
 
 /// The job that forgets what is no longer kept.
 pub const EXPIRY_JOB: &str = "expire_answers";
@@ -68,8 +77,56 @@ pub enum Outcome {
 
 /// A retryable request: its name, and a hash of what it asks.
 pub struct Request {
-    pub name: RequestName,
-    pub hash: [u8; 32],
+    name: RequestName,
+    /// The name as the client chose it.
+    named: String,
+    /// The other forms of the name's key under which the first answer may lie.
+    other_keys: Vec<String>,
+    hash: [u8; 32],
+}
+
+impl Request {
+    /// `key` is what the client chose. It may tell something, an order number for example: a keyed hash of it is
+    /// stored. Nodes that are older than this store and look for the text itself, so as long as one lives the text
+    /// is stored; and whatever is stored is found, also under an older secret key.
+    pub fn new(app: &App, principal: String, route: String, key: String, hash: [u8; 32]) -> Self {
+        let named = [principal.as_str(), route.as_str(), key.as_str()].join("\0");
+        let macs = app.keyring.every_mac(KEY, named.as_bytes());
+        let mut forms = macs
+            .into_iter()
+            .map(|mac| format!("{HASHED}{}", URL_SAFE_NO_PAD.encode(mac)));
+        let newest = forms.next();
+        let mut other_keys: Vec<String> = forms.collect();
+        let stored = match newest {
+            Some(newest) if app.hashes_names.load(Ordering::Relaxed) => {
+                other_keys.push(key);
+                newest
+            }
+            newest => {
+                other_keys.extend(newest);
+                key
+            }
+        };
+        let name = RequestName {
+            principal,
+            route,
+            key: stored,
+        };
+        Self {
+            name,
+            named,
+            other_keys,
+            hash,
+        }
+    }
+
+    /// The same for all forms of the name.
+    fn lock_name(&self, tenant_id: TenantId) -> i64 {
+        let named = format!("{tenant_id}\0{}", self.named);
+        let hash = crypto::sha256(named.as_bytes());
+        let (first, _) = hash.split_at(8);
+        i64::from_be_bytes(first.try_into().unwrap_or_default())
+    }
 }
 
 /// What an earlier request of the same name came to.
@@ -109,10 +166,12 @@ pub async fn find_earlier(
     request: &Request,
 ) -> Result<Option<Earlier>> {
     let now = app.clock.now();
-    if idempotency::claim(tx, &request.name, request.hash, now, now - KEPT).await? {
+    idempotency::lock(tx, request.lock_name(tx.tenant_id())).await?;
+    let (name, other_keys) = (&request.name, &request.other_keys);
+    if idempotency::claim(tx, name, other_keys, request.hash, now, now - KEPT).await? {
         return Ok(None);
     }
-    let stored = idempotency::find(tx, &request.name).await?;
+    let stored = idempotency::find(tx, name, other_keys).await?;
     let gone = || {
         Error::internal(anyhow::anyhow!(
             "a stored request vanished while it was read"
@@ -177,6 +236,7 @@ fn check_hash(stored: &StoredAnswer, request: &Request) -> Result<()> {
 
 fn open(app: &App, tx: &TenantTx, request: &Request, stored: StoredAnswer) -> Result<Answer> {
     let StoredAnswer {
+        key,
         status: Some(status),
         answer_enc: Some(answer),
         secrets_enc,
@@ -186,7 +246,11 @@ fn open(app: &App, tx: &TenantTx, request: &Request, stored: StoredAnswer) -> Re
     else {
         return Err(unfit());
     };
-    let context = context(tx, &request.name);
+    let name = RequestName {
+        key,
+        ..request.name.clone()
+    };
+    let context = context(tx, &name);
     let open = |sealed: &[u8]| -> Result<Map<String, Value>> {
         let plain = app
             .keyring

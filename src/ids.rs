@@ -137,7 +137,7 @@ id!(
     DeliveryId, "dlv"
 );
 id!(
-    /// One start of a node; never shown.
+    /// One start of a node; shown to operators.
     BootId, "boot"
 );
 id!(

@@ -7,6 +7,7 @@ use crate::audit;
 use crate::auth;
 use crate::domain::audit::{Action, Detail, Entry};
 use crate::domain::issuer::{Issuer, KeyChoice, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm};
+use crate::domain::limits::check_room;
 use crate::domain::platform::PlatformScope;
 use crate::domain::resource_name::ResourceName;
 use crate::error::{Code, Error, FieldError, Result};
@@ -46,6 +47,10 @@ pub async fn register(
         (None, Some(document), _) => KeySource::Document(document),
         (None, None, url) => KeySource::Url(url.unwrap_or_default()),
     };
+    if issuers::find(tx, new.name.as_str()).await?.is_none() {
+        let limit = tenants::get_limits(tx).await?.issuers;
+        check_room("issuers", issuers::count(tx).await?, limit)?;
+    }
     let issuer = Issuer {
         name: new.name,
         iss: new.iss,

@@ -8,6 +8,7 @@
 //! - `inbound`: what bridges bring in
 //! - `turns`: the turn engine; `chat`: a model asked without a session
 //! - `people`, `sessions`, `tenants`, `api_keys`, `issuers`, `agents`, `audit`, `idempotency`: use cases, one room each
+//! - `secrets`: which secret keys stored data needs, and resealing it
 //! - `app`: what they all work with
 //! - `model`: a tenant's agents, ready to be asked
 //! - `streams`: what the open streams of a node share
@@ -60,6 +61,7 @@ pub mod idempotency;
 pub mod inbound;
 pub mod issuers;
 pub mod people;
+pub mod secrets;
 pub mod sessions;
 pub mod tenants;
 pub mod turns;

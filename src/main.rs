@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use throughline::config::{Config, LogConfig, MigrateConfig, environment};
 use throughline::ids::TenantId;
-use throughline::{audit, dev, guard, http, server, store, telemetry, tenants};
+use throughline::{audit, dev, guard, http, secrets, server, store, telemetry, tenants};
 
 /// One assistant conversation across every platform, for many tenants at once.
 #[derive(Parser)]
@@ -40,6 +40,9 @@ enum Command {
     /// Check the audit
     #[command(subcommand)]
     Audit(AuditCommand),
+    /// Rotate the keys of THROUGHLINE_SECRET_KEY
+    #[command(subcommand)]
+    Secrets(SecretsCommand),
     #[command(hide = true)]
     Guard { spec: String },
 }
@@ -48,6 +51,14 @@ enum Command {
 enum TenantCommand {
     /// Make a tenant and print it as JSON, with its first admin key
     Create { name: String },
+}
+
+#[derive(Subcommand)]
+enum SecretsCommand {
+    /// Show which keys stored data needs; fail if one is missing
+    Status,
+    /// Encrypt and sign what is kept for long with the first key; then show what still needs the others
+    Reseal,
 }
 
 #[derive(Subcommand)]
@@ -111,6 +122,12 @@ fn run(command: Command) -> anyhow::Result<()> {
             }
             Command::Audit(AuditCommand::Verify { tenant }) => {
                 audit::verify::verify_from_command_line(config()?, tenant).await?;
+            }
+            Command::Secrets(SecretsCommand::Status) => {
+                secrets::status_from_command_line(config()?).await?;
+            }
+            Command::Secrets(SecretsCommand::Reseal) => {
+                secrets::reseal_from_command_line(config()?).await?;
             }
             Command::Guard { spec } => guard::run(&spec)?,
         }

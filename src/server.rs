@@ -22,6 +22,7 @@ use crate::descriptors;
 use crate::http::{self, Shared, Surface};
 use crate::jobs;
 use crate::live;
+use crate::secrets;
 use crate::telemetry;
 
 /// Enough for the handful of scrapers a node has.
@@ -99,6 +100,7 @@ impl Node {
         self.tasks.spawn(jobs::run(app.clone(), stop.clone()));
         self.tasks
             .spawn(jobs::recover_turns::run(app.clone(), stop));
+        self.tasks.spawn(secrets::warn_of_missing_keys(app.clone()));
         // As long as there are requests, streams and turns, these are looked after.
         let (background, ended) = (&mut self.background, &self.ended);
         background.spawn(jobs::heartbeat::run(app.clone(), ended.clone()));

@@ -22,7 +22,7 @@ pub const REQUESTS: &str = "throughline::telemetry::requests";
 
 /// Logs go to standard error: standard output belongs to what a command answers.
 pub fn init_logs(config: &LogConfig) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&config.filter)
+    let filter = EnvFilter::try_new(filter_text(&config.filter))
         .context("THROUGHLINE_LOG: must be a filter like info or throughline=debug,info")?;
     let is_terminal = std::io::stderr().is_terminal();
     let builder = tracing_subscriber::fmt()
@@ -50,6 +50,15 @@ pub fn init_logs(config: &LogConfig) -> anyhow::Result<()> {
         LogFormat::Short => builder.event_format(ShortFormat::new()).try_init(),
     };
     installed.map_err(|error| anyhow::anyhow!("logging was set up already: {error}"))
+}
+
+/// The HTTP library logs an ERROR for each request that it cannot read, and anybody can send those: they are
+/// answered with 400, and logged only where somebody asks for it by name.
+fn filter_text(filter: &str) -> String {
+    if filter.contains("actix_http") {
+        return filter.to_owned();
+    }
+    format!("{filter},actix_http::h1::dispatcher=off")
 }
 
 /// Lines for a developer's terminal: `POST /v1/inbound 200 12ms`. Other events have level, text and fields.

@@ -4,7 +4,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::agents;
-use crate::api_keys;
+use crate::api_keys::{self, CreatedKey};
 use crate::app::App;
 use crate::audit;
 use crate::auth::{JobCaller, OperatorCaller};
@@ -15,16 +15,17 @@ use crate::domain::agent::DmScope;
 use crate::domain::api_key::{NewApiKey, Scope};
 use crate::domain::audit::{Action, Entry};
 use crate::domain::display_name::DisplayName;
-use crate::domain::limits::LimitOverrides;
+use crate::domain::limits::{LimitChanges, LimitOverrides, Limits};
 use crate::domain::origin::Origin;
 use crate::domain::retention::check_days;
-use crate::domain::tenant::{Retention, Tenant, TenantState};
+use crate::domain::tenant::{Retention, ServiceState, Tenant, TenantState};
 use crate::domain::turn::StopReason;
+use crate::domain::usage::UsageCounts;
 use crate::error::{Error, FieldError, Result};
 use crate::idempotency;
 use crate::ids::TenantId;
 use crate::sessions;
-use crate::store::{TenantTx, jobs, tenants, turn_stops};
+use crate::store::{TenantTx, jobs, tenants, turn_stops, usage};
 
 /// The job that removes events that were kept long enough.
 pub const EXPIRE_EVENTS_JOB: &str = "expire_events";
@@ -51,7 +52,7 @@ pub async fn create(
     idempotency::plan_expiry(tx, now).await?;
     jobs::insert(tx, EXPIRE_EVENTS_JOB, now).await?;
     let entry = Entry::new(actor, Action::TenantCreate, &id);
-    audit::append(keyring, tx, entry, now).await?;
+    audit::append(keyring, tx, entry.clone(), now).await?;
     let first = NewApiKey {
         name: "first admin key"
             .parse::<DisplayName>()
@@ -62,6 +63,7 @@ pub async fn create(
     };
     let key = api_keys::create(keyring, tx, actor, &first, now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
+    audit::append(keyring, tx, entry, now).await?;
     Ok(CreatedTenant {
         tenant: Tenant {
             id,
@@ -71,6 +73,26 @@ pub async fn create(
         },
         api_key: key.text,
     })
+}
+
+/// Says in the operator's own audit and in the tenant's what an operator did to it: the last writes of `tx`, which
+/// is the operator's, and is again when this returns.
+async fn record(
+    app: &App,
+    tx: &mut TenantTx,
+    id: TenantId,
+    entries: impl IntoIterator<Item = Entry> + Clone,
+) -> Result<()> {
+    let now = app.clock.now();
+    // The operator's head first: who waits for it must not hold up all writers of a tenant.
+    for entry in entries.clone() {
+        audit::append(&app.keyring, tx, entry, now).await?;
+    }
+    tx.operator_enter(id).await?;
+    for entry in entries {
+        audit::append(&app.keyring, tx, entry, now).await?;
+    }
+    tx.operator_enter(TenantId::OPERATOR).await
 }
 
 /// The tenant, held until `tx` ends; one that is being deleted is gone for everyone but the deletion.
@@ -91,10 +113,23 @@ pub async fn update_state(
     state: TenantState,
 ) -> Result<Tenant> {
     let before = lock_living(tx, id).await?;
+    let entry = write_state(app, tx, actor, &before, state).await?;
+    record(app, tx, id, entry).await?;
+    Ok(Tenant { state, ..before })
+}
+
+/// Sets the state of a tenant that `tx` has locked. Answers what is to be recorded, unless it has that state.
+async fn write_state(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    before: &Tenant,
+    state: TenantState,
+) -> Result<Option<Entry>> {
     if before.state == state {
-        return Ok(before);
+        return Ok(None);
     }
-    let now = app.clock.now();
+    let (id, now) = (before.id, app.clock.now());
     let action = match state {
         TenantState::Suspended => Action::TenantSuspend,
         TenantState::Active => Action::TenantResume,
@@ -105,9 +140,8 @@ pub async fn update_state(
     if state == TenantState::Suspended {
         jobs::insert(tx, STOP_TURNS_JOB, now + LATE_TURNS).await?;
     }
-    audit::append(&app.keyring, tx, Entry::new(actor, action, &id), now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
-    Ok(Tenant { state, ..before })
+    Ok(Some(Entry::new(actor, action, &id)))
 }
 
 /// The job that stops the turns of a tenant that is not served any more.
@@ -182,9 +216,117 @@ pub async fn set_limits(
     let now = app.clock.now();
     tx.operator_enter(id).await?;
     tenants::update_limits(tx, limits, now).await?;
+    tx.operator_enter(TenantId::OPERATOR).await?;
     let entry = Entry::new(actor, Action::TenantLimits, &id);
-    audit::append(&app.keyring, tx, entry, now).await?;
-    tx.operator_enter(TenantId::OPERATOR).await
+    record(app, tx, id, [entry]).await
+}
+
+/// What an operator changes about a tenant; the rest stays.
+#[derive(Default)]
+pub struct OperatorChange {
+    pub name: Option<DisplayName>,
+    pub state: Option<ServiceState>,
+    pub limits: LimitsChange,
+}
+
+#[derive(Default)]
+pub enum LimitsChange {
+    #[default]
+    Keep,
+    /// All have their defaults again.
+    Reset,
+    Some(LimitChanges),
+}
+
+/// Changes a tenant, all of it or nothing. `tx` is the operator's, and is again when this returns.
+pub async fn update(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    id: TenantId,
+    change: &OperatorChange,
+) -> Result<()> {
+    if let LimitsChange::Some(limits) = &change.limits {
+        let below = |error: FieldError| FieldError {
+            pointer: format!("/limits{}", error.pointer),
+            ..error
+        };
+        Error::check(limits.overrides().errors().into_iter().map(below).collect())?;
+    }
+    let before = lock_living(tx, id).await?;
+    let now = app.clock.now();
+    let mut entries = Vec::new();
+    if let Some(name) = &change.name {
+        tenants::update_name(tx, id, name, now).await?;
+        entries.push(Entry::new(actor, Action::TenantUpdate, &id));
+    }
+    tx.operator_enter(id).await?;
+    match &change.limits {
+        LimitsChange::Keep => {}
+        LimitsChange::Reset => tenants::update_limits(tx, &LimitOverrides::default(), now).await?,
+        LimitsChange::Some(limits) => {
+            tenants::change_limits(tx, &limits.dropped(), &limits.overrides(), now).await?;
+        }
+    }
+    tx.operator_enter(TenantId::OPERATOR).await?;
+    if !matches!(change.limits, LimitsChange::Keep) {
+        entries.push(Entry::new(actor, Action::TenantLimits, &id));
+    }
+    if let Some(state) = change.state {
+        entries.extend(write_state(app, tx, actor, &before, state.into()).await?);
+    }
+    record(app, tx, id, entries).await
+}
+
+/// Makes an admin key for a tenant that may have lost its own: past the tenant's limit of keys, and also while
+/// it is suspended. `tx` is the operator's, and is again when this returns.
+pub async fn create_admin_key(
+    app: &App,
+    tx: &mut TenantTx,
+    actor: &str,
+    id: TenantId,
+    name: DisplayName,
+) -> Result<CreatedKey> {
+    lock_living(tx, id).await?;
+    let now = app.clock.now();
+    let new = NewApiKey {
+        name,
+        scopes: vec![Scope::Admin],
+        platforms: Vec::new(),
+        expires_at: None,
+    };
+    tx.operator_enter(id).await?;
+    let made = api_keys::insert(tx, &new, now).await?;
+    tx.operator_enter(TenantId::OPERATOR).await?;
+    record(app, tx, id, [api_keys::created(actor, &made.key)]).await?;
+    Ok(made)
+}
+
+/// A tenant as its operator sees it: no content, and its use as sums.
+pub struct TenantView {
+    pub tenant: Tenant,
+    pub limits: Limits,
+    pub usage: UsageCounts,
+}
+
+/// `tx` is the operator's, and is again when this returns.
+pub async fn view(
+    tx: &mut TenantTx,
+    id: TenantId,
+    from: DateTime<Utc>,
+    to: DateTime<Utc>,
+) -> Result<TenantView> {
+    let tenant = tenants::find_listed(tx, id).await?;
+    let tenant = tenant.ok_or_else(|| Error::not_found("tenant"))?;
+    tx.operator_enter(id).await?;
+    let limits = tenants::get_limits(tx).await?;
+    let usage = usage::sum(tx, from, to).await?;
+    tx.operator_enter(TenantId::OPERATOR).await?;
+    Ok(TenantView {
+        tenant,
+        limits,
+        usage,
+    })
 }
 
 /// What a tenant changes about itself; the rest stays.

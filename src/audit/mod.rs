@@ -7,8 +7,8 @@ use crate::crypto::{BadMac, Keyring, Mac};
 use crate::domain::audit::{BEGINNING, Entry, Head, Link};
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
-use crate::store::TenantTx;
 use crate::store::audit::{self, SignedHead};
+use crate::store::{TenantTx, sealed};
 
 pub mod verify;
 
@@ -51,6 +51,33 @@ pub async fn append(
     };
     let mac = sign_head(keyring, tenant_id, &head);
     audit::insert(tx, &link, &hash, &head, &mac).await
+}
+
+/// What became of a head that was to be signed by the first key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SignedAgain {
+    Yes,
+    /// The first key made it, or there is none yet.
+    NotNeeded,
+    /// None of our keys made it: it stays as it is.
+    NotOurs,
+}
+
+/// Signs the head of the tenant that `tx` is in with the first key. Its entries stay as they are.
+pub async fn sign_again(keyring: &Keyring, tx: &mut TenantTx) -> Result<SignedAgain> {
+    let tenant_id = tx.tenant_id();
+    let Some(signed) = audit::lock_head(tx).await? else {
+        return Ok(SignedAgain::NotNeeded);
+    };
+    if check_head(keyring, tenant_id, &signed).is_err() {
+        return Ok(SignedAgain::NotOurs);
+    }
+    if signed.key_id == keyring.first_id() {
+        return Ok(SignedAgain::NotNeeded);
+    }
+    let mac = sign_head(keyring, tenant_id, &signed.head);
+    sealed::replace_head_mac(tx, &mac).await?;
+    Ok(SignedAgain::Yes)
 }
 
 /// Begins the chain with its first entry.

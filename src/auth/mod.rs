@@ -54,6 +54,8 @@ pub struct UserCaller {
     tenant_id: TenantId,
     user_id: UserId,
     identity: Identity,
+    /// The name of the issuer that signed the token.
+    issuer: Option<String>,
     terms: TenantTerms,
 }
 
@@ -142,6 +144,11 @@ impl UserCaller {
     /// The account that the token proves.
     pub fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// The name under which the tenant registered who signed the token.
+    pub fn issuer(&self) -> Option<&str> {
+        self.issuer.as_deref()
     }
 
     pub fn principal(&self) -> String {

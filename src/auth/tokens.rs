@@ -35,6 +35,8 @@ const LONGEST_LIFE: TimeDelta = TimeDelta::hours(24);
 /// As for API keys: a deleted issuer stops everywhere within a second.
 const BELIEVED: Duration = Duration::from_millis(800);
 const REMEMBERED_ISSUERS: u64 = 10_000;
+/// Of those with one `iss` and other audiences than a token's, how many may have signed it.
+const TRIED_ISSUERS: usize = 4;
 
 #[derive(Deserialize)]
 struct Header {
@@ -140,6 +142,7 @@ impl TokenVerifier {
                 id: known.id,
                 name: account.name,
             },
+            issuer: account.issuer,
             terms,
         })
     }
@@ -161,16 +164,15 @@ impl TokenVerifier {
         }
         let tenant_id = tenant_of(&claims, tenant_header)?;
         let found = self.find_issuers(tenant_id, &claims.iss).await?;
-        let issuer = choose(&found.issuers, tenant_id, &claims)?;
-        if header.alg != issuer.algorithm.as_str() {
-            let detail = format!(
-                "the issuer is registered with {}",
-                issuer.algorithm.as_str()
-            );
-            return Err(Error::new(Code::AlgorithmMismatch, detail));
-        }
-        self.check_signature(token, tenant_id, issuer, header.kid.as_deref())
-            .await?;
+        let presented = PresentedToken {
+            text: token,
+            tenant_id,
+            header: &header,
+        };
+        let issuer = self
+            .find_signer(&presented, &found.issuers, &claims)
+            .await
+            .map_err(|error| log_refusal(tenant_id, error))?;
         check_times(&claims, self.clock.now())?;
         let platform: PlatformScope = issuer.platform.parse().map_err(Error::internal)?;
         let name = name_of(platform, claims.sub)?;
@@ -186,10 +188,41 @@ impl TokenVerifier {
         Ok((tenant_id, account, terms))
     }
 
+    /// The registered issuer that signed a token. Until a signature is good, every refusal is the same: what a tenant
+    /// has registered is not for everybody. Who has signed a token for somebody else is told so.
+    async fn find_signer<'a>(
+        &self,
+        token: &PresentedToken<'_>,
+        issuers: &'a [Issuer],
+        claims: &Claims,
+    ) -> Result<&'a Issuer> {
+        if issuers.is_empty() {
+            return Err(token.refused("the issuer is not registered"));
+        }
+        if let Some(issuer) = choose(issuers, token.tenant_id, claims) {
+            self.check_signature(token, issuer).await?;
+            return Ok(issuer);
+        }
+        for issuer in issuers.iter().take(TRIED_ISSUERS) {
+            match self.check_signature(token, issuer).await {
+                Ok(()) => {
+                    let detail = "the token's aud is not the registered audience";
+                    return Err(Error::new(Code::WrongAudience, detail));
+                }
+                Err(error) if error.code == Code::InvalidToken => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(token.refused("the audience is not the registered one"))
+    }
+
     async fn find_issuers(&self, tenant_id: TenantId, iss: &str) -> Result<Arc<FoundIssuers>> {
         // Postgres could not even be asked for U+0000.
         if iss.chars().count() > MAX_ISSUER_CHARS || iss.contains('\0') {
-            return Err(unknown_issuer());
+            return Ok(Arc::new(FoundIssuers {
+                issuers: Vec::new(),
+                terms: None,
+            }));
         }
         let name = (tenant_id, iss.to_owned());
         if let Some(answer) = self.issuers.get(&name).await
@@ -207,13 +240,11 @@ impl TokenVerifier {
         Ok(found)
     }
 
-    async fn check_signature(
-        &self,
-        token: &str,
-        tenant_id: TenantId,
-        issuer: &Issuer,
-        kid: Option<&str>,
-    ) -> Result<()> {
+    async fn check_signature(&self, token: &PresentedToken<'_>, issuer: &Issuer) -> Result<()> {
+        if token.header.alg != issuer.algorithm.as_str() {
+            return Err(token.refused("the algorithm is not the registered one"));
+        }
+        let (tenant_id, kid) = (token.tenant_id, token.header.kid.as_deref());
         let keys = match &issuer.keys {
             KeySource::Secret(sealed) => {
                 let context = secret_context(tenant_id, issuer.name.as_str());
@@ -232,17 +263,37 @@ impl TokenVerifier {
                     .await?
             }
         };
-        let key = keys.first().ok_or_else(|| {
-            let detail = "the issuer has published no key with the token's kid";
-            Error::new(Code::UnknownKeyId, detail)
-        })?;
+        let unknown = || token.refused("the issuer has published no key with the token's kid");
+        let key = keys.first().ok_or_else(unknown)?;
         check_with(token, issuer.algorithm, &key.key)
     }
 }
 
-fn unknown_issuer() -> Error {
-    let detail = "the tenant has not registered the token's issuer";
-    Error::new(Code::UnknownIssuer, detail)
+/// A token whose signature is still to be checked.
+struct PresentedToken<'a> {
+    text: &'a str,
+    tenant_id: TenantId,
+    header: &'a Header,
+}
+
+impl PresentedToken<'_> {
+    /// The one answer to all tokens without a good signature. `reason` is for the log.
+    fn refused(&self, reason: &'static str) -> Error {
+        Error {
+            cause: Some(anyhow::anyhow!(reason)),
+            ..invalid("no issuer that the tenant registered has signed the token for it")
+        }
+    }
+}
+
+/// Says why in the log, once for each token, and never to who sent it.
+fn log_refusal(tenant_id: TenantId, mut error: Error) -> Error {
+    if error.code == Code::InvalidToken
+        && let Some(reason) = error.cause.take()
+    {
+        tracing::info!(tenant = %tenant_id, %reason, "a user token is refused");
+    }
+    error
 }
 
 fn invalid(detail: &str) -> Error {
@@ -285,32 +336,28 @@ fn tenant_of(claims: &Claims, header: Option<&str>) -> Result<TenantId> {
 
 /// The registration the token is for. One with an audience wants that audience; one without wants the
 /// tenant's id, unless the token has no audience at all: a token for someone else is never taken.
-fn choose<'a>(issuers: &'a [Issuer], tenant_id: TenantId, claims: &Claims) -> Result<&'a Issuer> {
-    if issuers.is_empty() {
-        return Err(unknown_issuer());
-    }
+fn choose<'a>(issuers: &'a [Issuer], tenant_id: TenantId, claims: &Claims) -> Option<&'a Issuer> {
     let meant = |issuer: &&Issuer| match &issuer.audience {
         Some(audience) => claims.aud.contains(audience),
         None => claims.aud.as_slice().is_empty() || claims.aud.contains(&tenant_id.to_string()),
     };
-    issuers.iter().find(meant).ok_or_else(|| {
-        Error::new(
-            Code::WrongAudience,
-            "the token's aud is not the registered audience",
-        )
-    })
+    issuers.iter().find(meant)
 }
 
 /// Only the signature: times are judged by our own clock, names above.
-fn check_with(token: &str, algorithm: TokenAlgorithm, key: &DecodingKey) -> Result<()> {
+fn check_with(
+    token: &PresentedToken<'_>,
+    algorithm: TokenAlgorithm,
+    key: &DecodingKey,
+) -> Result<()> {
     let mut validation = Validation::new(algorithm.to_library());
     validation.required_spec_claims.clear();
     validation.validate_exp = false;
     validation.validate_nbf = false;
     validation.validate_aud = false;
-    jsonwebtoken::decode::<serde_json::Value>(token, key, &validation)
+    jsonwebtoken::decode::<serde_json::Value>(token.text, key, &validation)
         .map(|_| ())
-        .map_err(|_| invalid("the token's signature is not right"))
+        .map_err(|_| token.refused("the signature is not right"))
 }
 
 fn check_times(claims: &Claims, now: DateTime<Utc>) -> Result<()> {

@@ -56,6 +56,7 @@ actions! {
     TenantUpdate, "tenant.update";
     TenantDelete, "tenant.delete";
     TenantLimits, "tenant.limits";
+    SecretsReseal, "secrets.reseal";
     ApiKeyCreate, "api_key.create";
     ApiKeyRevoke, "api_key.revoke";
     IssuerPut, "issuer.put";

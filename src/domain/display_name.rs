@@ -1,8 +1,10 @@
-//! Names that the service shows to people: one line, at most 100 characters, no control characters.
+//! Names that the service shows to people: one line, at most 100 characters, no control characters, and nothing that
+//! makes them read otherwise than they are written.
 
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
 
 pub const MAX_CHARS: usize = 100;
 
@@ -11,7 +13,7 @@ pub struct DisplayName(String);
 
 wire_text!(
     DisplayName,
-    r"^(?=.*\S)[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+$",
+    r"^(?=.*[^\s\u00ad\u200b-\u200f\u2060-\u2064])[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ufdd0-\ufdef\ufeff\ufffe\uffff]+$",
     1,
     MAX_CHARS
 );
@@ -24,6 +26,8 @@ pub enum InvalidName {
     TooLong,
     #[error("must be one line without control characters")]
     ControlCharacter,
+    #[error("must not have characters that change how the others read")]
+    Misleading,
 }
 
 impl DisplayName {
@@ -37,21 +41,94 @@ impl FromStr for DisplayName {
 
     fn from_str(text: &str) -> Result<Self, InvalidName> {
         let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-        if text.trim().is_empty() {
+        if text.chars().all(is_blank) {
             Err(InvalidName::Empty)
         } else if text.chars().count() > MAX_CHARS {
             Err(InvalidName::TooLong)
         } else if text.chars().any(breaks) {
             Err(InvalidName::ControlCharacter)
+        } else if text.chars().any(is_misleading) {
+            Err(InvalidName::Misleading)
         } else {
             Ok(Self(text.to_owned()))
         }
     }
 }
 
+/// Whether nothing is seen of it.
+fn is_blank(c: char) -> bool {
+    let zero_width = matches!(
+        c,
+        '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2060}'..='\u{2064}' | '\u{feff}'
+    );
+    c.is_whitespace() || zero_width
+}
+
+/// What turns the reading direction of other characters around, and what is no character.
+fn is_misleading(c: char) -> bool {
+    let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+    let is_none = matches!(c, '\u{fdd0}'..='\u{fdef}') || (c as u32 & 0xfffe) == 0xfffe;
+    turns || is_none
+}
+
+/// For names that others gave, on platforms with other rules: without what misleads, and `None` if nothing is left.
+/// A message is not lost for its sender's name.
+pub fn without_misleading<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<DisplayName>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    if text.chars().count() > MAX_CHARS {
+        return Err(D::Error::custom(InvalidName::TooLong));
+    }
+    let kept: String = text.chars().filter(|c| !is_misleading(*c)).collect();
+    if kept.chars().all(is_blank) && !text.chars().all(char::is_whitespace) {
+        return Ok(None);
+    }
+    kept.parse().map(Some).map_err(D::Error::custom)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_reads_as_it_is_written() {
+        for good in [
+            "דני",
+            "محمد علی",
+            "A\u{200d}B",
+            "👩\u{200d}🚀",
+            "a\u{200f}b",
+            "e\u{301}",
+        ] {
+            assert!(good.parse::<DisplayName>().is_ok(), "{good}");
+        }
+        for bad in [
+            "a\u{202e}b",
+            "\u{202a}a",
+            "a\u{2066}b\u{2069}",
+            "a\u{feff}",
+            "a\u{ffff}",
+            "a\u{fffe}",
+            "a\u{fdd0}",
+            "a\u{1fffe}",
+            "a\u{10ffff}",
+        ] {
+            let refused = Err(InvalidName::Misleading);
+            assert_eq!(bad.parse::<DisplayName>(), refused, "{bad:?}");
+        }
+        for invisible in [
+            "\u{200b}",
+            "\u{200d}\u{2060}",
+            " \u{ad} ",
+            "\u{200f}\u{200e}",
+        ] {
+            let refused = Err(InvalidName::Empty);
+            assert_eq!(invisible.parse::<DisplayName>(), refused, "{invisible:?}");
+        }
+    }
 
     #[test]
     fn a_name_is_one_printable_line_of_at_most_a_hundred_characters() {

@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::crypto::{Hasher, Keyring};
-use crate::domain::display_name::DisplayName;
+use crate::domain::display_name::{DisplayName, without_misleading};
 use crate::domain::identity::IdentityName;
 use crate::domain::message::{Content, MessageKind, Role, ToolCall};
 use crate::domain::platform::PlatformScope;
@@ -45,6 +45,12 @@ pub struct Document {
     pub exported_at: Option<DateTime<Utc>>,
     #[schema(max_length = 256)]
     pub conversation_id: Option<String>,
+    /// Characters that turn the reading direction around are left out.
+    #[serde(default, deserialize_with = "without_misleading")]
+    #[schema(
+        value_type = Option<String>, min_length = 1, max_length = 100,
+        pattern = r"^(?=.*\S)[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
+    )]
     pub title: Option<DisplayName>,
     pub agent: Option<ResourceName>,
     #[serde(default, deserialize_with = "timestamp::optional")]

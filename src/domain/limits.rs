@@ -1,9 +1,9 @@
 //! What a tenant may use. An operator changes single limits; the rest keep their defaults.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use crate::error::FieldError;
+use crate::error::{Code, Error, FieldError, Result};
 
 macro_rules! limits {
     ($($(#[$doc:meta])* $name:ident, $default:tt, $least:tt, $most:tt;)+) => {
@@ -27,6 +27,36 @@ macro_rules! limits {
                 #[schema(minimum = $least, maximum = $most)]
                 pub $name: Option<i64>
             ),+
+        }
+
+        /// Changes of single limits: null gives one its default again, what is left out stays.
+        #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct LimitChanges {
+            $(
+                $(#[$doc])*
+                #[serde(deserialize_with = "given")]
+                #[schema(minimum = $least, maximum = $most, value_type = Option<i64>)]
+                pub $name: Option<Option<i64>>
+            ),+
+        }
+
+        impl LimitChanges {
+            /// The limits that get another value.
+            pub fn overrides(&self) -> LimitOverrides {
+                LimitOverrides { $($name: self.$name.flatten()),+ }
+            }
+
+            /// The names of those that get their default again.
+            pub fn dropped(&self) -> Vec<&'static str> {
+                let mut names = Vec::new();
+                $(
+                    if self.$name == Some(None) {
+                        names.push(stringify!($name));
+                    }
+                )+
+                names
+            }
         }
 
         impl LimitOverrides {
@@ -63,6 +93,26 @@ macro_rules! limits {
     };
 }
 
+/// Whether a tenant that has `count` of what `limit_name` limits may have one more.
+pub fn check_room(limit_name: &str, count: i64, limit: u32) -> Result<()> {
+    if count < i64::from(limit) {
+        return Ok(());
+    }
+    let detail = format!(
+        "the tenant has {count}, and its limit `{limit_name}` is {limit}: remove some, or ask the operator for more"
+    );
+    Err(Error::new(Code::LimitReached, detail))
+}
+
+/// Tells null from a member that is left out.
+fn given<'de, D, T>(deserializer: D) -> std::result::Result<Option<Option<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Option::deserialize(deserializer).map(Some)
+}
+
 // Defaults keep a runaway client from taking a node, and let a busy tenant work: an operator who sells
 // less sets less.
 limits! {
@@ -82,6 +132,12 @@ limits! {
     open_streams, 10_000, 1, 1_000_000;
     /// Identities seen for the first time; 0 admits nobody new.
     new_identities_per_hour, 1_000_000, 0, 10_000_000;
+    /// API keys that were not revoked, expired ones included.
+    api_keys, 1_000, 1, 100_000;
+    /// Agents.
+    agents, 500, 1, 10_000;
+    /// Issuers of user tokens.
+    issuers, 100, 0, 1_000;
 }
 
 #[cfg(test)]

@@ -38,6 +38,23 @@ impl TenantState {
     }
 }
 
+/// Whether a tenant is served: what an operator switches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ServiceState {
+    Active,
+    Suspended,
+}
+
+impl From<ServiceState> for TenantState {
+    fn from(state: ServiceState) -> Self {
+        match state {
+            ServiceState::Active => Self::Active,
+            ServiceState::Suspended => Self::Suspended,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
     pub id: TenantId,

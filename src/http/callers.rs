@@ -66,7 +66,7 @@ pub async fn authenticate(
         });
         let (mut admitted, mut origin) = (None, None);
         if let Ok(caller) = &judged {
-            match cors::judge(request.headers(), caller) {
+            match cors::check(request.headers(), app.config.public_url.as_ref(), caller) {
                 Ok(judged) => origin = judged,
                 Err(refusal) => return Ok(request.error_response(refusal).map_into_right_body()),
             }
@@ -172,6 +172,18 @@ impl Credential {
     /// As all who use it on this node share it. Checking it makes nobody: only a request is a first contact.
     pub fn share(&self, app: &App) -> Arc<CheckedCredential> {
         app.streams.credentials.open(&self.0)
+    }
+}
+
+/// Any caller with a good credential.
+pub struct AnyCaller(pub Caller);
+
+impl FromRequest for AnyCaller {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(caller(request).map(Self))
     }
 }
 

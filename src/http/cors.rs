@@ -1,9 +1,13 @@
 //! Calls from web pages. A preflight tells nothing and is answered for anyone; a real request from a
 //! page that the tenant has not allowed is refused before it has any effect. Cookies play no part.
 
+use std::net::IpAddr;
+
 use actix_web::HttpResponse;
 use actix_web::http::Method;
 use actix_web::http::header::{self, HeaderMap, HeaderValue};
+
+use url::Url;
 
 use crate::auth::Caller;
 use crate::domain::origin::Origin;
@@ -40,20 +44,25 @@ pub fn preflight(method: &Method, headers: &HeaderMap) -> Option<HttpResponse> {
 }
 
 /// An origin that `caller` may call from, to be told to the browser. `None` without one.
-pub fn judge(headers: &HeaderMap, caller: &Caller) -> Result<Option<HeaderValue>> {
-    let Some(sent) = headers.get(header::ORIGIN) else {
+/// `public_url` is where the service's own pages are.
+pub fn check(
+    headers: &HeaderMap,
+    public_url: Option<&Url>,
+    caller: &Caller,
+) -> Result<Option<HeaderValue>> {
+    let mut all = headers.get_all(header::ORIGIN);
+    let Some(sent) = all.next() else {
         return Ok(None);
     };
     let origin = sent
         .to_str()
         .ok()
+        .filter(|_| all.next().is_none())
         .and_then(|text| text.parse::<Origin>().ok());
     let known = origin.as_ref().is_some_and(|origin| {
-        // Our own pages call the host they came from.
-        let host = headers
-            .get(header::HOST)
-            .and_then(|host| host.to_str().ok());
-        host == Some(origin.authority()) || caller.allows_origin(origin)
+        is_public(origin, public_url)
+            || is_served_here(origin, headers)
+            || caller.allows_origin(origin)
     });
     if known {
         Ok(Some(sent.clone()))
@@ -61,6 +70,25 @@ pub fn judge(headers: &HeaderMap, caller: &Caller) -> Result<Option<HeaderValue>
         let detail = "the tenant has not allowed calls from this origin";
         Err(Error::new(Code::OriginNotAllowed, detail))
     }
+}
+
+fn is_public(origin: &Origin, public_url: Option<&Url>) -> bool {
+    public_url.is_some_and(|url| url.origin().ascii_serialization() == origin.as_str())
+}
+
+/// Whether the page came from the address that it calls. Its host says so only where it is an address, or
+/// `localhost`: the owner of a name can point it at us, and the page would be our own.
+fn is_served_here(origin: &Origin, headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST);
+    let called = host.and_then(|host| host.to_str().ok());
+    let authority = origin.authority();
+    let name = match authority.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        Some(_) | None => authority,
+    };
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    let fixed = name == "localhost" || address.parse::<IpAddr>().is_ok();
+    fixed && called == Some(authority)
 }
 
 /// Lets the page at `origin` read the answer.

@@ -99,6 +99,37 @@ where
     }
 }
 
+/// A JSON body that may be left out.
+pub struct OptionalJsonBody<T>(pub Option<JsonBody<T>>);
+
+impl<T> OptionalJsonBody<T> {
+    pub fn hash(&self) -> BodyHash {
+        self.0
+            .as_ref()
+            .map_or_else(BodyHash::of_nothing, |body| body.hash)
+    }
+}
+
+impl<T> FromRequest for OptionalJsonBody<T>
+where
+    T: DeserializeOwned + Send + 'static,
+{
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let headers = request.headers();
+        let length = headers.get(header::CONTENT_LENGTH);
+        let is_empty = length.is_none_or(|length| length == "0")
+            && !headers.contains_key(header::TRANSFER_ENCODING);
+        if is_empty {
+            return Box::pin(std::future::ready(Ok(Self(None))));
+        }
+        let body = JsonBody::<T>::from_request(request, payload);
+        Box::pin(async move { Ok(Self(Some(body.await?))) })
+    }
+}
+
 impl<T: FromJsonText> FromRequest for LargeJsonText<T> {
     type Error = Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;

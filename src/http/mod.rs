@@ -133,10 +133,15 @@ fn operator_routes(routes: &mut ServiceConfig) {
     routes
         .service(v1::tenants::create_tenant)
         .service(v1::tenants::list_tenants)
+        .service(v1::tenants::view_tenant)
+        .service(v1::tenants::change_tenant)
         .service(v1::tenants::suspend_tenant)
         .service(v1::tenants::resume_tenant)
         .service(v1::tenants::delete_tenant)
-        .service(v1::limits::set_tenant_limits);
+        .service(v1::limits::set_tenant_limits)
+        .service(v1::operator::create_admin_key)
+        .service(v1::operator::list_nodes)
+        .service(v1::operator::list_operator_audit);
 }
 
 fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {
@@ -153,6 +158,7 @@ fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {
                         if surface != Surface::Tenants {
                             operator_routes(v1);
                         }
+                        v1.service(v1::whoami::whoami);
                     })
                     .wrap(from_fn(callers::authenticate)),
             );

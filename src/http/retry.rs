@@ -4,7 +4,7 @@ use std::future::{Ready, ready};
 
 use actix_web::dev::Payload;
 use actix_web::http::StatusCode;
-use actix_web::{FromRequest, HttpRequest, HttpResponse};
+use actix_web::{FromRequest, HttpRequest, HttpResponse, web};
 
 use super::json_body::BodyHash;
 use crate::app::App;
@@ -12,13 +12,13 @@ use crate::crypto;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::idempotency::{self, Answer, Outcome, Request};
 use crate::store::TenantTx;
-use crate::store::idempotency::RequestName;
 
 pub const HEADER: &str = "idempotency-key";
 pub const MAX_KEY: usize = 255;
 
 /// What a handler needs to know of a request to answer it once.
 pub struct Retryable {
+    app: web::Data<App>,
     key: Option<String>,
     route: String,
     path: String,
@@ -47,7 +47,10 @@ fn parse(request: &HttpRequest) -> Result<Retryable> {
         ),
     };
     let pattern = request.match_pattern().unwrap_or_default();
+    let app = request.app_data::<web::Data<App>>().cloned();
+    let missing = || Error::internal(anyhow::anyhow!("the routes have no app"));
     Ok(Retryable {
+        app: app.ok_or_else(missing)?,
         key,
         route: format!("{} {pattern}", request.method()),
         path: request.path().to_owned(),
@@ -67,14 +70,9 @@ impl Retryable {
 
     /// The request's name and what it asks, if it has a key.
     pub fn request(&self, principal: String, body_hash: BodyHash) -> Option<Request> {
-        Some(Request {
-            name: RequestName {
-                principal,
-                route: self.route.clone(),
-                key: self.key.clone()?,
-            },
-            hash: request_hash(&self.path, body_hash.get()?),
-        })
+        let (route, key) = (self.route.clone(), self.key.clone()?);
+        let hash = request_hash(&self.path, body_hash.get()?);
+        Some(Request::new(&self.app, principal, route, key, hash))
     }
 
     /// Does `work` in `tx` and commits, once for each key of `principal`; without a key, once a call.

@@ -203,14 +203,9 @@ pub async fn claim(
 }
 
 fn context(tx: &TenantTx, name: ReceiptName<'_>) -> String {
-    let Address {
-        platform,
-        scope,
-        chat_ref,
-        ..
-    } = name.address;
-    let (tenant_id, sender, message_id) = (tx.tenant_id(), name.identity_id, name.message_id);
-    format!("receipts/{tenant_id}/{platform}@{scope}/{chat_ref}/{sender}/{message_id}")
+    let address = name.address;
+    let place = [&address.platform, &address.scope, &address.chat_ref].map(String::as_str);
+    receipts::seal_context(tx.tenant_id(), place, name.identity_id, name.message_id)
 }
 
 /// Lets the agent answer: the turn is accepted in `tx`.

@@ -1,5 +1,6 @@
 //! Says that this node lives, and learns how many do.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -26,7 +27,10 @@ pub async fn tick(app: &App) {
     let addr = app.config.internal_advertise.as_ref();
     let beating = nodes::beat(&app.db, app.boot_id, addr.map(|url| url.as_str()));
     match within(TICK, beating).await {
-        Ok(count) => app.limits.set_live_nodes(count),
+        Ok(living) => {
+            app.limits.set_live_nodes(living.nodes);
+            app.hashes_names.store(!living.has_old, Ordering::Relaxed);
+        }
         Err(error) => tracing::warn!(error = %error, "cannot say that this node lives"),
     }
     app.limits.forget_past();

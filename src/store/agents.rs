@@ -82,6 +82,17 @@ pub async fn upsert(
     .await?)
 }
 
+pub async fn count(tx: &mut TenantTx) -> Result<i64> {
+    Ok(sqlx::query_scalar(
+        "select count(*)
+           from agents
+          where tenant_id = $1",
+    )
+    .bind(tx.tenant_id())
+    .fetch_one(tx.connection())
+    .await?)
+}
+
 pub async fn delete(tx: &mut TenantTx, name: &str) -> Result<bool> {
     let done = sqlx::query(
         "delete from agents

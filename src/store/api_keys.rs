@@ -220,12 +220,47 @@ pub async fn any_vouches_for(
     .await?)
 }
 
-pub async fn exists(tx: &mut TenantTx, id: ApiKeyId) -> Result<bool> {
-    Ok(sqlx::query_scalar(
-        "select exists (select 1 from api_keys where tenant_id = $1 and id = $2)",
+pub async fn find(tx: &mut TenantTx, id: ApiKeyId) -> Result<Option<ApiKey>> {
+    sqlx::query_as::<_, Row>(
+        "select id, name, scopes, platforms, created_at, expires_at, revoked_at, last_used_at
+           from api_keys
+          where tenant_id = $1
+            and id = $2",
     )
     .bind(tx.tenant_id())
     .bind(id)
+    .fetch_optional(tx.connection())
+    .await?
+    .map(ApiKey::try_from)
+    .transpose()
+}
+
+/// Whether there is an admin key besides `id` that was not revoked and never expires.
+pub async fn has_other_lasting_admin(tx: &mut TenantTx, id: ApiKeyId) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1
+                          from api_keys
+                         where tenant_id = $1
+                           and id <> $2
+                           and 'admin' = any (scopes)
+                           and expires_at is null
+                           and revoked_at is null)",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_one(tx.connection())
+    .await?)
+}
+
+/// How many keys were not revoked.
+pub async fn count(tx: &mut TenantTx) -> Result<i64> {
+    Ok(sqlx::query_scalar(
+        "select count(*)
+           from api_keys
+          where tenant_id = $1
+            and revoked_at is null",
+    )
+    .bind(tx.tenant_id())
     .fetch_one(tx.connection())
     .await?)
 }

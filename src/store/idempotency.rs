@@ -7,7 +7,7 @@ use super::{Db, TenantTx};
 use crate::error::Result;
 use crate::ids::TurnId;
 
-/// What names one retryable request inside a tenant.
+/// What names one retryable request inside a tenant: `key` as it is stored.
 #[derive(Debug, Clone)]
 pub struct RequestName {
     pub principal: String,
@@ -17,6 +17,8 @@ pub struct RequestName {
 
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct StoredAnswer {
+    /// As it is stored; the answer is sealed under this name.
+    pub key: String,
     pub request_hash: Vec<u8>,
     pub status: Option<i16>,
     pub answer_enc: Option<Vec<u8>>,
@@ -25,10 +27,21 @@ pub struct StoredAnswer {
     pub created_at: DateTime<Utc>,
 }
 
-/// True if this transaction now owns the name: it was never used, or not since `forgotten_before`.
+/// Lets one request of a name at a time go on, under whichever of its forms it is stored. `name` is a hash.
+pub async fn lock(tx: &mut TenantTx, name: i64) -> Result<()> {
+    sqlx::query("select pg_advisory_xact_lock($1)")
+        .bind(name)
+        .execute(tx.connection())
+        .await?;
+    Ok(())
+}
+
+/// True if this transaction now owns the name: it was never used, or not since `forgotten_before`. Nor were
+/// `other_keys`, the other forms under which it may be stored.
 pub async fn claim(
     tx: &mut TenantTx,
     name: &RequestName,
+    other_keys: &[String],
     request_hash: [u8; 32],
     now: DateTime<Utc>,
     forgotten_before: DateTime<Utc>,
@@ -37,7 +50,14 @@ pub async fn claim(
     let claimed = sqlx::query(
         "insert into idempotency as i (tenant_id, principal, route, key, request_hash, created_at, caller,
                                        acted_for)
-         values ($1, $2, $3, $4, $5, $6, $8, $9)
+         select $1, $2, $3, $4, $5, $6, $8, $9
+          where not exists (select 1
+                              from idempotency o
+                             where o.tenant_id = $1
+                               and o.principal = $2
+                               and o.route = $3
+                               and o.key = any ($10)
+                               and o.created_at > $7)
              on conflict on constraint idempotency_pkey do update
             set request_hash = excluded.request_hash, created_at = excluded.created_at,
                 status = null, answer_enc = null, secrets_enc = null, turn_id = null,
@@ -54,23 +74,32 @@ pub async fn claim(
     .bind(forgotten_before)
     .bind(caller)
     .bind(acted_for)
+    .bind(other_keys)
     .execute(tx.connection())
     .await?;
     Ok(claimed.rows_affected() == 1)
 }
 
-pub async fn find(tx: &mut TenantTx, name: &RequestName) -> Result<Option<StoredAnswer>> {
+/// The newest that is stored under one of the name's forms.
+pub async fn find(
+    tx: &mut TenantTx,
+    name: &RequestName,
+    other_keys: &[String],
+) -> Result<Option<StoredAnswer>> {
     Ok(sqlx::query_as(
-        "select request_hash, status, answer_enc, secrets_enc, turn_id, created_at
+        "select key, request_hash, status, answer_enc, secrets_enc, turn_id, created_at
            from idempotency
           where tenant_id = $1
             and principal = $2
             and route = $3
-            and key = $4",
+            and key = any ($4 || $5::text)
+          order by created_at desc
+          limit 1",
     )
     .bind(tx.tenant_id())
     .bind(&name.principal)
     .bind(&name.route)
+    .bind(other_keys)
     .bind(&name.key)
     .fetch_optional(tx.connection())
     .await?)
@@ -190,7 +219,7 @@ pub async fn list_of_keys(
         let name = RequestName {
             principal: row.principal,
             route: row.route,
-            key: row.key,
+            key: row.answer.key.clone(),
         };
         (name, row.answer)
     };
@@ -201,7 +230,6 @@ pub async fn list_of_keys(
 struct NamedAnswer {
     principal: String,
     route: String,
-    key: String,
     #[sqlx(flatten)]
     answer: StoredAnswer,
 }

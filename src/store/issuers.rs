@@ -161,6 +161,17 @@ pub async fn list(tx: &mut TenantTx) -> Result<Vec<Issuer>> {
     .collect()
 }
 
+pub async fn count(tx: &mut TenantTx) -> Result<i64> {
+    Ok(sqlx::query_scalar(
+        "select count(*)
+           from issuers
+          where tenant_id = $1",
+    )
+    .bind(tx.tenant_id())
+    .fetch_one(tx.connection())
+    .await?)
+}
+
 pub async fn delete(tx: &mut TenantTx, name: &str) -> Result<bool> {
     let done = sqlx::query(
         "delete from issuers

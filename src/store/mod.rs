@@ -57,6 +57,7 @@ pub mod replies;
 pub mod resolve;
 pub mod retention;
 pub mod roles;
+pub mod sealed;
 pub mod sessions;
 pub mod slots;
 pub mod stream_rights;

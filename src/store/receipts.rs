@@ -7,7 +7,7 @@ use sqlx::types::Json;
 use super::TenantTx;
 use crate::domain::delivery::Address;
 use crate::error::Result;
-use crate::ids::{IdentityId, TurnId};
+use crate::ids::{IdentityId, TenantId, TurnId};
 
 /// A message, as its platform names it.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +18,17 @@ pub struct ReceiptName<'a> {
     pub message_id: &'a str,
     /// When it was sent, as the bridge says.
     pub sent_at: Option<DateTime<Utc>>,
+}
+
+/// What binds a sealed answer to its receipt. `place` is platform, scope and chat.
+pub fn seal_context(
+    tenant_id: TenantId,
+    place: [&str; 3],
+    sender: IdentityId,
+    message_id: &str,
+) -> String {
+    let [platform, scope, chat_ref] = place;
+    format!("receipts/{tenant_id}/{platform}@{scope}/{chat_ref}/{sender}/{message_id}")
 }
 
 #[derive(Debug, sqlx::FromRow)]

@@ -88,6 +88,21 @@ pub async fn find(db: &Db, id: TenantId) -> Result<Option<Tenant>> {
     .transpose()
 }
 
+/// The same for who holds a transaction, from any tenant.
+pub async fn find_listed(tx: &mut TenantTx, id: TenantId) -> Result<Option<Tenant>> {
+    sqlx::query_as::<_, Row>(
+        "select id, name, state, created_at
+           from tenants
+          where id = $1
+            and state <> 'operator'",
+    )
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?
+    .map(Tenant::try_from)
+    .transpose()
+}
+
 /// Newest first.
 pub async fn list(db: &Db, page: &PageRequest) -> Result<Page<Tenant>> {
     let rows = sqlx::query_as::<_, Row>(
@@ -154,6 +169,49 @@ pub async fn update_state(tx: &mut TenantTx, state: TenantState, now: DateTime<U
     )
     .bind(tenant_id)
     .bind(state.as_str())
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Names a tenant.
+pub async fn update_name(
+    tx: &mut TenantTx,
+    id: TenantId,
+    name: &DisplayName,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    sqlx::query(
+        "update tenants
+            set name = $2, updated_at = $3
+          where id = $1
+            and state <> 'operator'",
+    )
+    .bind(id)
+    .bind(name.as_str())
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Changes single limits of the tenant that `tx` has entered; those in `dropped` have their defaults again.
+pub async fn change_limits(
+    tx: &mut TenantTx,
+    dropped: &[&str],
+    changed: &LimitOverrides,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let tenant_id = tx.tenant_id();
+    sqlx::query(
+        "update tenants
+            set limits = (limits - $2::text[]) || $3, updated_at = $4
+          where id = $1",
+    )
+    .bind(tenant_id)
+    .bind(dropped)
+    .bind(sqlx::types::Json(changed))
     .bind(now)
     .execute(tx.connection())
     .await?;

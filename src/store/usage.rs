@@ -56,6 +56,29 @@ pub async fn add(tx: &mut TenantTx, counted: &[(UsageName, UsageCounts)]) -> Res
     Ok(())
 }
 
+/// Everything that was used in the hours from `from` until before `to`.
+pub async fn sum(tx: &mut TenantTx, from: DateTime<Utc>, to: DateTime<Utc>) -> Result<UsageCounts> {
+    let (requests, turns, input_tokens, output_tokens) = sqlx::query_as(
+        "select coalesce(sum(requests), 0)::bigint, coalesce(sum(turns), 0)::bigint,
+                coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::bigint
+           from usage_hourly
+          where tenant_id = $1
+            and hour >= $2
+            and hour < $3",
+    )
+    .bind(tx.tenant_id())
+    .bind(from)
+    .bind(to)
+    .fetch_one(tx.connection())
+    .await?;
+    Ok(UsageCounts {
+        requests,
+        turns,
+        input_tokens,
+        output_tokens,
+    })
+}
+
 /// One row of a report. What it is not grouped by, and what there is none of, is `None`.
 #[derive(Debug, sqlx::FromRow)]
 pub struct UsageRow {

@@ -74,6 +74,13 @@ impl ModelServer {
             timeout,
         }
     }
+
+    /// The key as it is sent.
+    fn key(&self) -> Option<&str> {
+        let bearer = self.bearer.as_ref().ok()?.as_ref()?;
+        let key = bearer.to_str().ok()?.strip_prefix("Bearer ")?;
+        (!key.is_empty()).then_some(key)
+    }
 }
 
 /// Cheap to clone; clones share what they remember of servers.
@@ -106,7 +113,7 @@ impl Completions {
             }
             answer.extend_from_slice(&piece);
         }
-        CompletionObject::read(answer).map_err(no_completion)
+        CompletionObject::read(answer).map_err(|why| no_completion(why, server))
     }
 
     /// The pieces of the answer to `body`, which asks for a stream. `session_key` tells a memory provider
@@ -120,6 +127,7 @@ impl Completions {
         let deadline = Deadline::now() + WHOLE_STREAM.max(server.timeout);
         let response = self.send(server, session_key, body, deadline).await?;
         Ok(CompletionStream {
+            server: server.clone(),
             response,
             events: Events::default(),
             ready: Vec::new().into_iter(),
@@ -202,7 +210,7 @@ impl Completions {
         };
         match response.status().as_u16() {
             200..=299 => Ok(response),
-            status => Err(refusal(status, response).await),
+            status => Err(refusal(status, response, server).await),
         }
     }
 
@@ -240,7 +248,7 @@ fn completions_url(base_url: &Url) -> Url {
 }
 
 /// What an answer that is no success means.
-async fn refusal(status: u16, mut response: Response) -> CallError {
+async fn refusal(status: u16, mut response: Response, server: &ModelServer) -> CallError {
     let retry_after = response
         .headers()
         .get(RETRY_AFTER)
@@ -263,7 +271,7 @@ async fn refusal(status: u16, mut response: Response) -> CallError {
                 }
             }
             let told: Value = serde_json::from_slice(&told).unwrap_or(Value::Null);
-            let message = message_of(&told);
+            let message = message_of(&told, server);
             match is_too_long(&told["error"]) {
                 true => CallError::TooLong(message),
                 false => CallError::Refused { status, message },
@@ -274,14 +282,14 @@ async fn refusal(status: u16, mut response: Response) -> CallError {
 }
 
 /// Why a text that came with a success is no completion.
-fn no_completion(why: NoCompletion) -> CallError {
+fn no_completion(why: NoCompletion, server: &ModelServer) -> CallError {
     let error = match why {
         NoCompletion::Malformed => return CallError::Malformed,
         NoCompletion::Error(error) => error,
     };
     let error: Value = serde_json::from_str(&error).unwrap_or(Value::Null);
     let too_long = is_too_long(&error);
-    let message = message_of(&serde_json::json!({ "error": error }));
+    let message = message_of(&serde_json::json!({ "error": error }), server);
     match too_long {
         true => CallError::TooLong(message),
         false => CallError::Reported(message),
@@ -294,13 +302,17 @@ fn is_too_long(error: &Value) -> bool {
     named("code") || named("type")
 }
 
-/// What a server says about an error: one line of it, without what could be a key.
-fn message_of(told: &Value) -> String {
+/// What a server says about an error: one line of it, without the agent's key and what could be another.
+fn message_of(told: &Value, server: &ModelServer) -> String {
     let error = &told["error"];
     let message = error["message"].as_str().or(error.as_str());
     let message = message
         .or(told["message"].as_str())
         .unwrap_or("no reason was given");
+    let message = match server.key() {
+        Some(key) => message.replace(key, "…"),
+        None => message.to_owned(),
+    };
     let looks_secret =
         |word: &str| word.len() >= 20 && word.bytes().any(|byte| byte.is_ascii_digit());
     let words = message
@@ -326,6 +338,7 @@ async fn next_piece(response: &mut Response, by: Deadline) -> Result<Option<Byte
 
 /// The pieces of an answer, as they come.
 pub struct CompletionStream {
+    server: ModelServer,
     response: Response,
     events: Events,
     ready: std::vec::IntoIter<Vec<u8>>,
@@ -353,7 +366,7 @@ impl CompletionStream {
                 }
                 return CompletionObject::read(data)
                     .map(Some)
-                    .map_err(no_completion);
+                    .map_err(|why| no_completion(why, &self.server));
             }
             let silent_until = || self.deadline.min(Deadline::now() + self.silence);
             let next_by = *self.next_by.get_or_insert_with(silent_until);

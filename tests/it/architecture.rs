@@ -6,12 +6,12 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 27] = [
+const ALLOWED: [(&str, &[&str]); 28] = [
     ("domain", &["ground"]),
     (
         "main",
         &[
-            "dev", "server", "http", "store", "tenants", "audit", "ground",
+            "dev", "server", "http", "store", "tenants", "audit", "secrets", "ground",
         ],
     ),
     (
@@ -20,7 +20,10 @@ const ALLOWED: [(&str, &[&str]); 27] = [
             "server", "app", "auth", "api_keys", "tenants", "store", "domain", "ground",
         ],
     ),
-    ("server", &["http", "jobs", "app", "live", "ground"]),
+    (
+        "server",
+        &["http", "jobs", "secrets", "app", "live", "ground"],
+    ),
     (
         "http",
         &[
@@ -108,6 +111,10 @@ const ALLOWED: [(&str, &[&str]); 27] = [
     ("sessions", &["app", "audit", "store", "domain", "ground"]),
     ("idempotency", &["app", "store", "ground"]),
     (
+        "secrets",
+        &["audit", "app", "model", "auth", "store", "domain", "ground"],
+    ),
+    (
         "app",
         &[
             "limits", "live", "model", "streams", "usage", "auth", "store", "redis", "upstream",
@@ -146,7 +153,13 @@ const KEPT_IN: [(&str, &[&str]); 9] = [
     ("begin_tenant(", &["store/", "auth/"]),
     (
         "operator_enter(",
-        &["store/", "tenants.rs", "audit/verify.rs", "dev/"],
+        &[
+            "store/",
+            "tenants.rs",
+            "audit/verify.rs",
+            "secrets/",
+            "dev/",
+        ],
     ),
     ("actix_web", &["http/", "server.rs"]),
     ("std::process::Command", &["guard.rs", "dev/"]),
@@ -156,13 +169,15 @@ const KEPT_IN: [(&str, &[&str]); 9] = [
 ];
 
 /// Statements without a tenant: on global tables, on Postgres' own catalog, on definer functions.
-const TENANTLESS: [&str; 12] = [
+const TENANTLESS: [&str; 14] = [
     "from tenants",
     "update tenants",
     "into tenants",
     "from jobs",
     "from due_replies",
     "from due_turns",
+    "from secret_keys_in_use",
+    "from nodes",
     "into nodes",
     "delete from nodes",
     "pg_roles",

@@ -384,7 +384,7 @@ const TAMPERING: [(&str, &str); 27] = [
     ),
     ("update audit set seq = 5 where seq = 4", "entry 4: missing"),
     (
-        "update audit set tenant_id = '00000000-0000-0000-0000-000000000000' where seq = 4",
+        "update audit set tenant_id = '00000000-0000-0000-0000-000000000000', seq = 100000 where seq = 4",
         "entry 4: missing",
     ),
     // Whole entries.
@@ -434,10 +434,7 @@ async fn whatever_is_changed_or_removed_is_found_and_named() {
     let world = World::new().await;
     let mut superuser = world.superuser().await;
     let untouched = world.tenant("untouched").await;
-    let mut expected = vec![
-        format!("{} 0 entries, ok", TenantId::OPERATOR),
-        format!("{} 2 entries, ok", untouched.id),
-    ];
+    let mut expected = vec![String::new(), format!("{} 2 entries, ok", untouched.id)];
     let mut moved = 0;
     for (sql, said) in TAMPERING {
         let tenant = world.tenant("tampered").await;
@@ -468,7 +465,13 @@ async fn whatever_is_changed_or_removed_is_found_and_named() {
         expected.push(line.trim().to_owned());
     }
     assert_eq!(moved, 1);
-    expected[0] = format!("{} BROKEN at entry 1: missing", TenantId::OPERATOR);
+    // The operator's own chain has the making of each tenant, and far behind them the entry that was moved there.
+    let made = TAMPERING.len() + 1;
+    expected[0] = format!(
+        "{} BROKEN at entry {}: missing",
+        TenantId::OPERATOR,
+        made + 1
+    );
     let (whole, lines) = verify_command(&world, &[], SECRET_KEY);
     assert!(!whole);
     let mut lines: Vec<_> = lines.lines().map(str::to_owned).collect();

@@ -461,6 +461,18 @@ async fn sample(
             let tenant = world.tenant("made by the walk").await;
             with_ids(tenant.id, "ten_01a1e2373db47013a539524902c63338".to_owned())
         }
+        "whoami" | "list_nodes" | "list_operator_audit" => plain,
+        "view_tenant" | "create_admin_key" => {
+            let tenant = world.tenant("made by the walk").await;
+            with_ids(tenant.id, "ten_01a1e2373db47013a539524902c63338".to_owned())
+        }
+        "change_tenant" => {
+            let tenant = world.tenant("made by the walk").await;
+            Sample {
+                ids: Some((tenant.id, "ten_01a1e2373db47013a539524902c63338".to_owned())),
+                body: Some(json!({"name": "walked"})),
+            }
+        }
         "set_tenant_limits" => {
             let tenant = world.tenant("made by the walk").await;
             Sample {

@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::json;
 
-use crate::support::world::OPERATOR_KEY;
+use crate::support::world::{OPERATOR_KEY, WorldOptions};
 use crate::support::{Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -126,4 +126,74 @@ async fn a_page_the_tenant_has_not_allowed_is_refused_before_any_effect() {
     assert_eq!(unknown.header("access-control-allow-origin"), "*");
     let own = format!("http://{}", world.nodes[0].address);
     make_key(&tenant.key, &own).await.expect(201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_is_not_our_own_because_its_name_leads_here() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let port = world.nodes[0].address.port();
+    let ask = async |host: &str, origins: &[&str]| {
+        let mut request = world
+            .request(Method::GET, "/v1/tenant", &tenant.key)
+            .header("host", host);
+        for origin in origins {
+            request = request.header("origin", *origin);
+        }
+        Reply::of(request).await
+    };
+    // A name that its owner points at us, as DNS rebinding does.
+    let refused = ask("evil.example", &["http://evil.example"]).await;
+    refused.expect_problem(403, "origin_not_allowed");
+    assert!(refused.headers.get("access-control-allow-origin").is_none());
+    // What no name server can point elsewhere.
+    for host in ["127.0.0.1", "localhost", "[::1]"] {
+        let authority = format!("{host}:{port}");
+        ask(&authority, &[&format!("http://{authority}")])
+            .await
+            .expect(200);
+        ask(&authority, &["http://127.0.0.1:1"])
+            .await
+            .expect_problem(403, "origin_not_allowed");
+    }
+    let authority = format!("localhost:{port}");
+    let own = format!("http://{authority}");
+    for two in [
+        [own.as_str(), "http://evil.example"],
+        ["http://evil.example", &own],
+    ] {
+        ask(&authority, &two)
+            .await
+            .expect_problem(403, "origin_not_allowed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_at_the_public_url_are_our_own_also_for_the_operator() {
+    let world = World::with(WorldOptions {
+        public_url: Some("https://chat.example".to_owned()),
+        ..WorldOptions::default()
+    })
+    .await;
+    let tenant = world.tenant("Acme").await;
+    for key in [&tenant.key, OPERATOR_KEY] {
+        let ask = async |origin: &str| {
+            let request = world.request(Method::GET, "/v1/whoami", key);
+            Reply::of(
+                request
+                    .header("host", "chat.example")
+                    .header("origin", origin),
+            )
+            .await
+        };
+        let own = ask("https://chat.example").await;
+        own.expect(200);
+        assert_eq!(
+            own.header("access-control-allow-origin"),
+            "https://chat.example"
+        );
+        for other in ["http://chat.example", "https://chat.example:8443"] {
+            ask(other).await.expect_problem(403, "origin_not_allowed");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use throughline::auth::JobCaller;
 use throughline::store::idempotency::{RequestName, claim};
 
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Reply, Tenant, World, eventually};
 
 async fn create(
     world: &World,
@@ -161,7 +161,7 @@ async fn a_key_that_is_used_again_is_stored_with_who_used_it() {
     for again in [false, true] {
         let caller = JobCaller::of_served_tenant(tenant.id.parse().unwrap());
         let mut tx = caller.begin(&world.app().db).await.unwrap();
-        assert!(claim(&mut tx, &name, [0; 32], now, now).await.unwrap());
+        assert!(claim(&mut tx, &name, &[], [0; 32], now, now).await.unwrap());
         tx.commit().await.unwrap();
         let mut superuser = world.superuser().await;
         let stored: (Option<String>, Option<String>) =
@@ -176,4 +176,105 @@ async fn a_key_that_is_used_again_is_stored_with_who_used_it() {
             .await
             .unwrap();
     }
+}
+
+/// The stored keys, each as text.
+async fn stored_keys(world: &World) -> Vec<String> {
+    sqlx::query_scalar("select key from idempotency order by created_at")
+        .fetch_all(&mut world.superuser().await)
+        .await
+        .unwrap()
+}
+
+/// Waits until the nodes know that none of them is an older one.
+async fn all_are_new(world: &World) {
+    let all = async || {
+        let knows = |node: &throughline::server::Node| {
+            node.app
+                .hashes_names
+                .load(std::sync::atomic::Ordering::Relaxed)
+        };
+        world.nodes.iter().all(knows)
+    };
+    eventually(
+        "the nodes have seen each other",
+        Duration::from_secs(5),
+        all,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_chose_as_its_key_is_not_stored() {
+    let world = World::with_nodes(2).await;
+    all_are_new(&world).await;
+    let tenant = world.tenant("Acme").await;
+    let body = json!({"name": "bot", "scopes": ["chat"]});
+    let first = create(&world, 0, &tenant.key, "order-of-jane-doe", &body).await;
+    let again = create(&world, 1, &tenant.key, "order-of-jane-doe", &body).await;
+    assert_eq!(first.expect(201), again.expect(201));
+    let dump: String = sqlx::query_scalar("select string_agg(i::text, ' ') from idempotency i")
+        .fetch_one(&mut world.superuser().await)
+        .await
+        .unwrap();
+    assert!(!dump.contains("jane"), "{dump}");
+    let other = json!({"name": "another", "scopes": ["chat"]});
+    let conflict = create(&world, 1, &tenant.key, "order-of-jane-doe", &other).await;
+    conflict.expect_problem(409, "idempotency_conflict");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_an_older_node_lives_names_are_stored_as_it_looks_for_them_and_found_afterwards() {
+    let world = World::with_nodes(2).await;
+    all_are_new(&world).await;
+    let tenant = world.tenant("Acme").await;
+    let body = json!({"name": "bot", "scopes": ["chat"]});
+    let hashed = create(&world, 0, &tenant.key, "before", &body).await;
+    let old = "insert into nodes (boot_id, seen_at) values (gen_random_uuid(), now() + interval '1 hour')";
+    let mut superuser = world.superuser().await;
+    sqlx::query(old).execute(&mut superuser).await.unwrap();
+    for node in &world.nodes {
+        throughline::jobs::heartbeat::tick(&node.app).await;
+    }
+    let plain = create(&world, 0, &tenant.key, "during", &body).await;
+    assert_eq!(stored_keys(&world).await[1..], ["during"]);
+    let again = create(&world, 1, &tenant.key, "before", &body).await;
+    assert_eq!(hashed.expect(201), again.expect(201));
+    sqlx::query("delete from nodes where version is null")
+        .execute(&mut superuser)
+        .await
+        .unwrap();
+    throughline::jobs::heartbeat::tick(&world.nodes[1].app).await;
+    // One node knows that the older is gone, the other does not: both find both.
+    for node in [0, 1] {
+        for (key, first) in [("before", &hashed), ("during", &plain)] {
+            let again = create(&world, node, &tenant.key, key, &body).await;
+            assert_eq!(first.expect(201), again.expect(201));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_at_once_that_would_be_stored_in_two_forms_are_one_effect() {
+    let world = World::with_nodes(2).await;
+    all_are_new(&world).await;
+    let tenant = world.tenant("Acme").await;
+    let body = json!({"name": "bot", "scopes": ["chat"]});
+    let plain = &world.nodes[0].app.hashes_names;
+    plain.store(false, std::sync::atomic::Ordering::Relaxed);
+    let mut holder = world.superuser().await;
+    for sql in ["begin", "select 1 from tenants for update"] {
+        sqlx::query(sql).execute(&mut holder).await.unwrap();
+    }
+    let let_go = async {
+        world.waiting(2).await;
+        sqlx::query("commit").execute(&mut holder).await.unwrap();
+    };
+    let (one, two, ()) = tokio::join!(
+        create(&world, 0, &tenant.key, "twins", &body),
+        create(&world, 1, &tenant.key, "twins", &body),
+        let_go
+    );
+    assert_eq!(one.expect(201), two.expect(201));
+    assert_eq!(count_keys(&world, &tenant).await, 2);
 }

@@ -65,13 +65,13 @@ async fn a_published_key_set_is_remembered_and_asked_for_again_once_for_an_unkno
     for _ in 0..5 {
         me(&world, &unknown.sign(&claims))
             .await
-            .expect_problem(401, "unknown_key_id");
+            .expect_problem(401, "invalid_token");
     }
     assert_eq!(asked(), 2, "made-up keys are no load on the publisher");
     world.clock.advance(Duration::from_secs(61));
     me(&world, &unknown.sign(&claims))
         .await
-        .expect_problem(401, "unknown_key_id");
+        .expect_problem(401, "invalid_token");
     assert_eq!(asked(), 3);
 }
 

@@ -348,3 +348,29 @@ async fn operator_endpoints_can_have_a_listener_of_their_own() {
     ask(format!("127.0.0.1:{port}")).await.expect(200);
     node.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_http_of_anybody_is_no_error_of_ours() {
+    let database = cluster().new_database().await;
+    let served = Served::start(&database);
+    for garbage in [
+        "GET / HTTP/9.9\r\n\r\n",
+        "\u{16}\u{3}\u{1}",
+        "GET /\u{0} HTTP/1.1\r\n\r\n",
+        "POST /v1/tenants HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nbad header\r\n\r\n",
+    ] {
+        let mut stream = std::net::TcpStream::connect(&served.address).unwrap();
+        std::io::Write::write_all(&mut stream, garbage.as_bytes()).unwrap();
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = std::io::Read::read_to_end(&mut stream, &mut Vec::new());
+    }
+    let log = served.terminate();
+    for line in log.lines() {
+        let entry: Value = serde_json::from_str(line).unwrap();
+        assert!(
+            entry["level"] != "ERROR" && entry["level"] != "WARN",
+            "{line}"
+        );
+    }
+}

@@ -120,9 +120,9 @@ async fn every_refusal_has_its_code_and_makes_nothing() {
         (sign(json!({"sub": "a\u{0}b"})), "invalid_token"),
         (
             sign(json!({"iss": "https://elsewhere.example"})),
-            "unknown_issuer",
+            "invalid_token",
         ),
-        (sign(json!({"aud": other.id})), "unknown_issuer"),
+        (sign(json!({"aud": other.id})), "invalid_token"),
         (sign(json!({"aud": null})), "tenant_ambiguous"),
         (sign(json!({"aud": "my-app"})), "tenant_ambiguous"),
         (
@@ -133,12 +133,12 @@ async fn every_refusal_has_its_code_and_makes_nothing() {
             hs256(&good, "another secret of thirty-two bytes or more"),
             "invalid_token",
         ),
-        (unsigned(&good), "algorithm_mismatch"),
-        (unsigned(&good_rsa), "algorithm_mismatch"),
+        (unsigned(&good), "invalid_token"),
+        (unsigned(&good_rsa), "invalid_token"),
         // The old trick: the public key as an HMAC secret.
-        (hs256(&good_rsa, &rsa.public_part()), "algorithm_mismatch"),
-        (rsa.sign(&good), "algorithm_mismatch"),
-        (stranger.sign(&good_rsa), "unknown_key_id"),
+        (hs256(&good_rsa, &rsa.public_part()), "invalid_token"),
+        (rsa.sign(&good), "invalid_token"),
+        (stranger.sign(&good_rsa), "invalid_token"),
         ("a.b.c".to_owned(), "invalid_token"),
         (format!("{}.{}.x", "e30", "e30"), "invalid_token"),
         ("x".repeat(9000) + ".y.z", "invalid_token"),
@@ -393,7 +393,7 @@ async fn a_deleted_issuers_and_a_suspended_tenants_tokens_stop_within_a_second()
         world.delete(&tenant.key, "/v1/issuers/idp").await.status == 204
     })
     .await;
-    refused_within_a_second(&world, &token, "unknown_issuer").await;
+    refused_within_a_second(&world, &token, "invalid_token").await;
 }
 
 async fn refused_within_a_second(world: &World, token: &str, code: &str) {

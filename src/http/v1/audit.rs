@@ -65,15 +65,29 @@ pub struct AuditHeadResponse {
 #[into_params(parameter_in = Query)]
 pub struct ListAuditParams {
     #[param(minimum = 1, maximum = 200, default = 50)]
-    limit: Option<u32>,
+    pub limit: Option<u32>,
     #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
-    cursor: Option<String>,
+    pub cursor: Option<String>,
     /// Only entries that tell of this.
     #[param(inline)]
     action: Option<Action>,
     /// Only entries of this actor.
     #[param(inline)]
     actor: Option<ActorName>,
+}
+
+impl ListAuditParams {
+    /// Names the list and its filter, for cursors.
+    pub fn list_name(&self) -> String {
+        format!("audit?{}", json!([self.action, self.actor]))
+    }
+
+    pub fn into_filter(self) -> Filter {
+        Filter {
+            action: self.action,
+            actor: self.actor.map(ActorName::into_text),
+        }
+    }
 }
 
 /// What was done in the tenant, newest first: ids, and no text that a person wrote.
@@ -91,13 +105,9 @@ pub async fn list_audit(
     caller: Admin,
     Query(params): Query<ListAuditParams>,
 ) -> Result<HttpResponse> {
-    let filter = json!([params.action, params.actor]);
-    let name = ListName::of_key(&caller, format!("audit?{filter}"));
+    let name = ListName::of_key(&caller, params.list_name());
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
-    let filter = Filter {
-        action: params.action,
-        actor: params.actor.map(ActorName::into_text),
-    };
+    let filter = params.into_filter();
     let mut tx = caller.begin(&app.db).await?;
     let page = store::audit::list(&mut tx, &filter, &request).await?;
     tx.commit().await?;

@@ -11,7 +11,7 @@ use crate::domain::agent::{DEFAULT_AGENT, OnBusy};
 use crate::domain::chat::Chat;
 use crate::domain::command::{self, Said};
 use crate::domain::delivery::Address;
-use crate::domain::display_name::DisplayName;
+use crate::domain::display_name::{DisplayName, without_misleading};
 use crate::domain::identity::IdentityName;
 use crate::domain::inbound::{MAX_ATTACHMENTS, MAX_TEXT_CHARS};
 use crate::domain::resource_name::ResourceName;
@@ -46,7 +46,12 @@ pub struct InboundRequest {
     /// The platform's id of the message that it answers.
     #[schema(min_length = 1, max_length = 256)]
     pub reply_to: Option<String>,
-    /// How the sender is called in that chat.
+    /// How the sender is called in that chat. Characters that turn the reading direction around are left out.
+    #[serde(default, deserialize_with = "without_misleading")]
+    #[schema(
+        value_type = Option<String>, min_length = 1, max_length = 100,
+        pattern = r"^(?=.*\S)[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
+    )]
     pub display_name: Option<DisplayName>,
     /// Whether the agent was spoken to: in a chat of several it does not answer where this is false.
     pub mentioned: Option<bool>,

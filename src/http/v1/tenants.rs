@@ -1,24 +1,31 @@
 //! `/v1/tenants`: the operator's view of the customers.
 
-use actix_web::{HttpResponse, delete, get, post, web};
-use chrono::{DateTime, Utc};
+use actix_web::{HttpResponse, delete, get, patch, post, web};
+use chrono::{DateTime, TimeDelta, Utc};
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 
 use crate::app::App;
 use crate::auth::OperatorCaller;
 use crate::domain::display_name::DisplayName;
-use crate::domain::tenant::{Tenant, TenantState};
+use crate::domain::limits::{LimitChanges, Limits};
+use crate::domain::tenant::{ServiceState, Tenant, TenantState};
+use crate::domain::timestamp;
 use crate::error::Result;
 use crate::http::callers::Operator;
-use crate::http::extract::{PathId, Query};
+use crate::http::extract::{PathId, Query, given};
 use crate::http::json_body::JsonBody;
 use crate::http::paging::{ListName, ListResponse};
 use crate::http::retry::Retryable;
 use crate::idempotency::Answer;
 use crate::ids::TenantId;
 use crate::store;
-use crate::tenants;
+use crate::tenants::{self, LimitsChange, OperatorChange, TenantView};
+
+use super::usage::usage_period;
+
+/// How much use is summed where nothing else is asked for.
+const UNLESS_GIVEN: TimeDelta = TimeDelta::days(30);
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -122,6 +129,132 @@ pub async fn list_tenants(
     let page = store::tenants::list(&app.db, &request).await?;
     let response = name.close(&app.keyring, page, TenantResponse::from)?;
     Ok(HttpResponse::Ok().json(response))
+}
+
+/// A tenant as its operator sees it: what it may use and what it used, and nothing of what its users wrote.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct TenantViewResponse {
+    #[serde(flatten)]
+    pub tenant: TenantResponse,
+    /// All limits that apply.
+    pub limits: Limits,
+    pub usage: UsageSumsResponse,
+}
+
+/// Everything that the tenant used in the hours from `from` until before `to`.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct UsageSumsResponse {
+    pub from: DateTime<Utc>,
+    pub to: DateTime<Utc>,
+    pub requests: i64,
+    pub turns: i64,
+    pub input_tokens: i64,
+    pub output_tokens: i64,
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ViewTenantParams {
+    /// The usage is summed from the hour of this time on; unless given, the one 30 days before `to`.
+    #[serde(default, deserialize_with = "timestamp::optional")]
+    from: Option<DateTime<Utc>>,
+    /// Until before this time; unless given, until now. At most 31 days.
+    #[serde(default, deserialize_with = "timestamp::optional")]
+    to: Option<DateTime<Utc>>,
+}
+
+/// What is left out stays. All of it is changed, or nothing.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeTenantRequest {
+    pub name: Option<DisplayName>,
+    /// `suspended` and `active` do the same as suspending and resuming.
+    pub state: Option<ServiceState>,
+    /// Single limits: a number sets one, null gives it its default again, one that is left out stays. Null instead
+    /// of the object gives all their defaults.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<LimitChanges>)]
+    pub limits: Option<Option<LimitChanges>>,
+}
+
+/// A tenant: its name and state, its limits, and sums of what it used.
+#[utoipa::path(
+    operation_id = "view_tenant",
+    tag = "tenants",
+    security(("operator_key" = [])),
+    extensions(("x-acts-for" = json!("nobody"))),
+    params(("id" = TenantId, Path, description = "The tenant"), ViewTenantParams),
+    responses((status = 200, description = "The tenant", body = TenantViewResponse))
+)]
+#[get("/tenants/{id}")]
+pub async fn view_tenant(
+    app: web::Data<App>,
+    Operator(operator): Operator,
+    PathId(id): PathId<TenantId>,
+    Query(params): Query<ViewTenantParams>,
+) -> Result<HttpResponse> {
+    let (from, to) = usage_period(params.from, params.to, app.clock.now(), UNLESS_GIVEN)?;
+    let mut tx = operator.begin(&app.db).await?;
+    let view = tenants::view(&mut tx, id, from, to).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::Ok().json(render(view, from, to)))
+}
+
+/// Change a tenant's name, state or limits. All nodes follow within a second.
+#[utoipa::path(
+    operation_id = "change_tenant",
+    tag = "tenants",
+    security(("operator_key" = [])),
+    extensions(("x-acts-for" = json!("nobody"))),
+    params(("id" = TenantId, Path, description = "The tenant")),
+    request_body = ChangeTenantRequest,
+    responses((status = 200, description = "The tenant, with its usage of the last 30 days", body = TenantViewResponse))
+)]
+#[patch("/tenants/{id}")]
+pub async fn change_tenant(
+    app: web::Data<App>,
+    Operator(operator): Operator,
+    PathId(id): PathId<TenantId>,
+    body: JsonBody<ChangeTenantRequest>,
+) -> Result<HttpResponse> {
+    let request = body.value;
+    let change = OperatorChange {
+        name: request.name,
+        state: request.state,
+        limits: match request.limits {
+            None => LimitsChange::Keep,
+            Some(None) => LimitsChange::Reset,
+            Some(Some(limits)) => LimitsChange::Some(limits),
+        },
+    };
+    let (from, to) = usage_period(None, None, app.clock.now(), UNLESS_GIVEN)?;
+    let mut tx = operator.begin(&app.db).await?;
+    tenants::update(&app, &mut tx, &operator.principal(), id, &change).await?;
+    tx.commit().await?;
+    if change.state == Some(ServiceState::Suspended) {
+        stop_turns(&app, id).await;
+    }
+    // After the commit: sums take a while, and everybody who writes to the tenant's audit would wait.
+    let mut tx = operator.begin(&app.db).await?;
+    let view = tenants::view(&mut tx, id, from, to).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::Ok().json(render(view, from, to)))
+}
+
+fn render(view: TenantView, from: DateTime<Utc>, to: DateTime<Utc>) -> TenantViewResponse {
+    TenantViewResponse {
+        tenant: view.tenant.into(),
+        limits: view.limits,
+        usage: UsageSumsResponse {
+            from,
+            to,
+            requests: view.usage.requests,
+            turns: view.usage.turns,
+            input_tokens: view.usage.input_tokens,
+            output_tokens: view.usage.output_tokens,
+        },
+    }
 }
 
 /// Refuse all of a tenant's credentials until it is resumed.

@@ -18,7 +18,7 @@ use crate::http::callers::Credential;
 use crate::http::event_stream::{self, Allowed, Watch};
 use crate::http::extract::{PathId, PathKey, PathSession, Query};
 use crate::http::paging::{ListName, ListResponse};
-use crate::ids::{SlotId, TurnId};
+use crate::ids::{SessionId, SlotId, TurnId};
 use crate::sessions;
 use crate::store::{TenantTx, events, turns as rows};
 use crate::turns::{self, Follower};
@@ -88,11 +88,15 @@ async fn find(
     need: Need,
 ) -> Result<(Turn, Tip)> {
     let no_such_turn = || Error::not_found("turn");
-    let turn = rows::find(tx, id).await?.ok_or_else(no_such_turn)?;
-    let session = SessionRef::Id(turn.conversation_id);
+    let turn = rows::find(tx, id).await?;
+    // Of a turn that is not there a conversation that is not there: the way is as long as to a foreign one.
+    let conversation_id = turn
+        .as_ref()
+        .map_or_else(SessionId::generate, |turn| turn.conversation_id);
+    let session = SessionRef::Id(conversation_id);
     let found = sessions::find(tx, viewer, &session, need, app.clock.now()).await;
     match found {
-        Ok(tip) => Ok((turn, tip)),
+        Ok(tip) => Ok((turn.ok_or_else(no_such_turn)?, tip)),
         Err(error) if error.code == Code::SessionNotFound => Err(no_such_turn()),
         Err(error) => Err(error),
     }

@@ -78,11 +78,26 @@ fn wrong(name: &str, detail: &str) -> Error {
 }
 
 fn filter(params: &GetUsageParams, now: DateTime<Utc>) -> Result<UsageFilter> {
-    let to = params.to.unwrap_or(now);
-    let from = match params.from {
+    let (from, to) = usage_period(params.from, params.to, now, UNLESS_TOLD)?;
+    Ok(UsageFilter {
+        from,
+        to,
+        group_by: groups(params.group_by.as_deref())?,
+    })
+}
+
+/// The hours that `?from=` and `?to=` ask for; unless `from` is given, from `usual` before `to` on.
+pub(super) fn usage_period(
+    from: Option<DateTime<Utc>>,
+    to: Option<DateTime<Utc>>,
+    now: DateTime<Utc>,
+    usual: TimeDelta,
+) -> Result<(DateTime<Utc>, DateTime<Utc>)> {
+    let to = to.unwrap_or(now);
+    let from = match from {
         Some(from) => from,
         None => to
-            .checked_sub_signed(UNLESS_TOLD)
+            .checked_sub_signed(usual)
             .ok_or_else(|| wrong("to", "too early"))?,
     };
     if from > to {
@@ -91,11 +106,7 @@ fn filter(params: &GetUsageParams, now: DateTime<Utc>) -> Result<UsageFilter> {
     if to - from > MOST {
         return Err(wrong("from", "must be at most 31 days before to"));
     }
-    Ok(UsageFilter {
-        from: hour_of(from),
-        to,
-        group_by: groups(params.group_by.as_deref())?,
-    })
+    Ok((hour_of(from), to))
 }
 
 /// In one order, each once: what asks for the same has the same cursors.

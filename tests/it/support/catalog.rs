@@ -7,13 +7,14 @@ use sqlx::{AssertSqlSafe, PgConnection};
 /// Tables without a tenant's rows. Adding one here is a decision, not a formality.
 const GLOBAL_TABLES: [&str; 4] = ["_sqlx_migrations", "jobs", "nodes", "tenants"];
 /// Functions that look before a tenant is known. Each is an opening in the wall.
-const DEFINER_FUNCTIONS: [&str; 6] = [
+const DEFINER_FUNCTIONS: [&str; 7] = [
     "due_replies",
     "due_turns",
     "erase_lost_answers",
     "erase_tenant",
     "find_api_key",
     "find_issuers",
+    "secret_keys_in_use",
 ];
 /// The policy's text as Postgres prints it; written in one migration.
 const POLICY: &str = "(tenant_id = ( SELECT (NULLIF(current_setting('app.tenant_id'::text, true), ''::text))::uuid AS \"nullif\"))";

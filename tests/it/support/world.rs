@@ -30,6 +30,8 @@ pub struct WorldOptions {
     pub redis_url: String,
     /// Whether tenants' URLs may lead to servers of the test.
     pub private_upstreams: bool,
+    /// Where the service's own pages are.
+    pub public_url: Option<String>,
     /// How long a node serves on after it was told to end.
     pub drain: Duration,
 }
@@ -40,6 +42,7 @@ impl Default for WorldOptions {
             nodes: 1,
             redis_url: cluster().redis_url().to_owned(),
             private_upstreams: false,
+            public_url: None,
             drain: Duration::ZERO,
         }
     }
@@ -79,6 +82,7 @@ impl World {
             if options.private_upstreams {
                 config.allow_private_upstreams = PrivateUpstreams::Allowed;
             }
+            config.public_url = options.public_url.as_ref().map(|url| url.parse().unwrap());
             config.drain = options.drain;
             let app = App::build(config, clock.clone()).await.unwrap();
             nodes.push(Node::start(app, None).await.unwrap());

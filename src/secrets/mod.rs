@@ -1,0 +1,131 @@
+//! Which of the keys in `SECRET_KEY` stored data needs: a warning when a node starts, `throughline secrets status` and
+//! `throughline secrets reseal`. Opens one tenant at a time, and shows ids of keys and counts alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use crate::app::App;
+use crate::auth::OperatorCaller;
+use crate::crypto::Keyring;
+use crate::domain::paging::{MAX_LIMIT, PageRequest};
+use crate::domain::tenant::TenantState;
+use crate::error::Result;
+use crate::ids::TenantId;
+use crate::store::{TenantTx, sealed, tenants};
+
+mod reseal;
+mod status;
+
+pub use reseal::reseal_from_command_line;
+pub use status::status_from_command_line;
+
+/// Of stored answers, what a node that starts looks at of each tenant.
+const SAMPLE: i32 = 20;
+
+/// Where keys are named, in the order in which they are shown.
+const PLACES: [&str; 7] = [
+    "agents",
+    "issuers",
+    "audit_heads",
+    "receipts",
+    "stored_answers",
+    "pending_links",
+    "audit_entries",
+];
+
+/// How often each place names each key.
+#[derive(Debug, Default)]
+struct KeyUses(BTreeMap<Vec<u8>, BTreeMap<String, i64>>);
+
+impl KeyUses {
+    fn add(&mut self, place: &str, key_id: Vec<u8>, rows: i64) {
+        let places = self.0.entry(key_id).or_default();
+        *places.entry(place.to_owned()).or_default() += rows;
+    }
+
+    fn of(&self, key_id: &[u8], place: &str) -> i64 {
+        let places = self.0.get(key_id);
+        places.and_then(|all| all.get(place)).copied().unwrap_or(0)
+    }
+
+    /// The keys that are needed and that we do not have.
+    fn missing(&self, keyring: &Keyring) -> BTreeSet<Vec<u8>> {
+        let own: Vec<&[u8]> = keyring.key_ids().map(|id| id.as_slice()).collect();
+        let used = self.0.keys().filter(|id| !own.contains(&id.as_slice()));
+        used.cloned().collect()
+    }
+
+    /// What needs one of `keys`, like `agents 3, issuers 1`.
+    fn summary(&self, keys: &BTreeSet<Vec<u8>>) -> String {
+        let mut summary = String::new();
+        for place in PLACES {
+            let rows: i64 = keys.iter().map(|key| self.of(key, place)).sum();
+            if rows > 0 {
+                let comma = if summary.is_empty() { "" } else { ", " };
+                // Writing to a text does not fail.
+                let _ = write!(summary, "{comma}{place} {rows}");
+            }
+        }
+        summary
+    }
+}
+
+fn ids(keys: &BTreeSet<Vec<u8>>) -> String {
+    let ids: Vec<String> = keys.iter().map(hex::encode).collect();
+    ids.join(", ")
+}
+
+/// Says in one line of the log which keys are missing. Some data of some tenants fails then, and all else works: so
+/// the node runs.
+pub async fn warn_of_missing_keys(app: App) {
+    let mut uses = KeyUses::default();
+    match sealed::list_in_use(&app.db, SAMPLE).await {
+        Ok(found) => {
+            for used in found {
+                uses.add(&used.place, used.key_id, used.rows);
+            }
+        }
+        Err(error) => {
+            tracing::warn!(error = %error, "cannot check which secret keys stored data needs");
+            return;
+        }
+    }
+    let missing = uses.missing(&app.keyring);
+    if !missing.is_empty() {
+        tracing::warn!(
+            missing_keys = ids(&missing),
+            needed_by = uses.summary(&missing),
+            "THROUGHLINE_SECRET_KEY lacks keys that stored data was made with: calls of these agents' models and \
+             tokens of these issuers fail, tenants with such an audit head can change nothing, such answers are not \
+             replayed and such entries not verified. Put the keys behind the first; see `throughline secrets status`"
+        );
+    }
+}
+
+/// The operator's own plane and every tenant that is not being deleted.
+async fn all_tenants(app: &App) -> Result<Vec<TenantId>> {
+    let mut found = vec![TenantId::OPERATOR];
+    let mut request = PageRequest {
+        limit: MAX_LIMIT,
+        after: None,
+    };
+    loop {
+        let page = tenants::list(&app.db, &request).await?;
+        let living = page
+            .rows
+            .iter()
+            .filter(|tenant| tenant.state != TenantState::Deleting);
+        found.extend(living.map(|tenant| tenant.id));
+        if page.next.is_none() {
+            return Ok(found);
+        }
+        request.after = page.next;
+    }
+}
+
+/// A transaction in `tenant_id`, of the local operator.
+async fn enter(app: &App, tenant_id: TenantId) -> Result<TenantTx> {
+    let mut tx = OperatorCaller::local().begin(&app.db).await?;
+    tx.operator_enter(tenant_id).await?;
+    Ok(tx)
+}

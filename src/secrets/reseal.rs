@@ -1,0 +1,176 @@
+//! `throughline secrets reseal`: what is kept for long is sealed and signed again with the first key, a batch in a
+//! transaction. Nodes go on serving: a concurrent change wins. Cut off, it is run again.
+
+use super::status::{count, print};
+use super::{all_tenants, enter};
+use crate::app::App;
+use crate::audit;
+use crate::auth::{OperatorCaller, secret_context};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::domain::audit::{Action, Detail, Entry};
+use crate::error::Result;
+use crate::ids::TenantId;
+use crate::model::key_context;
+use crate::store::receipts::seal_context;
+use crate::store::sealed;
+
+const ROWS_AT_ONCE: i64 = 100;
+/// Most receipts have no answer of a command.
+const RECEIPTS_AT_ONCE: i64 = 5_000;
+
+#[derive(Debug, Default)]
+struct Done {
+    resealed: i64,
+    /// By a key that is not configured, or damaged.
+    unopened: i64,
+}
+
+impl Done {
+    fn add(&mut self, more: &Self) {
+        self.resealed += more.resealed;
+        self.unopened += more.unopened;
+    }
+}
+
+/// Another text of the same for the first key; `None` if it does not open.
+fn seal_again(app: &App, context: &str, old: &[u8]) -> Result<Option<Vec<u8>>> {
+    match app.keyring.open(context, old) {
+        Ok(plain) => Ok(Some(app.keyring.seal(context, &plain)?)),
+        Err(_) => Ok(None),
+    }
+}
+
+async fn reseal_agents(app: &App, tenant_id: TenantId) -> Result<Done> {
+    let (mut done, mut after) = (Done::default(), String::new());
+    loop {
+        let mut tx = enter(app, tenant_id).await?;
+        let first = app.keyring.first_id();
+        let page = sealed::list_agents(&mut tx, first, &after, ROWS_AT_ONCE).await?;
+        let Some((last, _)) = page.last() else {
+            return Ok(done);
+        };
+        after.clone_from(last);
+        for (name, old) in &page {
+            match seal_again(app, &key_context(tenant_id, name), old)? {
+                Some(new) => {
+                    let replaced = sealed::replace_agent_key(&mut tx, name, old, &new).await?;
+                    done.resealed += i64::from(replaced);
+                }
+                None => done.unopened += 1,
+            }
+        }
+        tx.commit().await?;
+    }
+}
+
+async fn reseal_issuers(app: &App, tenant_id: TenantId) -> Result<Done> {
+    let (mut done, mut after) = (Done::default(), String::new());
+    loop {
+        let mut tx = enter(app, tenant_id).await?;
+        let first = app.keyring.first_id();
+        let page = sealed::list_issuers(&mut tx, first, &after, ROWS_AT_ONCE).await?;
+        let Some((last, _)) = page.last() else {
+            return Ok(done);
+        };
+        after.clone_from(last);
+        for (name, old) in &page {
+            match seal_again(app, &secret_context(tenant_id, name), old)? {
+                Some(new) => {
+                    let replaced = sealed::replace_issuer_secret(&mut tx, name, old, &new).await?;
+                    done.resealed += i64::from(replaced);
+                }
+                None => done.unopened += 1,
+            }
+        }
+        tx.commit().await?;
+    }
+}
+
+async fn reseal_receipts(app: &App, tenant_id: TenantId) -> Result<Done> {
+    let (mut done, mut after) = (Done::default(), None);
+    let first = app.keyring.first_id();
+    loop {
+        let mut tx = enter(app, tenant_id).await?;
+        let page = sealed::list_of_receipts(&mut tx, after.as_ref(), RECEIPTS_AT_ONCE).await?;
+        let is_old = |key: &&sealed::ReceiptKey| key.answer.as_ref().is_some_and(|id| *id != first);
+        for name in page.iter().filter(is_old) {
+            let Some(old) = sealed::find_receipt(&mut tx, name).await? else {
+                continue;
+            };
+            let place = [&name.platform, &name.scope, &name.chat_ref].map(String::as_str);
+            let context = seal_context(tenant_id, place, name.identity_id, &name.message_id);
+            match seal_again(app, &context, &old)? {
+                Some(new) => {
+                    let replaced = sealed::replace_receipt(&mut tx, name, &old, &new).await?;
+                    done.resealed += i64::from(replaced);
+                }
+                None => done.unopened += 1,
+            }
+        }
+        tx.commit().await?;
+        match page.into_iter().next_back() {
+            Some(last) => after = Some(last),
+            None => return Ok(done),
+        }
+    }
+}
+
+async fn sign_head_again(app: &App, tenant_id: TenantId) -> Result<Done> {
+    let mut tx = enter(app, tenant_id).await?;
+    let signed = audit::sign_again(&app.keyring, &mut tx).await?;
+    tx.commit().await?;
+    Ok(match signed {
+        audit::SignedAgain::Yes => Done {
+            resealed: 1,
+            unopened: 0,
+        },
+        audit::SignedAgain::NotNeeded => Done::default(),
+        audit::SignedAgain::NotOurs => Done {
+            resealed: 0,
+            unopened: 1,
+        },
+    })
+}
+
+pub async fn reseal_from_command_line(config: Config) -> anyhow::Result<()> {
+    let app = App::build(config, Clock::system()).await?;
+    let (mut agents, mut issuers) = (Done::default(), Done::default());
+    let (mut receipts, mut heads) = (Done::default(), Done::default());
+    for tenant_id in all_tenants(&app).await? {
+        agents.add(&reseal_agents(&app, tenant_id).await?);
+        issuers.add(&reseal_issuers(&app, tenant_id).await?);
+        receipts.add(&reseal_receipts(&app, tenant_id).await?);
+        heads.add(&sign_head_again(&app, tenant_id).await?);
+    }
+    let all = [
+        ("agents", &agents),
+        ("issuers", &issuers),
+        ("receipts", &receipts),
+        ("audit_heads", &heads),
+    ];
+    let resealed: i64 = all.iter().map(|(_, done)| done.resealed).sum();
+    if resealed > 0 {
+        record(&app, resealed).await?;
+    }
+    for (place, done) in all {
+        let (resealed, unopened) = (done.resealed, done.unopened);
+        println!("{place:<15} {resealed:>9} resealed, {unopened} do not open");
+    }
+    print(&app.keyring, &count(&app).await?);
+    app.db.close().await;
+    let unopened: i64 = all.iter().map(|(_, done)| done.unopened).sum();
+    anyhow::ensure!(unopened == 0, "things that do not open: {unopened}");
+    Ok(())
+}
+
+/// Stands in the operator's own audit.
+async fn record(app: &App, resealed: i64) -> Result<()> {
+    let operator = OperatorCaller::local();
+    let mut tx = operator.begin(&app.db).await?;
+    let key = hex::encode(app.keyring.first_id());
+    let detail = Detail::default().count("resealed", resealed);
+    let entry = Entry::new(&operator.principal(), Action::SecretsReseal, &key).with(detail);
+    audit::append(&app.keyring, &mut tx, entry, app.clock.now()).await?;
+    tx.commit().await
+}
