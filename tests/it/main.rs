@@ -49,6 +49,7 @@ mod linking;
 mod migrations;
 mod model_answers;
 mod model_script;
+mod node_ports;
 mod noisy_tenants;
 mod openai_client;
 mod openapi;

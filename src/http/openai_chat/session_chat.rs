@@ -317,24 +317,19 @@ impl Telling {
             if self.ended {
                 return None;
             }
-            let looked = self.look().await;
-            if let Err(error) = self.check_words().await.and(looked) {
+            let mut looked = self.look().await;
+            // What has come is shown to who may read it now, and otherwise to nobody.
+            if !self.waiting.is_empty()
+                && let Err(refused) = self.allowed.check_before_words().await
+            {
+                self.waiting.clear();
+                looked = Err(refused);
+            }
+            if let Err(error) = looked {
                 self.waiting.push_back(chunks::error(&error));
                 self.ended = true;
             }
         }
-    }
-
-    /// What has come is shown to who may read it now, and otherwise to nobody.
-    async fn check_words(&mut self) -> Result<()> {
-        let checked = match self.waiting.is_empty() {
-            true => Ok(()),
-            false => self.allowed.check_before_words().await,
-        };
-        if checked.is_err() {
-            self.waiting.clear();
-        }
-        checked
     }
 
     /// All that there is to send, in one piece.
@@ -422,7 +417,7 @@ impl Telling {
                     self.waiting.push_back(self.frame.text(news));
                 }
             }
-            MESSAGE_DISCARDED if self.shown => return Err(restarted(self.turn.id)),
+            MESSAGE_DISCARDED if self.shown => return Err(chunks::restarted(self.turn.id)),
             kind if self.include_hermes_events => {
                 let viewer = &self.allowed.acting.viewer;
                 let body = event_stream::body(event, &self.turn.name, viewer);
@@ -463,7 +458,7 @@ impl Telling {
     /// elsewhere.
     async fn lost(&self) -> Error {
         let failure = self.follower().failure().await;
-        failure.unwrap_or_else(|| restarted(self.turn.id))
+        failure.unwrap_or_else(|| chunks::restarted(self.turn.id))
     }
 }
 
@@ -495,12 +490,4 @@ impl Turn {
             }
         }
     }
-}
-
-/// The turn's name stands in the message: clients keep nothing else of an error.
-fn restarted(turn_id: TurnId) -> Error {
-    let detail = format!(
-        "the turn {turn_id} began anew on another node: what was shown is void; read /v1/turns/{turn_id}"
-    );
-    Error::new(Code::TurnRestarted, detail)
 }
