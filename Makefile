@@ -1,7 +1,7 @@
 # Thin on purpose: every recipe is what you would type yourself.
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test chaos fuzz fuzz-short openapi bench-bursts bench-chat bench-idle bench-inbound bench-large-tenant bench-limits bench-resolve bench-sessions bench-streams
+.PHONY: help dev test chaos fuzz fuzz-short openapi bench-abuse bench-bursts bench-chat bench-idle bench-inbound bench-large-tenant bench-limits bench-resolve bench-sessions bench-streams
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,10 @@ openapi: ## Write openapi/openapi.json anew, after a change to the API
 	mkdir -p openapi
 	cargo run -q -- openapi > openapi/openapi.json.new
 	mv openapi/openapi.json.new openapi/openapi.json
+
+bench-abuse: ## Measure what one hostile tenant costs another, and a release node its memory
+	@scripts/install-missing
+	cargo bench --bench abuse
 
 bench-bursts: ## Measure forty messages at once, of new and known people, on two release nodes
 	@scripts/install-missing

@@ -89,7 +89,7 @@ impl Node {
             .await?;
         let limits = json!({
             "requests_per_minute": 10_000_000, "requests_per_minute_per_key": 10_000_000,
-            "tokens_per_minute": 1_000_000_000, "concurrent_turns": 100_000, "open_streams": 1_000_000,
+            "tokens_per_minute": 1_000_000_000, "concurrent_turns": 100_000, "concurrent_calls": 100_000, "open_streams": 1_000_000,
         });
         let tenant = dev.ready["tenant_id"].as_str().context("no tenant_id")?;
         let operator = dev.ready["operator_key"].as_str();

@@ -11,8 +11,9 @@ use crate::auth::{KeyVerifier, OperatorKeys, People, TokenVerifier, Verifiers};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
+use crate::descriptors;
 use crate::ids::{BootId, SessionId, TenantId};
-use crate::limits::Limiter;
+use crate::limits::{Limiter, NodeShares};
 use crate::live::Live;
 use crate::model::Models;
 use crate::recent::Recent;
@@ -41,6 +42,8 @@ pub struct Inner {
     pub upstream: GuardedClient,
     pub verifiers: Verifiers,
     pub limits: Limiter,
+    /// What tenants share on this node.
+    pub shares: NodeShares,
     pub usage: UsageMeter,
     pub models: Models,
     /// Who watches what here, and what other nodes say.
@@ -63,10 +66,12 @@ impl App {
         let keyring = Arc::new(keyring);
         let own_ports = OwnPorts::of(&config);
         let upstream = GuardedClient::new(config.allow_private_upstreams.clone(), own_ports)?;
+        let upstream = upstream.marked(&keyring.hop_mark());
         let redis = Redis::new(&config.redis_url)?;
         let db = Db::connect(&config.database_url, config.database_pool).await?;
         let export_turns = Semaphore::new((config.database_pool as usize / 4).max(1));
-        let limits = Limiter::new(redis.clone(), clock.clone());
+        let shares = NodeShares::new(descriptors::limit());
+        let limits = Limiter::new(redis.clone(), clock.clone(), shares.clone());
         let people = People::new(db.clone(), clock.clone(), limits.clone());
         let models = Models::new(db.clone(), keyring.clone(), upstream.clone());
         let verifiers = Verifiers {
@@ -94,6 +99,7 @@ impl App {
                 upstream,
                 verifiers,
                 limits,
+                shares,
                 usage: UsageMeter::default(),
                 models,
                 live: Live::new(boot_id),

@@ -8,14 +8,23 @@ use crate::domain::completion::{CompletionRequest, TokenUsage};
 use crate::domain::usage::{UsageCounts, UsageName};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{TenantId, UserId};
+use crate::limits::StreamGuard;
 use crate::model::{Agent, Chunks};
 
 /// A call of a model, and for whom.
 pub struct Call {
     app: App,
     agent: Arc<Agent>,
-    request: CompletionRequest,
     user_id: Option<UserId>,
+    wants_stream: bool,
+    /// Whether the client asked for a chunk about the usage.
+    include_usage: bool,
+    /// What the model is asked, until it is asked.
+    body: Vec<u8>,
+    /// How long that is.
+    asked_bytes: usize,
+    /// Held until the answer has ended.
+    _open: StreamGuard,
 }
 
 impl Call {
@@ -23,7 +32,7 @@ impl Call {
         app: &App,
         tenant_id: TenantId,
         user_id: Option<UserId>,
-        request: CompletionRequest,
+        request: &CompletionRequest,
     ) -> Result<Self> {
         let agent = app.models.find(tenant_id, &request.model).await?;
         let agent = agent.ok_or_else(|| {
@@ -32,21 +41,29 @@ impl Call {
         })?;
         let limit = agent.limits.tokens_per_minute;
         app.limits.check_tokens(tenant_id, limit).await?;
+        let open = app
+            .limits
+            .open_call(tenant_id, agent.limits.concurrent_calls)?;
+        let body = request.for_model(&agent.spec)?;
         Ok(Self {
             app: app.clone(),
             agent,
-            request,
             user_id,
+            wants_stream: request.stream,
+            include_usage: request.include_usage,
+            asked_bytes: body.len(),
+            body,
+            _open: open,
         })
     }
 
     pub fn wants_stream(&self) -> bool {
-        self.request.stream
+        self.wants_stream
     }
 
     /// The whole answer, as JSON.
-    pub async fn complete(self) -> Result<String> {
-        let body = self.request.for_model(&self.agent.spec)?;
+    pub async fn complete(mut self) -> Result<String> {
+        let body = std::mem::take(&mut self.body);
         let answer = self.app.models.complete(&self.agent, body).await?;
         self.count(answer.usage, answer.said);
         if answer.choices == 0 {
@@ -57,8 +74,8 @@ impl Call {
     }
 
     /// The answer in chunks. What goes wrong before the first is an error and no stream.
-    pub async fn stream(self) -> Result<Answering> {
-        let body = self.request.for_model(&self.agent.spec)?;
+    pub async fn stream(mut self) -> Result<Answering> {
+        let body = std::mem::take(&mut self.body);
         let chunks = self.app.models.stream(&self.agent, body, None).await?;
         Ok(Answering {
             call: self,
@@ -70,7 +87,7 @@ impl Call {
 
     /// What it used, as it was told; otherwise by how many bytes were said.
     fn count(&self, told: Option<TokenUsage>, said: usize) {
-        let estimate = || TokenUsage::estimate(self.request.messages(), said);
+        let estimate = || TokenUsage::estimate(self.asked_bytes, said);
         let usage = told.unwrap_or_else(estimate);
         let now = self.app.clock.now();
         let name = UsageName::model_call(
@@ -120,7 +137,7 @@ impl Answering {
                 return Ok(None);
             };
             self.told = chunk.usage.or(self.told);
-            if chunk.choices == 0 && !self.call.request.include_usage {
+            if chunk.choices == 0 && !self.call.include_usage {
                 continue;
             }
             self.said += chunk.said;

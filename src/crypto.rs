@@ -131,6 +131,15 @@ impl Keyring {
             .any(|key| constant_time_eq(&signature_of(key, context, message), signature))
     }
 
+    /// Marks a call of this deployment to the outside; another deployment has other keys.
+    pub fn hop_mark(&self) -> String {
+        hex::encode(self.sign("hop", b""))
+    }
+
+    pub fn made_hop_mark(&self, mark: &str) -> bool {
+        hex::decode(mark).is_ok_and(|mark| self.verify("hop", b"", &mark))
+    }
+
     /// A full-length tag of `message` for `context`, by the newest key.
     pub fn mac(&self, context: &str, message: &[u8]) -> Mac {
         let key = self.first();

@@ -59,6 +59,7 @@ error_codes! {
     ToolCallUnknown, "tool_call_unknown", 400, Useless, "No turn waits for the result of this call";
     UpstreamRefused, "upstream_refused", 400, Useless, "The model's server refuses the request";
     ContextLengthExceeded, "context_length_exceeded", 400, Useless, "The conversation is too long for the model";
+    LoopDetected, "loop_detected", 400, Useless, "The request has passed through this service before";
     InvalidSessionKey, "invalid_session_key", 400, Useless, "The session key is not valid";
     Unauthorized, "unauthorized", 401, Useless, "The credential is missing or not valid";
     KeyExpired, "key_expired", 401, Useless, "The API key has expired";
@@ -123,6 +124,7 @@ error_codes! {
     UpstreamBusy, "upstream_busy", 429, Helps, "The model's server asks to wait";
     QueueFull, "queue_full", 429, Helps, "Too many messages wait in the conversation";
     TooManyTurns, "too_many_turns", 429, Helps, "Too many turns run at one time";
+    TooManyCalls, "too_many_calls", 429, Helps, "Too many calls of models run at one time";
     TooManyStreams, "too_many_streams", 429, Helps, "Too many streams are open at one time";
     Busy, "busy", 429, Helps, "Too many requests wait for the same thing";
     RateLimited, "rate_limited", 429, Helps, "There were too many requests";

@@ -17,8 +17,8 @@
 //! - `store`, `redis`: the only rooms with SQL and with Redis
 //! - `upstream`: the only way out to a URL that a tenant gives
 //! - `domain`: types and rules, without IO
-//! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`, `recent`, `shutdown`,
-//!   `wire_text`: the ground
+//! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`, `recent`, `shutdown`, `descriptors`,
+//!   `fair_queue`, `wire_text`: the ground
 
 #[macro_use]
 mod wire_text;
@@ -26,7 +26,9 @@ mod wire_text;
 pub mod clock;
 pub mod config;
 pub mod crypto;
+pub mod descriptors;
 pub mod error;
+pub mod fair_queue;
 pub mod guard;
 pub mod ids;
 pub mod recent;

@@ -164,7 +164,7 @@ impl Models {
     /// The whole answer of an agent's model.
     pub async fn complete(&self, agent: &Agent, body: Vec<u8>) -> Result<CompletionObject> {
         match &agent.model {
-            Model::Demo => of_demo(&demo_model::complete(&parse(&body)?)),
+            Model::Demo => of_demo(&demo_model::complete(&body).map_err(Error::internal)?),
             Model::Server(server, called) => {
                 let answer = self.completions.complete(server, body).await;
                 answer.map_err(|error| refusal(called, &error))
@@ -181,8 +181,8 @@ impl Models {
     ) -> Result<Chunks> {
         match &agent.model {
             Model::Demo => {
-                let chunks = demo_model::stream(&parse(&body)?);
-                Ok(Chunks::Demo(chunks.into_iter()))
+                let chunks = demo_model::stream(&body).map_err(Error::internal)?;
+                Ok(Chunks::Demo(chunks))
             }
             Model::Server(server, called) => {
                 let stream = self.completions.stream(server, session_key, body).await;
@@ -193,14 +193,10 @@ impl Models {
     }
 }
 
-fn parse(body: &[u8]) -> Result<Value> {
-    serde_json::from_slice(body).map_err(Error::internal)
-}
-
 /// The chunks of an answer, as they come.
 pub enum Chunks {
     Upstream(Box<CompletionStream>, Arc<CalledServer>),
-    Demo(std::vec::IntoIter<Value>),
+    Demo(demo_model::Chunks),
 }
 
 impl Chunks {

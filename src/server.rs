@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 use crate::app::App;
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::descriptors;
 use crate::http::{self, Shared, Surface};
 use crate::jobs;
 use crate::live;
@@ -131,6 +132,7 @@ impl Node {
             .on_connect(move |_, connection| drop(connection.insert(connections.token())))
             .listen(listener)?
             .workers(self.app.config.http_workers)
+            .max_connections(descriptors::limit() / 4 * 3 / self.app.config.http_workers)
             // A word that is said is on its way, however small the packet.
             .tcp_nodelay(true)
             // Who has left is waited for no longer: what they waited for is given to the next who asks.
@@ -257,6 +259,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let metrics = telemetry::init_metrics()?;
+    descriptors::raise_limit();
     let app = App::build(config, Clock::system()).await?;
     let node = Node::start(app, Some(metrics)).await?;
     tracing::info!(address = %node.address, "serving");

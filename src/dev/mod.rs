@@ -13,6 +13,7 @@ use crate::app::App;
 use crate::auth::OperatorCaller;
 use crate::clock::Clock;
 use crate::config::{CLUSTER_VARIABLES, Config, MigrateConfig, PREFIX, ProgramDirs, environment};
+use crate::descriptors;
 use crate::domain::api_key::{NewApiKey, Scope};
 use crate::domain::display_name::DisplayName;
 use crate::domain::paging::{MAX_LIMIT, PageRequest};
@@ -58,6 +59,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let env = cluster_environment(&state, &postgres, &redis);
     migrate(&state, &postgres, &env).await?;
     let metrics = telemetry::init_metrics()?;
+    descriptors::raise_limit();
     let config = node_config(&env, listener.local_addr()?)?;
     let app = App::build(config, Clock::system()).await?;
     let demo = ensure_demo(&app, &data_dir, &mut state).await?;

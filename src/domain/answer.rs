@@ -7,7 +7,7 @@ use crate::domain::completion::TokenUsage;
 use crate::domain::completion_object::CompletionObject;
 use crate::domain::extra::{Extra, Logprobs, UsageDetails};
 use crate::domain::message::{
-    Content, MAX_CONTENT_CHARS, MessageKind, NewMessage, Role, ToolCall, ToolFunction, is_longer,
+    Content, MAX_CONTENT_CHARS, MessageKind, NewMessage, Role, ToolCall, ToolFunction,
 };
 
 const MAX_CALLS: usize = 128;
@@ -21,6 +21,8 @@ pub struct Answer {
     /// Characters of both; as many as a message may have.
     chars: usize,
     calls: Vec<PartialCall>,
+    /// Characters of the arguments of all calls; as many as a message may have.
+    arguments_chars: usize,
     pub finish_reason: Option<String>,
     pub usage: Option<TokenUsage>,
     pub usage_details: UsageDetails,
@@ -102,14 +104,14 @@ impl Answer {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         call.id.push_str(&text(&part["id"]));
         call.name.push_str(&text(&part["function"]["name"]));
-        call.arguments
-            .push_str(&text(&part["function"]["arguments"]));
+        let arguments = part["function"]["arguments"].as_str().unwrap_or_default();
+        call.arguments.push_str(arguments);
+        self.arguments_chars += arguments.chars().count();
         let long = |text: &str| text.chars().count() > MAX_NAME_CHARS;
-        let endless = is_longer(&call.arguments, MAX_CONTENT_CHARS);
-        match endless || long(&call.id) || long(&call.name) {
-            true => Err(TooLarge),
-            false => Ok(()),
+        if self.arguments_chars > MAX_CONTENT_CHARS || long(&call.id) || long(&call.name) {
+            return Err(TooLarge);
         }
+        Ok(())
     }
 
     /// The tools it calls. A provider that names its calls badly gets names that are told apart.

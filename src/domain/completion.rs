@@ -97,11 +97,6 @@ impl CompletionRequest {
         messages.map_or(&[], Vec::as_slice)
     }
 
-    pub fn tools(&self) -> &[Value] {
-        let tools = self.body.get("tools").and_then(Value::as_array);
-        tools.map_or(&[], Vec::as_slice)
-    }
-
     /// What is new in a request about a session: what follows the last message of an assistant, the
     /// instructions for this turn, and how the model is to answer.
     pub fn turn_input(&self) -> Result<TurnInput> {
@@ -270,11 +265,10 @@ impl TokenUsage {
     }
 
     /// By length: some four bytes are a token.
-    pub fn estimate(asked: &[Value], answered_bytes: usize) -> Self {
-        let asked: usize = asked.iter().map(|message| message.to_string().len()).sum();
+    pub fn estimate(asked_bytes: usize, answered_bytes: usize) -> Self {
         let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
         Self {
-            input: tokens(asked),
+            input: tokens(asked_bytes),
             output: tokens(answered_bytes),
             estimated: true,
         }
@@ -357,7 +351,7 @@ mod tests {
         for untold in [json!({}), json!(null), json!({"prompt_tokens": -1})] {
             assert_eq!(TokenUsage::told(&untold), None);
         }
-        let estimate = TokenUsage::estimate(&[json!("four")], 9);
+        let estimate = TokenUsage::estimate(6, 9);
         assert_eq!(
             (estimate.input, estimate.output, estimate.estimated),
             (2, 3, true)

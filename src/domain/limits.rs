@@ -76,6 +76,8 @@ limits! {
     tokens_per_minute, 100_000_000, 1, 1_000_000_000;
     /// Turns that run at one time.
     concurrent_turns, 1_000, 1, 100_000;
+    /// Calls of models outside of sessions that run at one time; each node gives its share.
+    concurrent_calls, 1_000, 1, 100_000;
     /// Event streams and long polls that are open at one time.
     open_streams, 10_000, 1, 1_000_000;
     /// Identities seen for the first time; 0 admits nobody new.

@@ -20,6 +20,10 @@ const MAX_PARTS: usize = 256;
 const MAX_TOOL_CALLS: usize = 128;
 const MAX_ID_CHARS: usize = 256;
 pub const MAX_CONTENT_CHARS: usize = 1024 * 1024;
+/// What a value in a part, or in a tool call, costs beside its characters; and how much of that is not counted: so a
+/// message in parts may say as much as one in a text.
+const VALUE_CHARS: usize = 16;
+const FRAME_CHARS: usize = 64 * MAX_PARTS;
 pub const MAX_TOKENS: u32 = 10_000_000;
 
 words!(
@@ -60,6 +64,20 @@ pub fn is_longer(text: &str, most_chars: usize) -> bool {
     text.len() > most_chars && text.chars().count() > most_chars
 }
 
+/// The characters of all names and texts in a value, and what the values cost beside them.
+fn count_chars(value: &Value) -> usize {
+    let inside = match value {
+        Value::String(text) => text.chars().count(),
+        Value::Array(items) => items.iter().map(count_chars).sum(),
+        Value::Object(members) => members
+            .iter()
+            .map(|(name, value)| name.chars().count() + count_chars(value))
+            .sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    VALUE_CHARS + inside
+}
+
 /// What people read of a content: its texts, and why an answer was refused.
 pub fn shown_text(content: &Value) -> String {
     match content {
@@ -81,20 +99,20 @@ impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
-        let too_long = |text: &str| is_longer(text, MAX_CONTENT_CHARS);
         let is_long = match &value {
-            Value::String(text) => too_long(text),
+            Value::String(text) => is_longer(text, MAX_CONTENT_CHARS),
             Value::Array(parts) => {
-                let texts = |part: &'_ Value| {
-                    let members = ["type", "text"].map(|member| part[member].as_str());
-                    members.into_iter().flatten().any(too_long)
-                };
-                parts.iter().any(texts)
+                let texts = parts.iter().filter_map(|part| part["text"].as_str());
+                let is_long = |text: &str| is_longer(text, MAX_CONTENT_CHARS);
+                let together = count_chars(&value);
+                together > MAX_CONTENT_CHARS + FRAME_CHARS || texts.into_iter().any(is_long)
             }
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => false,
+            Value::Object(_) | Value::Null | Value::Bool(_) | Value::Number(_) => false,
         };
         if is_long {
-            let detail = format!("a text has at most {MAX_CONTENT_CHARS} characters");
+            let detail = format!(
+                "a text, or what is in all parts, has at most {MAX_CONTENT_CHARS} characters"
+            );
             return Err(serde::de::Error::custom(detail));
         }
         let fine = match &value {
@@ -159,6 +177,14 @@ pub struct ToolFunction {
     #[serde(flatten)]
     #[schema(value_type = Object)]
     pub rest: Map<String, Value>,
+}
+
+impl ToolCall {
+    fn count_chars(&self) -> usize {
+        let rest = self.rest.iter().chain(&self.function.rest);
+        let rest = rest.map(|(name, value)| name.chars().count() + count_chars(value));
+        self.function.arguments.chars().count() + rest.sum::<usize>()
+    }
 }
 
 /// A message as a client gives it. Place, time, identity and platform are the service's to set.
@@ -238,6 +264,11 @@ impl NewMessage {
                 let detail = format!("must have at most {MAX_CONTENT_CHARS} characters");
                 refuse(&format!("tool_calls/{place}/function/arguments"), detail);
             }
+        }
+        let chars: usize = calls.iter().map(ToolCall::count_chars).sum();
+        if chars > MAX_CONTENT_CHARS + FRAME_CHARS {
+            let detail = format!("all together have at most {MAX_CONTENT_CHARS} characters");
+            refuse("tool_calls", detail);
         }
         match (&self.tool_call_id, self.role) {
             (None, Role::Tool) => refuse("tool_call_id", "says which call this answers".to_owned()),
@@ -451,6 +482,27 @@ mod tests {
                 "{bad}"
             );
         }
+    }
+
+    #[test]
+    fn parts_and_tool_calls_have_the_room_of_a_text_all_together() {
+        let half = "x".repeat(MAX_CONTENT_CHARS / 2);
+        let part = json!({"type": "text", "text": half});
+        let read = |value: Value| serde_json::from_value::<Content>(value);
+        assert!(read(json!([part, part])).is_ok());
+        assert!(read(json!([part, part, part])).is_err());
+        let odd: Vec<Value> = (0..60_000).map(|_| json!({"a": 0})).collect();
+        assert!(read(json!([{"type": "x", "odd": odd}])).is_err());
+        let image = json!({"url": format!("data:{}", "A".repeat(MAX_CONTENT_CHARS + FRAME_CHARS))});
+        assert!(read(json!([{"type": "image_url", "image_url": image}])).is_err());
+        let calls = |count: usize| {
+            let call = |n: usize| json!({"id": n.to_string(), "type": "function", "function": {"name": "f", "arguments": half}});
+            let calls: Vec<Value> = (0..count).map(call).collect();
+            let mut errors = Vec::new();
+            message(json!({"role": "assistant", "tool_calls": calls})).check("/m", &mut errors);
+            errors.len()
+        };
+        assert_eq!((calls(2), calls(3)), (0, 1));
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub mod export;
 pub mod extra;
 pub mod grant;
 pub mod home_channel;
+pub mod hop;
 pub mod identity;
 pub mod import;
 pub mod inbound;

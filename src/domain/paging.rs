@@ -36,9 +36,19 @@ pub struct Page<T, P = Position> {
 
 impl<T, P> Page<T, P> {
     /// Cuts what `fetch_limit` fetched down to the page, and remembers where it ends.
-    pub fn cut(mut rows: Vec<T>, request: &PageRequest<P>, position: impl Fn(&T) -> P) -> Self {
+    pub fn cut(rows: Vec<T>, request: &PageRequest<P>, position: impl Fn(&T) -> P) -> Self {
+        Self::cut_early(rows, request, position, false)
+    }
+
+    /// The same of rows that may be fewer than there are: `is_followed` says whether others come after them.
+    pub fn cut_early(
+        mut rows: Vec<T>,
+        request: &PageRequest<P>,
+        position: impl Fn(&T) -> P,
+        is_followed: bool,
+    ) -> Self {
         let limit = request.limit as usize;
-        let more = rows.len() > limit;
+        let more = is_followed || rows.len() > limit;
         rows.truncate(limit);
         let next = if more {
             rows.last().map(position)
@@ -67,5 +77,7 @@ mod tests {
         let page = Page::cut(vec![3, 2, 1], &request, at);
         assert_eq!(page.rows, [3, 2]);
         assert_eq!(page.next, Some(at(&2)));
+        let page = Page::cut_early(vec![3], &request, at, true);
+        assert_eq!(page.next, Some(at(&3)));
     }
 }

@@ -36,7 +36,7 @@ impl Tree {
 }
 
 /// How much a document may come to: each value costs its own, and each byte of text one more.
-const MAX_COST: usize = 16 * 1024 * 1024;
+pub const MAX_COST: usize = 16 * 1024 * 1024;
 const VALUE_COST: usize = 32;
 
 /// What is left to spend.

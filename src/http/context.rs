@@ -12,7 +12,7 @@ use actix_web::{HttpMessage, HttpRequest, HttpResponse, error::InternalError, we
 
 use super::callers::Authenticated;
 use super::problem::{self, Shape};
-use super::{cors, limits};
+use super::{cors, held_answer, hops, limits};
 use crate::app::App;
 use crate::error::{Code, Error};
 use crate::ids::RequestId;
@@ -57,12 +57,17 @@ pub async fn surround(
     }
     let outcome = if uri_length(request.uri()) > MAX_URI {
         Err(Error::new(Code::UriTooLong, "the address is too long").into())
+    } else if let Some(error) = passed_before(&request) {
+        Err(error.into())
     } else if let Some(answer) = cors::preflight(&method, request.headers()) {
         Ok(request.into_response(answer))
     } else {
         let deadline = deadline_of(request.path());
         match tokio::time::timeout(deadline, next.call(request)).await {
-            Ok(outcome) => outcome.map(|response| rendered(response, &id, shape)),
+            Ok(outcome) => outcome.and_then(|response| {
+                let response = rendered(response, &id, shape);
+                Ok(held_answer::hold(response)?)
+            }),
             Err(_) => Err(Error::new(Code::Timeout, "the request took too long").into()),
         }
     };
@@ -115,6 +120,11 @@ pub async fn surround(
         took: started.elapsed(),
     });
     Ok(response)
+}
+
+fn passed_before(request: &ServiceRequest) -> Option<Error> {
+    let app = request.app_data::<web::Data<App>>()?;
+    hops::check(request.headers(), &app.keyring).err()
 }
 
 fn deadline_of(path: &str) -> Duration {

@@ -11,10 +11,13 @@ use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use serde::de::DeserializeSeed;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 
-use super::json_body::{BODY_DEADLINE, MAX_JSON_BYTES, check_length, read_within};
+use super::json_body::{
+    BODY_DEADLINE, MAX_JSON_BYTES, check_length, holder_of, read_within, shares_of,
+};
 use crate::domain::outside_text::normalise_json;
-use crate::domain::tree::{Allowance, Tree, TreeSeed};
+use crate::domain::tree::{Allowance, MAX_COST, Tree, TreeSeed};
 use crate::error::{Code, Error, FieldError, Result};
+use crate::limits::Memory;
 
 const YAML_TYPES: [&str; 4] = [
     "application/yaml",
@@ -34,22 +37,37 @@ enum Format {
 }
 
 /// A document, in whichever of the two formats its `Content-Type` says.
-pub struct DocumentBody(pub Tree);
+pub struct DocumentBody {
+    pub tree: Tree,
+    /// Held as long as the tree is used.
+    _memory: Memory,
+}
 
 impl FromRequest for DocumentBody {
     type Error = Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let format = format_of(request)
-            .and_then(|format| check_length(request, MAX_JSON_BYTES).map(|()| format));
+        let checked = format_of(request).and_then(|format| {
+            let announced = check_length(request, MAX_JSON_BYTES)?;
+            Ok((format, announced, shares_of(request)?))
+        });
+        let holder = holder_of(request);
         let mut payload = payload.take();
         Box::pin(async move {
-            let format = format?;
-            let bytes = read_within(&mut payload, MAX_JSON_BYTES, BODY_DEADLINE).await?;
+            let (format, announced, shares) = checked?;
+            let room = announced.unwrap_or(MAX_JSON_BYTES);
+            let _bytes_memory = shares.body(holder, room).await?;
+            let bytes = read_within(&mut payload, announced, MAX_JSON_BYTES, BODY_DEADLINE).await?;
+            // By its aliases a short text comes to as much as a long one.
+            let memory = shares.values(holder, MAX_COST).await?;
             // YAML takes long enough for others on this thread to notice.
             let tree = web::block(move || parse(&bytes, format)).await;
-            Ok(Self(tree.map_err(Error::internal)??))
+            let tree = tree.map_err(Error::internal)??;
+            Ok(Self {
+                tree,
+                _memory: memory,
+            })
         })
     }
 }

@@ -10,8 +10,10 @@ use futures_util::{Stream, stream};
 use tokio::sync::SemaphorePermit;
 
 use super::acting::Acting;
+use super::callers::Credential;
 use crate::app::App;
 use crate::error::{Error, Result};
+use crate::fair_queue::Place;
 use crate::store::TenantTx;
 use crate::streams::CheckedCredential;
 
@@ -24,9 +26,20 @@ pub struct Pages {
     pub app: web::Data<App>,
     pub acting: Acting,
     pub credential: Arc<CheckedCredential>,
+    _place: Place,
 }
 
 impl Pages {
+    /// Waits until the tenant may have another download.
+    pub async fn open(app: web::Data<App>, acting: Acting, credential: Credential) -> Result<Self> {
+        Ok(Self {
+            _place: app.shares.download(acting.tenant_id()).await?,
+            credential: credential.share(&app),
+            app,
+            acting,
+        })
+    }
+
     /// Waits for a turn to read: however many download leave connections to the rest. Held until the page
     /// is read.
     pub async fn turn(app: &App) -> Result<SemaphorePermit<'_>> {

@@ -13,18 +13,24 @@ use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::callers::Authenticated;
 use super::extract::pointer;
+use super::json_text::{self, Measured, NotTaken};
 use super::objects::Objects;
 use super::retry;
+use crate::app::App;
 use crate::crypto;
 use crate::domain::outside_text::normalise_json;
 use crate::error::{Code, Error, FieldError, Result};
+use crate::fair_queue::Holder;
+use crate::limits::{MAX_VALUES_COST, Memory, NodeShares};
 
 pub const MAX_JSON_BYTES: usize = 1024 * 1024;
 /// For the few routes that take in what many calls have made.
 pub const MAX_LARGE_JSON_BYTES: usize = 16 * MAX_JSON_BYTES;
-/// Each value costs memory, however few bytes it has in the body.
-const MAX_VALUES: usize = 500_000;
+/// A larger body takes long enough to parse for others on its thread to notice.
+const SMALL_BYTES: usize = 64 * 1024;
+const SMALL_COST: usize = 1024 * 1024;
 /// A body that trickles in longer holds a connection for nothing.
 pub(super) const BODY_DEADLINE: Duration = Duration::from_secs(20);
 const LARGE_BODY_DEADLINE: Duration = Duration::from_secs(50);
@@ -33,6 +39,8 @@ const LARGE_BODY_DEADLINE: Duration = Duration::from_secs(50);
 pub struct JsonBody<T, const MAX_BYTES: usize = MAX_JSON_BYTES> {
     pub value: T,
     pub hash: BodyHash,
+    /// Held as long as the value is used.
+    pub memory: Memory,
 }
 
 pub type LargeJsonBody<T> = JsonBody<T, MAX_LARGE_JSON_BYTES>;
@@ -41,6 +49,10 @@ pub type LargeJsonBody<T> = JsonBody<T, MAX_LARGE_JSON_BYTES>;
 pub struct LargeJsonObject {
     pub members: Map<String, Value>,
     pub hash: BodyHash,
+    /// For its bytes, held as long as they are passed on.
+    pub bytes_memory: Memory,
+    /// Held as long as its members are used.
+    pub memory: Memory,
 }
 
 /// Equal for equal JSON. Only who sends an `Idempotency-Key` has one: for nothing else is it needed.
@@ -63,60 +75,144 @@ impl BodyHash {
     }
 }
 
-type Reading<T> = Pin<Box<dyn Future<Output = Result<T>>>>;
-
 impl<T, const MAX_BYTES: usize> FromRequest for JsonBody<T, MAX_BYTES>
 where
     T: DeserializeOwned + Send + 'static,
 {
     type Error = Error;
-    type Future = Reading<Self>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        read_json(request, payload, MAX_BYTES, |bytes, hashed| {
-            let (value, hash) = parse_json(bytes, hashed)?;
-            Ok(Self { value, hash })
+        let reading = Reading::of(request, payload, MAX_BYTES, parse_typed);
+        Box::pin(async move {
+            let read = reading?.read().await?;
+            Ok(Self {
+                value: read.value,
+                hash: read.hash,
+                memory: read.memory,
+            })
         })
     }
 }
 
 impl FromRequest for LargeJsonObject {
     type Error = Error;
-    type Future = Reading<Self>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        read_json(request, payload, MAX_LARGE_JSON_BYTES, parse_object)
+        let reading = Reading::of(request, payload, MAX_LARGE_JSON_BYTES, parse_object);
+        Box::pin(async move {
+            let read = reading?.read().await?;
+            Ok(Self {
+                members: read.value,
+                hash: read.hash,
+                bytes_memory: read.bytes_memory,
+                memory: read.memory,
+            })
+        })
     }
 }
 
-/// The body as `parse` reads it, which is also told whether the hash is needed.
-fn read_json<T: Send + 'static>(
-    request: &HttpRequest,
-    payload: &mut Payload,
+/// A body that is to be read.
+struct Reading<T> {
+    payload: Payload,
     max_bytes: usize,
-    parse: fn(&[u8], bool) -> Result<T>,
-) -> Reading<T> {
-    let checked = check_head(request, max_bytes);
-    let hashed = request.headers().contains_key(retry::HEADER);
-    let mut payload = payload.take();
-    let deadline = match max_bytes > MAX_JSON_BYTES {
-        true => LARGE_BODY_DEADLINE,
-        false => BODY_DEADLINE,
-    };
-    Box::pin(async move {
-        checked?;
-        let bytes = read_within(&mut payload, max_bytes, deadline).await?;
-        match bytes.len() > MAX_JSON_BYTES {
-            // Long enough for others on this thread to notice.
-            true => web::block(move || parse(&bytes, hashed))
-                .await
-                .map_err(Error::internal)?,
-            false => parse(&bytes, hashed),
-        }
-    })
+    /// How many bytes the client says that it has.
+    announced: Option<usize>,
+    /// Whether the hash is needed.
+    hashed: bool,
+    shares: NodeShares,
+    holder: Holder,
+    parse: fn(&str) -> Result<T>,
 }
 
-fn check_head(request: &HttpRequest, max_bytes: usize) -> Result<()> {
+struct Read<T> {
+    value: T,
+    hash: BodyHash,
+    bytes_memory: Memory,
+    memory: Memory,
+}
+
+impl<T: Send + 'static> Reading<T> {
+    fn of(
+        request: &HttpRequest,
+        payload: &mut Payload,
+        max_bytes: usize,
+        parse: fn(&str) -> Result<T>,
+    ) -> Result<Self> {
+        Ok(Self {
+            announced: check_head(request, max_bytes)?,
+            payload: payload.take(),
+            max_bytes,
+            hashed: request.headers().contains_key(retry::HEADER),
+            shares: shares_of(request)?,
+            holder: holder_of(request),
+            parse,
+        })
+    }
+
+    async fn read(mut self) -> Result<Read<T>> {
+        let deadline = if self.max_bytes > MAX_JSON_BYTES {
+            LARGE_BODY_DEADLINE
+        } else {
+            BODY_DEADLINE
+        };
+        // A client that does not say how much it sends may send all that it may.
+        let announced = self.announced.unwrap_or(self.max_bytes);
+        let mut bytes_memory = self.shares.body(self.holder, announced).await?;
+        let bytes = read_within(&mut self.payload, self.announced, self.max_bytes, deadline);
+        let bytes = bytes.await?;
+        bytes_memory.shrink(bytes.len());
+        let hashed = self.hashed;
+        let is_small = bytes.len() <= SMALL_BYTES;
+        let (text, measured) = if is_small {
+            prepare(&bytes, hashed)?
+        } else {
+            off_this_thread(move || prepare(&bytes, hashed)).await?
+        };
+        let cost = measured.cost;
+        if cost > MAX_VALUES_COST {
+            let detail = "the body has too many objects and values";
+            return Err(Error::new(Code::PayloadTooLarge, detail));
+        }
+        let mut memory = self.shares.values(self.holder, cost).await?;
+        let parse = self.parse;
+        let value = if is_small && cost <= SMALL_COST {
+            parse(&text)?
+        } else {
+            off_this_thread(move || parse(&text)).await?
+        };
+        memory.shrink(cost);
+        Ok(Read {
+            value,
+            hash: BodyHash(measured.hash),
+            bytes_memory,
+            memory,
+        })
+    }
+}
+
+async fn off_this_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    web::block(work).await.map_err(Error::internal)?
+}
+
+pub(super) fn shares_of(request: &HttpRequest) -> Result<NodeShares> {
+    let app = request.app_data::<web::Data<App>>();
+    let app = app.ok_or_else(|| Error::internal(anyhow::anyhow!("no app serves this request")))?;
+    Ok(app.shares.clone())
+}
+
+/// Whose share a request spends.
+pub(super) fn holder_of(request: &HttpRequest) -> Holder {
+    let extensions = request.extensions();
+    let authenticated = extensions.get::<Authenticated>();
+    Holder::from(authenticated.and_then(Authenticated::tenant_id))
+}
+
+/// Answers how many bytes are announced.
+fn check_head(request: &HttpRequest, max_bytes: usize) -> Result<Option<usize>> {
     let json = request
         .mime_type()
         .ok()
@@ -134,7 +230,7 @@ fn check_head(request: &HttpRequest, max_bytes: usize) -> Result<()> {
     check_length(request, max_bytes)
 }
 
-pub(super) fn check_length(request: &HttpRequest, max_bytes: usize) -> Result<()> {
+pub(super) fn check_length(request: &HttpRequest, max_bytes: usize) -> Result<Option<usize>> {
     let announced = request
         .headers()
         .get(header::CONTENT_LENGTH)
@@ -143,7 +239,7 @@ pub(super) fn check_length(request: &HttpRequest, max_bytes: usize) -> Result<()
     if announced.is_some_and(|length| length > max_bytes) {
         return Err(too_large(max_bytes));
     }
-    Ok(())
+    Ok(announced)
 }
 
 fn too_large(max_bytes: usize) -> Error {
@@ -153,16 +249,22 @@ fn too_large(max_bytes: usize) -> Error {
 
 pub(super) async fn read_within(
     payload: &mut Payload,
+    announced: Option<usize>,
     max_bytes: usize,
     deadline: Duration,
 ) -> Result<BytesMut> {
-    tokio::time::timeout(deadline, read(payload, max_bytes))
+    tokio::time::timeout(deadline, read(payload, announced, max_bytes))
         .await
         .map_err(|_| Error::new(Code::RequestTimeout, "the body did not arrive in time"))?
 }
 
-async fn read(payload: &mut Payload, max_bytes: usize) -> Result<BytesMut> {
-    let mut bytes = BytesMut::new();
+async fn read(
+    payload: &mut Payload,
+    announced: Option<usize>,
+    max_bytes: usize,
+) -> Result<BytesMut> {
+    // No room that grows twofold where the length is known.
+    let mut bytes = BytesMut::with_capacity(announced.unwrap_or_default());
     while let Some(chunk) = payload.next().await {
         let broken = |_| Error::new(Code::InvalidRequest, "the body broke off");
         let chunk = chunk.map_err(broken)?;
@@ -174,76 +276,44 @@ async fn read(payload: &mut Payload, max_bytes: usize) -> Result<BytesMut> {
     Ok(bytes)
 }
 
-/// How many values a text has at least, if it is JSON: all but the first of a list or an object
-/// follow a comma.
-fn count_values(bytes: &[u8]) -> usize {
-    let (mut count, mut in_text, mut escaped) = (1, false, false);
-    for byte in bytes {
-        match (in_text, *byte) {
-            (true, _) if escaped => escaped = false,
-            (true, b'\\') => escaped = true,
-            (_, b'"') => in_text = !in_text,
-            (false, b',' | b'[' | b'{') => count += 1,
-            (true | false, _) => {}
-        }
-    }
-    count
-}
-
-/// The whole body as JSON, with its text: valid, and of not too many values.
-fn read_values(bytes: &[u8]) -> Result<(Value, &str)> {
-    if count_values(bytes) > MAX_VALUES {
-        let detail = format!("a body has at most {MAX_VALUES} values");
-        return Err(Error::new(Code::PayloadTooLarge, detail));
-    }
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        let detail = format!("not UTF-8 at byte {}", error.valid_up_to());
+/// The body as text that can be stored, and what it is.
+fn prepare(bytes: &[u8], hashed: bool) -> Result<(String, Measured)> {
+    let bytes = normalise_json(bytes).into_owned();
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let detail = format!("not UTF-8 at byte {}", error.utf8_error().valid_up_to());
         Error::new(Code::InvalidJson, detail)
     })?;
-    // Also finds numbers and nesting that no type asks for: the whole body is valid JSON or none of it.
-    let whole: Value = serde_json::from_str(text).map_err(|error| {
-        Error::fields(
-            Code::InvalidJson,
-            vec![FieldError::new("", error.to_string())],
-        )
+    let measured = json_text::measure(&text, hashed).map_err(|refused| {
+        let detail = refused.to_string();
+        match refused {
+            NotTaken::TooManyValues => Error::new(Code::PayloadTooLarge, detail),
+            NotTaken::Malformed(_) => {
+                Error::fields(Code::InvalidJson, vec![FieldError::new("", detail)])
+            }
+        }
     })?;
-    Ok((whole, text))
+    Ok((text, measured))
 }
 
-fn hash_of(whole: &Value, hashed: bool) -> Result<BodyHash> {
-    let hash = match hashed {
-        true => Some(crypto::sha256(
-            &serde_json::to_vec(whole).map_err(Error::internal)?,
-        )),
-        false => None,
-    };
-    Ok(BodyHash(hash))
+/// A text that is valid JSON.
+fn parse_object(text: &str) -> Result<Map<String, Value>> {
+    match serde_json::from_str(text).map_err(Error::internal)? {
+        Value::Object(members) => Ok(members),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            let error = FieldError::new("", "must be a JSON object");
+            Err(Error::fields(Code::InvalidRequest, vec![error]))
+        }
+    }
 }
 
-fn parse_object(bytes: &[u8], hashed: bool) -> Result<LargeJsonObject> {
-    let bytes = normalise_json(bytes);
-    let (whole, _) = read_values(&bytes)?;
-    let hash = hash_of(&whole, hashed)?;
-    let Value::Object(members) = whole else {
-        let error = FieldError::new("", "must be a JSON object");
-        return Err(Error::fields(Code::InvalidRequest, vec![error]));
-    };
-    Ok(LargeJsonObject { members, hash })
-}
-
-/// The value, and a hash of it that does not depend on spelling.
-fn parse_json<T: DeserializeOwned>(bytes: &[u8], hashed: bool) -> Result<(T, BodyHash)> {
-    let bytes = normalise_json(bytes);
-    let (whole, text) = read_values(&bytes)?;
-    let hash = hash_of(&whole, hashed)?;
-    // From the text and not from `whole`, where a member given twice is no longer seen.
+/// A text that is valid JSON, as the type wants it.
+fn parse_typed<T: DeserializeOwned>(text: &str) -> Result<T> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(Objects(&mut deserializer)).map_err(|error| {
+    serde_path_to_error::deserialize(Objects(&mut deserializer)).map_err(|error| {
         let pointer = pointer(error.path());
         let detail = without_place(&error.into_inner().to_string());
         Error::fields(Code::InvalidRequest, vec![FieldError::new(pointer, detail)])
-    })?;
-    Ok((value, hash))
+    })
 }
 
 /// The pointer tells the place; line and column would tell it twice.
@@ -279,8 +349,9 @@ mod tests {
 
     fn check(body: &[u8], code: Code, pointer: &str) {
         let shown = String::from_utf8_lossy(&body[..body.len().min(60)]);
-        let error = match parse_json::<Sample>(body, true) {
-            Ok((value, _)) => panic!("{shown} was taken as {value:?}"),
+        let parsed = prepare(body, true).and_then(|(text, _)| parse_typed::<Sample>(&text));
+        let error = match parsed {
+            Ok(value) => panic!("{shown} was taken as {value:?}"),
             Err(error) => error,
         };
         assert_eq!(error.code, code, "{shown}: {}", error.detail);
@@ -311,26 +382,5 @@ mod tests {
             Code::InvalidRequest,
             "/inner/3",
         );
-    }
-
-    #[test]
-    fn equal_json_has_an_equal_hash() {
-        let hash = |text: &str| parse_json::<Sample>(text.as_bytes(), true).unwrap().1;
-        let one = hash(r#"{"name": "a", "items": [1]}"#);
-        assert_eq!(one, hash(r#"{"items":[1],"name":"a"}"#));
-        assert_ne!(one, hash(r#"{"items":[2],"name":"a"}"#));
-    }
-
-    #[test]
-    fn values_are_counted_outside_of_texts() {
-        for (text, count) in [
-            ("1", 1),
-            (r#"[1, 2, [3]]"#, 5),
-            (r#"{"a": "[,\\\",{", "b,": {}}"#, 4),
-        ] {
-            assert_eq!(count_values(text.as_bytes()), count, "{text}");
-        }
-        let many = format!("[{}0]", "0,".repeat(MAX_VALUES));
-        check(many.as_bytes(), Code::PayloadTooLarge, "");
     }
 }

@@ -13,18 +13,20 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::error::{Code, Error};
+use crate::fair_queue::Place;
 use crate::ids::{ApiKeyId, TenantId, UserId};
 use crate::redis::Redis;
 use crate::redis::limits::LimitWindow;
 
 mod breaker;
 mod buckets;
-mod streams;
+mod open;
+mod shares;
 
 use breaker::Breaker;
 use buckets::{Buckets, Key, Source, Step};
-use streams::OpenStreams;
-pub use streams::StreamGuard;
+use open::{Counted, OpenCounts};
+pub use shares::{MAX_VALUES_COST, Memory, NodeShares, SMALL};
 
 /// How long a request waits for Redis before it counts on its node's share.
 const PATIENCE_MS: u32 = 50;
@@ -131,20 +133,28 @@ pub struct Limiter {
     inner: Arc<Inner>,
 }
 
+/// A stream or a call that is open, with its connections; dropped, it is closed.
+pub struct StreamGuard {
+    _counted: Counted,
+    _connections: Place,
+}
+
 struct Inner {
     redis: Redis,
     clock: Clock,
     buckets: Buckets,
     breaker: Breaker,
     live_nodes: AtomicU32,
-    streams: OpenStreams,
+    streams: OpenCounts,
+    calls: OpenCounts,
+    shares: NodeShares,
     patience_ms: AtomicU32,
     /// The minute in which a failure of Redis was last logged.
     logged: AtomicI64,
 }
 
 impl Limiter {
-    pub fn new(redis: Redis, clock: Clock) -> Self {
+    pub fn new(redis: Redis, clock: Clock, shares: NodeShares) -> Self {
         Self {
             inner: Arc::new(Inner {
                 redis,
@@ -152,7 +162,9 @@ impl Limiter {
                 buckets: Buckets::new(),
                 breaker: Breaker::new(),
                 live_nodes: AtomicU32::new(1),
-                streams: OpenStreams::default(),
+                streams: OpenCounts::default(),
+                calls: OpenCounts::default(),
+                shares,
                 patience_ms: AtomicU32::new(PATIENCE_MS),
                 logged: AtomicI64::new(0),
             }),
@@ -237,17 +249,41 @@ impl Limiter {
 
     /// Opens a stream, until the answer is dropped.
     pub fn open_stream(&self, tenant_id: TenantId, limit: u32) -> Result<StreamGuard, Error> {
-        let share = u32::try_from(self.inner.share(limit)).unwrap_or(u32::MAX);
-        self.inner
-            .streams
-            .open(tenant_id, share)
-            .ok_or_else(|| Error {
-                retry_after: Some(1),
-                ..Error::new(
-                    Code::TooManyStreams,
-                    format!("the limit is {limit} streams at one time"),
-                )
-            })
+        let counted = self.inner.streams.open(tenant_id, self.node_share(limit));
+        self.hold(tenant_id, counted, 1, || {
+            let detail = format!("the limit is {limit} streams at one time");
+            Error::new(Code::TooManyStreams, detail)
+        })
+    }
+
+    /// Begins a call of a model outside of sessions, until the answer is dropped.
+    pub fn open_call(&self, tenant_id: TenantId, limit: u32) -> Result<StreamGuard, Error> {
+        let counted = self.inner.calls.open(tenant_id, self.node_share(limit));
+        self.hold(tenant_id, counted, 2, || {
+            let detail = format!("the limit is {limit} calls at one time");
+            Error::new(Code::TooManyCalls, detail)
+        })
+    }
+
+    fn hold(
+        &self,
+        tenant_id: TenantId,
+        counted: Option<Counted>,
+        connections: usize,
+        refusal: impl FnOnce() -> Error,
+    ) -> Result<StreamGuard, Error> {
+        let counted = counted.ok_or_else(|| Error {
+            retry_after: Some(1),
+            ..refusal()
+        })?;
+        Ok(StreamGuard {
+            _counted: counted,
+            _connections: self.inner.shares.connections(tenant_id, connections)?,
+        })
+    }
+
+    fn node_share(&self, limit: u32) -> u32 {
+        u32::try_from(self.inner.share(limit)).unwrap_or(u32::MAX)
     }
 
     /// Takes tokens that a model has used, as far as the tenant's window has them.

@@ -18,7 +18,7 @@ use crate::store::chains::{self, ChainMessage, Link};
 use crate::store::{TenantTx, sessions};
 
 /// How many pieces a page has: the first, the least and the most; where they are large, fewer.
-pub const FIRST_PAGE: usize = 50;
+pub const FIRST_PAGE: usize = 16;
 const LEAST_PAGE: usize = 4;
 const MOST_PAGE: usize = 200;
 /// What a page should not have much more of.

@@ -9,6 +9,7 @@ use sqlx::postgres::PgRow;
 use sqlx::types::{Json, Uuid};
 
 use super::TenantTx;
+use super::page_bytes::{is_followed, within_page_bytes};
 use crate::domain::event::{Event, EventMessage, MESSAGE_DISCARDED, of_end};
 use crate::domain::message::Role;
 use crate::domain::turn::{Turn, TurnState};
@@ -18,7 +19,9 @@ use crate::ids::{SessionId, TurnId};
 macro_rules! event_from {
     () => {
         "select e.seq, e.turn_id, e.attempt, e.kind, e.session_id, e.conversation_id, e.data, e.created_at,
-                m.seq as message_seq, m.role, m.content, m.tool_calls, m.tool_call_id
+                m.seq as message_seq, m.role, m.content, m.tool_calls, m.tool_call_id,
+                coalesce(octet_length(e.data::text), 0) + coalesce(octet_length(m.content::text), 0)
+                + coalesce(octet_length(m.tool_calls::text), 0) as bytes
            from events e
            left join messages m
              on m.tenant_id = $1
@@ -56,6 +59,13 @@ fn read_event(row: &PgRow) -> Result<Event> {
     })
 }
 
+/// Events that are read at once.
+pub struct EventBatch {
+    pub events: Vec<Event>,
+    /// Whether there were others when they were read.
+    pub is_followed: bool,
+}
+
 /// Events of a conversation after a number, in order; of one turn, where it is named.
 pub async fn list(
     tx: &mut TenantTx,
@@ -63,10 +73,11 @@ pub async fn list(
     turn_id: Option<TurnId>,
     after: i64,
     limit: i64,
-) -> Result<Vec<Event>> {
+) -> Result<EventBatch> {
     let rows = match turn_id {
         Some(turn_id) => {
-            sqlx::query(concat!(
+            sqlx::query(within_page_bytes!(
+                "seq",
                 event_from!(),
                 "where e.tenant_id = $1
                    and e.turn_id = $2
@@ -77,12 +88,14 @@ pub async fn list(
             .bind(tx.tenant_id())
             .bind(turn_id)
             .bind(after)
-            .bind(limit)
+            // One more tells whether there are others.
+            .bind(limit + 1)
             .fetch_all(tx.connection())
             .await?
         }
         None => {
-            sqlx::query(concat!(
+            sqlx::query(within_page_bytes!(
+                "seq",
                 event_from!(),
                 "where e.tenant_id = $1
                    and e.conversation_id = $2
@@ -93,12 +106,19 @@ pub async fn list(
             .bind(tx.tenant_id())
             .bind(conversation_id)
             .bind(after)
-            .bind(limit)
+            // One more tells whether there are others.
+            .bind(limit + 1)
             .fetch_all(tx.connection())
             .await?
         }
     };
-    rows.iter().map(read_event).collect()
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let is_followed = rows.len() > limit || is_followed(&rows)?;
+    let events = rows.iter().take(limit).map(read_event);
+    Ok(EventBatch {
+        events: events.collect::<Result<_>>()?,
+        is_followed,
+    })
 }
 
 /// The number of the last event of each conversation that is there.

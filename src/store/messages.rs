@@ -9,6 +9,7 @@ use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 
 use super::TenantTx;
+use super::page_bytes::{is_followed, within_page_bytes};
 use super::turn_writes::{extras, to_json};
 use crate::domain::compression::Outline;
 use crate::domain::extra::Extra;
@@ -234,6 +235,14 @@ macro_rules! message_columns {
 }
 pub(super) use message_columns;
 
+/// How large a row of `messages m` is as it is read.
+macro_rules! message_bytes {
+    () => {
+        "coalesce(octet_length(m.content::text), 0) + coalesce(octet_length(m.tool_calls::text), 0)
+         + coalesce(octet_length(m.extra::text), 0)"
+    };
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     OldestFirst,
@@ -243,27 +252,35 @@ pub enum Order {
 /// Two bounds, where one would do: Postgres then expects few rows whatever the limit, and keeps one plan.
 /// Otherwise it plans a short page anew each time, which takes longer than reading it. Public for the
 /// bench that runs it beside the service.
-pub const LIST_NEWEST: &str = concat!(
+pub const LIST_NEWEST: &str = within_page_bytes!(
+    "seq desc",
     "select ",
     message_columns!(),
-    " from messages m
-     where m.tenant_id = $1
-       and m.session_id = $2
-       and m.seq > $3
-       and m.seq < $4
-     order by m.seq desc
-     limit $5"
+    ", ",
+    message_bytes!(),
+    " as bytes
+       from messages m
+      where m.tenant_id = $1
+        and m.session_id = $2
+        and m.seq > $3
+        and m.seq < $4
+      order by m.seq desc
+      limit $5"
 );
-const LIST_OLDEST: &str = concat!(
+const LIST_OLDEST: &str = within_page_bytes!(
+    "seq",
     "select ",
     message_columns!(),
-    " from messages m
-     where m.tenant_id = $1
-       and m.session_id = $2
-       and m.seq > $3
-       and m.seq < $4
-     order by m.seq
-     limit $5"
+    ", ",
+    message_bytes!(),
+    " as bytes
+       from messages m
+      where m.tenant_id = $1
+        and m.session_id = $2
+        and m.seq > $3
+        and m.seq < $4
+      order by m.seq
+      limit $5"
 );
 
 /// A session's transcript. A page begins after a number.
@@ -285,8 +302,10 @@ pub async fn list(
         .bind(page.fetch_limit())
         .fetch_all(tx.connection())
         .await?;
+    let is_followed = is_followed(&rows)?;
     let messages = rows.iter().map(read_message).collect::<Result<Vec<_>>>()?;
-    Ok(Page::cut(messages, page, |message: &Message| message.seq))
+    let position = |message: &Message| message.seq;
+    Ok(Page::cut_early(messages, page, position, is_followed))
 }
 
 /// The place of a message in a whole chain.
@@ -304,10 +323,13 @@ pub async fn list_conversation(
     page: &PageRequest<ChainPlace>,
 ) -> Result<Page<(i32, Message), ChainPlace>> {
     let after = page.after.unwrap_or(ChainPlace { depth: -1, seq: 0 });
-    let rows = sqlx::query(concat!(
+    let rows = sqlx::query(within_page_bytes!(
+        "depth, seq",
         "select ",
         message_columns!(),
-        ", s.depth
+        ", s.depth, ",
+        message_bytes!(),
+        " as bytes
            from sessions s
           join messages m
             on m.tenant_id = $1
@@ -329,11 +351,13 @@ pub async fn list_conversation(
     .fetch_all(tx.connection())
     .await?;
     let read = |row: &PgRow| Ok((row.try_get("depth")?, read_message(row)?));
+    let is_followed = is_followed(&rows)?;
     let messages = rows.iter().map(read).collect::<Result<Vec<_>>>()?;
-    Ok(Page::cut(messages, page, |(depth, message)| ChainPlace {
+    let position = |(depth, message): &(i32, Message)| ChainPlace {
         depth: *depth,
         seq: message.seq,
-    }))
+    };
+    Ok(Page::cut_early(messages, page, position, is_followed))
 }
 
 /// What a plan to compress needs to see of a session: its beginning, its end, and the last message of a

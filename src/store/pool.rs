@@ -15,14 +15,16 @@ use sqlx::{AssertSqlSafe, ConnectOptions};
 use tokio::runtime::{Handle, Id};
 use tokio::time::{sleep, timeout, timeout_at};
 
-use super::connection_queue::{ConnectionQueue, Holder, Place, Refusal};
 use super::limited::Limited;
 use crate::crypto;
 use crate::error::{Error, Result};
+use crate::fair_queue::{FairQueue, Holder, Place, Refusal, Size};
 use crate::ids::TenantId;
 
 /// A request that waits longer for a connection is better answered with an error.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Requests of one tenant that wait, for each connection of the pool.
+const WAITING_PER_CONNECTION: usize = 32;
 const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
 const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
 /// Longer than any statement may take: an abandoned one is waited for, so that Postgres never works on
@@ -55,7 +57,7 @@ struct Shared {
     size: u32,
     /// A place for each connection that is in use or being opened. Who has one opens a connection only when
     /// none is idle, so there are never more than `size`.
-    queue: ConnectionQueue,
+    queue: FairQueue,
     /// The one that was used last is at the end and is used first.
     idle: Mutex<Vec<Idle>>,
 }
@@ -94,7 +96,7 @@ impl Pool {
         let shared = Shared {
             options,
             size,
-            queue: ConnectionQueue::new(size as usize),
+            queue: FairQueue::new(share_of(size as usize)),
             idle: Mutex::new(Vec::new()),
         };
         Self {
@@ -105,7 +107,7 @@ impl Pool {
     /// A connection for single statements, each its own transaction.
     pub async fn acquire(&self) -> sqlx::Result<Lease> {
         let deadline = tokio::time::Instant::now() + ACQUIRE_TIMEOUT;
-        let place = timeout_at(deadline, self.shared.queue.acquire(Holder::Service)).await;
+        let place = timeout_at(deadline, self.shared.queue.acquire(Holder::Service, 1)).await;
         let Ok(place) = place else {
             return Err(sqlx::Error::PoolTimedOut);
         };
@@ -125,7 +127,7 @@ impl Pool {
     ) -> Result<Lease> {
         let deadline = tokio::time::Instant::now() + ACQUIRE_TIMEOUT;
         let (queue, holder) = (&self.shared.queue, Holder::Tenant(tenant_id));
-        let place = match timeout_at(deadline, queue.acquire(holder)).await {
+        let place = match timeout_at(deadline, queue.acquire(holder, 1)).await {
             Ok(Ok(place)) => place,
             Ok(Err(Refusal::Full)) => return Err(crowded()),
             Ok(Err(Refusal::Closed)) => return Err(sqlx::Error::PoolClosed.into()),
@@ -154,6 +156,14 @@ impl Pool {
         self.shared.queue.close();
         let _in_time = timeout(ACQUIRE_TIMEOUT, self.shared.queue.emptied()).await;
         self.shared.idle().clear();
+    }
+}
+
+fn share_of(size: usize) -> Size {
+    Size {
+        total: size,
+        tenant_max: size - size / 4,
+        tenant_waiting: size * WAITING_PER_CONNECTION,
     }
 }
 

@@ -278,14 +278,14 @@ impl Tail {
         tx.commit().await?;
         let mut window = lock(&self.window);
         window.read_at = Instant::now();
-        if found.is_empty() {
+        if found.events.is_empty() {
             window.empty_reads += 1;
         }
         // More than was read: somebody reads again.
-        if (found.len() as i64) < MAX_BATCH {
+        if !found.is_followed {
             window.version = version;
         }
-        window.keep(found);
+        window.keep(found.events);
         Ok(())
     }
 }

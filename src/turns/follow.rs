@@ -44,6 +44,8 @@ pub struct Follower {
 /// What a look at the turn and its events found.
 struct Looked {
     events: Vec<Event>,
+    /// Whether the turn or the conversation had more of them.
+    is_followed: bool,
     rests: bool,
     /// The last event that the conversation had by then.
     last: i64,
@@ -138,7 +140,7 @@ impl Follower {
                 let version = self.tail.version();
                 let looked = self.look().await?;
                 self.may_rest = looked.rests;
-                if (looked.events.len() as i64) < MAX_BATCH {
+                if !looked.is_followed {
                     self.place = Some(looked.last.max(self.after));
                     self.tail.begin_at(looked.last, version);
                 }
@@ -212,12 +214,13 @@ impl Follower {
         let conversation_id = self.conversation_id;
         let last = events::list_last(&mut tx, &[conversation_id]).await?;
         let (turn_id, after) = (self.turn_id, self.after);
-        let events = events::list(&mut tx, conversation_id, turn_id, after, MAX_BATCH).await?;
+        let found = events::list(&mut tx, conversation_id, turn_id, after, MAX_BATCH).await?;
         tx.commit().await?;
         self.read_at = Instant::now();
         Ok(Looked {
             rests,
-            events,
+            events: found.events,
+            is_followed: found.is_followed,
             last: last.get(&conversation_id).copied().unwrap_or(after),
         })
     }
@@ -265,7 +268,7 @@ impl Follower {
     async fn has_told_all(&self, tx: &mut TenantTx) -> Result<bool> {
         let (turn_id, after) = (self.turn_id, self.after);
         let more = events::list(tx, self.conversation_id, turn_id, after, 1).await?;
-        Ok(more.is_empty())
+        Ok(more.events.is_empty())
     }
 
     /// Why the turn that is followed has ended without an answer, if it has.

@@ -20,6 +20,7 @@ use super::address;
 use super::own_ports::{OwnPorts, is_of_this_machine};
 use super::url_rules::{self, UrlRefused};
 use crate::config::PrivateUpstreams;
+use crate::domain::hop;
 use crate::domain::node_place::NodePlace;
 
 /// Name, handshake and all.
@@ -55,6 +56,8 @@ pub enum FetchError {
 #[derive(Clone)]
 pub struct GuardedClient {
     inner: Arc<Inner>,
+    /// Sent with every request, so that one that comes back to this deployment is recognised.
+    hop_mark: Option<Arc<str>>,
 }
 
 struct Inner {
@@ -111,10 +114,18 @@ impl GuardedClient {
                 clients: Mutex::default(),
                 lookup,
             }),
+            hop_mark: None,
         };
         // What cannot be built shows when the node starts.
         client.built(true, false)?;
         Ok(client)
+    }
+
+    pub fn marked(self, hop_mark: &str) -> Self {
+        Self {
+            hop_mark: Some(hop_mark.into()),
+            ..self
+        }
     }
 
     /// The client of this runtime; built if it is the first time.
@@ -171,7 +182,11 @@ impl GuardedClient {
         let (https, own_port) = self.judge(url)?;
         let client = self.built(https, own_port);
         let client = client.map_err(|_| UrlRefused::NoClient)?;
-        Ok(client.request(method, url.clone()))
+        let request = client.request(method, url.clone());
+        Ok(match &self.hop_mark {
+            Some(mark) => request.header(hop::HEADER, &**mark),
+            None => request,
+        })
     }
 
     /// The body of a successful answer, at most `limit` bytes, all within `deadline`.

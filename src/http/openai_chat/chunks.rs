@@ -9,7 +9,7 @@ use crate::domain::extra::Extra;
 use crate::domain::session::ChainName;
 use crate::domain::turn::ToldReset;
 use crate::domain::viewer::Viewer;
-use crate::error::{Code, Error};
+use crate::error::Error;
 use crate::http::problem;
 use crate::ids::TurnId;
 use crate::turns::{Outcome, Said};
@@ -237,14 +237,6 @@ fn write_json(line: &mut Vec<u8>, value: &impl Serialize) {
 /// An error in the middle of a stream, as the official clients raise it.
 pub fn error(error: &Error) -> Bytes {
     Bytes::from(format!("data: {}\n\n", problem::openai_body(error)))
-}
-
-/// The turn's name stands in the message: clients keep nothing else of an error.
-pub fn restarted(turn_id: TurnId) -> Error {
-    let detail = format!(
-        "the turn {turn_id} began anew on another node: what was shown is void; read /v1/turns/{turn_id}"
-    );
-    Error::new(Code::TurnRestarted, detail)
 }
 
 /// The effective session, in the names of whoever asked.

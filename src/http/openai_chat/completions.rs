@@ -29,6 +29,7 @@ use crate::http::json_body::{BodyHash, LargeJsonObject};
 use crate::http::problem;
 use crate::http::retry::Retryable;
 use crate::ids::TurnId;
+use crate::limits::Memory;
 use crate::telemetry::{self, CalledFor};
 use crate::turns::Place;
 
@@ -228,9 +229,12 @@ pub async fn create_chat_completion(
             chat: Chat::DM,
         },
         (None, None, None) => {
-            let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, asked).await?;
+            let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, &asked).await?;
+            // From here on there are only the bytes that the model is asked.
+            drop((asked, body.memory));
             let allowed = Allowed::stateless(app, acting, credential);
-            return answer_stateless(call, allowed, context::id_of(&request)).await;
+            let request_id = context::id_of(&request);
+            return answer_stateless(call, body.bytes_memory, allowed, request_id).await;
         }
     };
     let asking = Asking {
@@ -239,8 +243,10 @@ pub async fn create_chat_completion(
         credential,
         retryable,
         body_hash: asked_hash(&request, body.hash),
+        memory: body.memory,
         is_retry: is_retry(&request),
     };
+    drop(body.bytes_memory);
     // Apart: a request without a session shall not carry the room for one.
     Box::pin(session_chat::answer(asking, asked, place)).await
 }
@@ -284,8 +290,10 @@ fn is_retry(request: &HttpRequest) -> bool {
     count.is_some_and(|count| count > 0)
 }
 
+/// `memory` is held until the model has begun to answer: until then it may be asked again.
 async fn answer_stateless(
     call: Call,
+    memory: Memory,
     mut allowed: Allowed,
     request_id: String,
 ) -> Result<HttpResponse> {
@@ -296,7 +304,11 @@ async fn answer_stateless(
         head.insert_header(STATELESS);
         return Ok(head.content_type(ContentType::json()).body(answer));
     }
-    let mut opening: Opening = Box::pin(call.stream());
+    let mut opening: Opening = Box::pin(async move {
+        let opened = call.stream().await;
+        drop(memory);
+        opened
+    });
     // Until then what goes wrong has a status of its own; afterwards the client hears that it is waited for.
     let source = match timeout(HEARTBEAT, &mut opening).await {
         Ok(opened) => Source::Open(opened?),

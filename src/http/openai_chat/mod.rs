@@ -4,3 +4,4 @@ mod chunks;
 pub mod completions;
 pub mod models;
 mod session_chat;
+mod session_turn;

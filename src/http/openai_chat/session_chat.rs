@@ -9,17 +9,16 @@ use actix_web::web::{self, Bytes};
 use actix_web::{HttpResponse, HttpResponseBuilder};
 use futures_util::stream;
 use serde_json::Value;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::chunks::{self, Frame};
+use super::session_turn::{Next, Source, Turn};
 use crate::app::App;
 use crate::crypto;
 use crate::domain::completion::CompletionRequest;
 use crate::domain::event::{Event, MESSAGE_DELTA, MESSAGE_DISCARDED, TURN_STARTED};
-use crate::domain::session::{ChainName, Need};
+use crate::domain::session::Need;
 use crate::domain::session_name::SessionRef;
-use crate::domain::turn::Told;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::Acting;
 use crate::http::callers::Credential;
@@ -28,9 +27,10 @@ use crate::http::json_body::BodyHash;
 use crate::http::retry::Retryable;
 use crate::idempotency;
 use crate::ids::{SessionId, TurnId};
+use crate::limits::Memory;
 use crate::sessions;
 use crate::store::{TenantTx, events, turns as rows};
-use crate::turns::{self, Ahead, Asked, Became, Follower, Outcome, Piece, Place};
+use crate::turns::{self, Asked, Became, Follower, Piece, Place};
 
 /// Only what comes after it waits for a model.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(65);
@@ -42,29 +42,10 @@ pub struct Asking {
     pub credential: Credential,
     pub retryable: Retryable,
     pub body_hash: BodyHash,
+    /// Of what is asked, until it is stored.
+    pub memory: Memory,
     /// Whether the client says that it has asked before.
     pub is_retry: bool,
-}
-
-/// The turn that a request became.
-struct Turn {
-    id: TurnId,
-    name: ChainName,
-    session_id: SessionId,
-    told: Told,
-    /// The event after which its answer to this request comes.
-    after: i64,
-    /// Whether it is what an earlier request became.
-    replayed: bool,
-    source: Source,
-}
-
-/// Where the answer comes from.
-enum Source {
-    /// The turn runs here.
-    Direct(mpsc::Receiver<Ahead>),
-    /// Elsewhere, or later.
-    Events(Box<Follower>),
 }
 
 pub async fn answer(
@@ -75,11 +56,14 @@ pub async fn answer(
     let accepting = accept(&asking, &asked, place);
     let slow = |_| Error::new(Code::Timeout, "the request took too long");
     let turn = timeout(ACCEPT_WITHIN, accepting).await.map_err(slow)??;
+    let (wants_stream, include_usage) = (asked.stream, asked.include_usage);
+    let include_hermes_events = asked.include_hermes_events;
     let created = asking.app.clock.now().timestamp();
     let frame = Frame::new(turn.id, &asked.model, created);
-    let mut head = match asked.stream {
-        true => event_stream::head(),
-        false => HttpResponse::Ok(),
+    let mut head = if wants_stream {
+        event_stream::head()
+    } else {
+        HttpResponse::Ok()
     };
     for (name, value) in headers(&asking.acting, &turn) {
         if let Ok(value) = HeaderValue::from_str(&value) {
@@ -91,14 +75,16 @@ pub async fn answer(
         app,
         acting,
         credential,
+        memory,
         ..
     } = asking;
+    drop((asked, memory));
     let telling = Telling {
         turn,
         frame,
         allowed: Allowed::new(app, acting, credential, conversation_id),
-        include_usage: asked.include_usage,
-        include_hermes_events: asked.include_hermes_events,
+        include_usage,
+        include_hermes_events,
         shown: false,
         heard: 0,
         refused: 0,
@@ -107,9 +93,10 @@ pub async fn answer(
         quiet_since: Instant::now(),
         ended: false,
     };
-    match asked.stream {
-        true => Ok(telling.stream(head)),
-        false => telling.whole(head).await,
+    if wants_stream {
+        Ok(telling.stream(head))
+    } else {
+        telling.whole(head).await
     }
 }
 
@@ -249,29 +236,6 @@ struct Telling {
     ended: bool,
 }
 
-/// What comes next of a turn.
-enum Next {
-    Delta(Piece),
-    Events(Vec<std::sync::Arc<Event>>),
-    Ended(Box<Outcome>),
-    /// The node lost it: the rest is in the events.
-    Elsewhere,
-    /// The client was too far behind to be told directly: the rest is in the events.
-    Behind,
-    /// Nothing until then.
-    Quiet,
-}
-
-impl From<Ahead> for Next {
-    fn from(ahead: Ahead) -> Self {
-        match ahead {
-            Ahead::Delta(piece) => Self::Delta(piece),
-            Ahead::Ended(outcome) => Self::Ended(outcome),
-            Ahead::Lost => Self::Elsewhere,
-        }
-    }
-}
-
 impl Telling {
     async fn whole(mut self, mut head: HttpResponseBuilder) -> Result<HttpResponse> {
         loop {
@@ -317,19 +281,24 @@ impl Telling {
             if self.ended {
                 return None;
             }
-            let mut looked = self.look().await;
-            // What has come is shown to who may read it now, and otherwise to nobody.
-            if !self.waiting.is_empty()
-                && let Err(refused) = self.allowed.check_before_words().await
-            {
-                self.waiting.clear();
-                looked = Err(refused);
-            }
-            if let Err(error) = looked {
+            let looked = self.look().await;
+            if let Err(error) = self.check_words().await.and(looked) {
                 self.waiting.push_back(chunks::error(&error));
                 self.ended = true;
             }
         }
+    }
+
+    /// What has come is shown to who may read it now, and otherwise to nobody.
+    async fn check_words(&mut self) -> Result<()> {
+        let checked = match self.waiting.is_empty() {
+            true => Ok(()),
+            false => self.allowed.check_before_words().await,
+        };
+        if checked.is_err() {
+            self.waiting.clear();
+        }
+        checked
     }
 
     /// All that there is to send, in one piece.
@@ -417,7 +386,7 @@ impl Telling {
                     self.waiting.push_back(self.frame.text(news));
                 }
             }
-            MESSAGE_DISCARDED if self.shown => return Err(chunks::restarted(self.turn.id)),
+            MESSAGE_DISCARDED if self.shown => return Err(restarted(self.turn.id)),
             kind if self.include_hermes_events => {
                 let viewer = &self.allowed.acting.viewer;
                 let body = event_stream::body(event, &self.turn.name, viewer);
@@ -458,36 +427,14 @@ impl Telling {
     /// elsewhere.
     async fn lost(&self) -> Error {
         let failure = self.follower().failure().await;
-        failure.unwrap_or_else(|| chunks::restarted(self.turn.id))
+        failure.unwrap_or_else(|| restarted(self.turn.id))
     }
 }
 
-impl Turn {
-    /// What has already come of a turn that runs here.
-    fn at_hand(&mut self) -> Option<Next> {
-        let Source::Direct(ahead) = &mut self.source else {
-            return None;
-        };
-        ahead.try_recv().ok().map(Next::from)
-    }
-
-    async fn next(&mut self, until: Instant) -> Result<Next> {
-        match &mut self.source {
-            Source::Direct(live) => match timeout_at(until, live.recv()).await {
-                Err(_) => Ok(Next::Quiet),
-                Ok(Some(ahead)) => Ok(ahead.into()),
-                Ok(None) => Ok(Next::Behind),
-            },
-            Source::Events(follower) => {
-                let events = follower.next(until).await?;
-                if !events.is_empty() {
-                    return Ok(Next::Events(events));
-                }
-                match follower.outcome().await? {
-                    Some(outcome) => Ok(Next::Ended(Box::new(outcome))),
-                    None => Ok(Next::Quiet),
-                }
-            }
-        }
-    }
+/// The turn's name stands in the message: clients keep nothing else of an error.
+fn restarted(turn_id: TurnId) -> Error {
+    let detail = format!(
+        "the turn {turn_id} began anew on another node: what was shown is void; read /v1/turns/{turn_id}"
+    );
+    Error::new(Code::TurnRestarted, detail)
 }

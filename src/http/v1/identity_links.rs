@@ -124,9 +124,9 @@ pub async fn put_identity_links(
     app: web::Data<App>,
     caller: Admin,
     Query(params): Query<PutIdentityLinksParams>,
-    DocumentBody(tree): DocumentBody,
+    body: DocumentBody,
 ) -> Result<HttpResponse> {
-    let document = link_document::read(&tree)?;
+    let document = link_document::read(&body.tree)?;
     let dry_run = params.dry_run;
     let mut tx = caller.begin(&app.db).await?;
     let imported = people::import(&app, &mut tx, &caller.principal(), document, dry_run).await?;

@@ -172,6 +172,8 @@ pub async fn create_inbound(
         Said::Text(_) if silent => taking.only_note(&message).await,
         Said::Text(text) => {
             let input = inbound::input(&message, text, &taking.speaker)?;
+            // The model is waited for without it.
+            drop(body.memory);
             taking.ask(&message, input).await
         }
     }

@@ -75,9 +75,11 @@ pub async fn export_session(
     Query(params): Query<ExportParams>,
 ) -> Result<HttpResponse> {
     let acting = caller.acting(&app, None).await?;
+    let pages = Pages::open(app, acting, credential).await?;
+    let (app, acting) = (&pages.app, &pages.acting);
     let (actor, viewer) = (acting.actor(), &acting.viewer);
     let mut tx = acting.begin(&app.db).await?;
-    let export = sessions::export(&app, &mut tx, &actor, viewer, &id).await?;
+    let export = sessions::export(app, &mut tx, &actor, viewer, &id).await?;
     tx.commit().await?;
     let (content_type, ending) = match params.format {
         ExportFormat::Json => ("application/json", "json"),
@@ -87,11 +89,6 @@ pub async fn export_session(
         "attachment; filename=\"conversation-{}.{ending}\"",
         export.head.id
     );
-    let pages = Pages {
-        credential: credential.share(&app),
-        app,
-        acting,
-    };
     let download = Download {
         pages,
         export,

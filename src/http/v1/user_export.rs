@@ -35,18 +35,16 @@ pub async fn export_user(
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
     let acting = caller.acting(&app, None).await?;
+    let pages = Pages::open(app, acting, credential).await?;
+    let (app, acting) = (&pages.app, &pages.acting);
     let (actor, viewer) = (acting.actor(), &acting.viewer);
     let mut tx = acting.begin(&app.db).await?;
     let user = acting.find_user(&mut tx, id).await?;
     let file = format!("attachment; filename=\"person-{}.json\"", user.id);
-    let (export, begun) = people::export(&app, &mut tx, &actor, viewer, user).await?;
+    let (export, begun) = people::export(app, &mut tx, &actor, viewer, user).await?;
     tx.commit().await?;
     let download = Download {
-        pages: Pages {
-            credential: credential.share(&app),
-            app,
-            acting,
-        },
+        pages,
         export,
         begun,
     };

@@ -1,5 +1,6 @@
 //! A world for one test: a database of its own, one or more nodes on it, and a clock they share.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -92,6 +93,10 @@ impl World {
 
     pub fn app(&self) -> &App {
         &self.nodes[0].app
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.nodes[0].address
     }
 
     pub fn url(&self, path: &str) -> String {

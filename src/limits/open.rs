@@ -1,4 +1,4 @@
-//! How many streams a tenant has open on this node. A node lets it have its share of the limit.
+//! How many streams, or calls of models, a tenant has open on this node. A node lets it have its share of the limit.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,36 +6,39 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::ids::TenantId;
 
 #[derive(Clone, Default)]
-pub struct OpenStreams {
+pub struct OpenCounts {
     open: Arc<Mutex<HashMap<TenantId, u32>>>,
 }
 
-/// An open stream; dropped, it is closed.
-pub struct StreamGuard {
-    streams: OpenStreams,
+/// An open stream or call; dropped, it is closed.
+pub struct Counted {
+    counts: OpenCounts,
     tenant_id: TenantId,
 }
 
-impl OpenStreams {
+impl OpenCounts {
     /// Opens one, unless as many as `share` are open.
-    pub fn open(&self, tenant_id: TenantId, share: u32) -> Option<StreamGuard> {
+    pub fn open(&self, tenant_id: TenantId, share: u32) -> Option<Counted> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(tenant_id).or_default();
         if *count >= share {
             return None;
         }
         *count += 1;
-        Some(StreamGuard {
-            streams: self.clone(),
+        Some(Counted {
+            counts: self.clone(),
             tenant_id,
         })
     }
 }
 
-impl Drop for StreamGuard {
+impl Drop for Counted {
     fn drop(&mut self) {
-        let streams = &self.streams.open;
-        let mut open = streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self
+            .counts
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = open.get_mut(&self.tenant_id) {
             *count -= 1;
             if *count == 0 {
@@ -51,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_tenant_has_as_many_streams_as_its_share() {
-        let streams = OpenStreams::default();
+        let streams = OpenCounts::default();
         let (ada, bob) = (TenantId::generate(), TenantId::generate());
         let first = streams.open(ada, 2).unwrap();
         let _second = streams.open(ada, 2).unwrap();

@@ -1,0 +1,456 @@
+//! What one tenant can do to a node, and what it costs another tenant on it: bodies of the worst JSON at once by one user
+//! token, requests that wait for one row, stateless calls to a model that says nothing, and a burst of first contacts.
+//! Prints the memory of the node at its peak and a minute later, and the p99 of the quiet tenant beside its own alone.
+//! Fails over a goal.
+//!
+//! Requests of the quiet tenant are sent when they are due, whether or not earlier ones were answered.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "it calls the service from outside, as its clients do"
+)]
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use futures_util::future::join_all;
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use reqwest::{Client, Method};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tokio::time::sleep_until;
+use tokio_util::sync::CancellationToken;
+
+mod dev;
+#[allow(dead_code, reason = "other benches measure times")]
+mod figures;
+#[allow(dead_code, reason = "other benches measure the processor")]
+mod machine;
+#[allow(dead_code, reason = "other benches ask a model of their own")]
+mod node;
+#[allow(dead_code, reason = "other benches ask a model of their own")]
+mod upstream;
+
+use dev::Dev;
+use machine::Memory;
+use node::Node;
+
+const AGENT: &str = "silent";
+const SECRET: &str = "a secret of the people of a bench, 32 bytes";
+const ISSUER: &str = "https://people.example";
+/// Requests a second of the quiet tenant.
+const QUIET_RATE: u32 = 100;
+const ROUND: Duration = Duration::from_secs(6);
+const ROUNDS: usize = 3;
+const BODIES: usize = 40;
+const BODY_BYTES: usize = 2_000_000;
+/// Until memory is measured again.
+const REST: Duration = Duration::from_secs(60);
+const GOAL_PEAK: f64 = 300.0;
+const GOAL_AFTER: f64 = 80.0;
+const GOAL_P99: f64 = 3.0;
+
+fn main() -> anyhow::Result<ExitCode> {
+    if std::env::args().nth(1).as_deref() == Some(upstream::ARGUMENT) {
+        upstream::serve()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if cfg!(debug_assertions) {
+        println!("Only a release build tells something: cargo bench --bench abuse");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "$ cargo bench --bench abuse   # {ROUNDS} rounds of {} s each way; a quiet tenant at {QUIET_RATE}/s",
+        ROUND.as_secs()
+    );
+    let dev = Dev::start("abuse")?;
+    let outcome = measure(&dev);
+    dev.stop()?;
+    Ok(if outcome? {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// What the noisy tenant does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attack {
+    /// Objects that come to more than a body may.
+    TooManyObjects,
+    /// As many as are taken.
+    ManyObjects,
+    OneRow,
+    SilentModel,
+    FirstContacts,
+}
+
+impl Attack {
+    const ALL: [Self; 5] = [
+        Self::TooManyObjects,
+        Self::ManyObjects,
+        Self::OneRow,
+        Self::SilentModel,
+        Self::FirstContacts,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::TooManyObjects => "40 x 2 MB of 249,000 objects",
+            Self::ManyObjects => "40 x 2 MB of 120,000 objects",
+            Self::OneRow => "33 requests on one row",
+            Self::SilentModel => "2,000 calls to a silent model",
+            Self::FirstContacts => "48 first contacts at once",
+        }
+    }
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+}
+
+fn measure(dev: &Dev) -> anyhow::Result<bool> {
+    let (quiet_runtime, noisy_runtime) = (runtime()?, runtime()?);
+    let node = quiet_runtime.block_on(Node::start(dev, None))?;
+    let scene = noisy_runtime.block_on(Scene::new(dev, &node))?;
+    quiet_runtime.block_on(scene.quiet.ask_steadily())?;
+    let resting = Memory::of(node.pid())?.pss;
+    println!("\nthe node at rest: {resting:.0} MB PSS\n");
+    println!(
+        "{:<30} {:>10} {:>10} {:>7} {:>9} {:>9}   answers to the noisy tenant",
+        "attack", "p99 alone", "beside", "ratio", "peak MB", "after MB"
+    );
+    let mut met = true;
+    for attack in Attack::ALL {
+        let (mut alone, mut beside) = (Vec::new(), Vec::new());
+        let answers = Answers::default();
+        let peak = Peak::watch(node.pid());
+        for _ in 0..ROUNDS {
+            alone.extend(quiet_runtime.block_on(scene.quiet.ask_steadily())?);
+            let stop = CancellationToken::new();
+            let round = std::thread::scope(|scope| {
+                let noise =
+                    scope.spawn(|| noisy_runtime.block_on(scene.attack(attack, &answers, &stop)));
+                let round = quiet_runtime.block_on(scene.quiet.ask_steadily());
+                stop.cancel();
+                let noise = noise.join();
+                noise.map_err(|_| anyhow::anyhow!("the noise ended badly"))?;
+                round
+            })?;
+            beside.extend(round);
+        }
+        let peak = peak.end();
+        std::thread::sleep(REST);
+        let after = Memory::of(node.pid())?.pss;
+        let (alone, beside) = (p99(&mut alone), p99(&mut beside));
+        let ratio = beside / alone;
+        met &= ratio <= GOAL_P99 && peak <= GOAL_PEAK && after <= GOAL_AFTER;
+        println!(
+            "{:<30} {alone:>7.2} ms {beside:>7.2} ms {ratio:>7.2} {peak:>9.0} {after:>9.0}   {}",
+            attack.name(),
+            answers.text()
+        );
+    }
+    let verdict = if met { "met" } else { "missed" };
+    println!(
+        "\ngoals: p99 at most {GOAL_P99:.0} times its own, memory at most {GOAL_PEAK:.0} MB at its peak and \
+         {GOAL_AFTER:.0} MB a minute later: {verdict}"
+    );
+    Ok(met)
+}
+
+fn p99(times: &mut [Duration]) -> f64 {
+    times.sort_unstable();
+    let place = times.len() * 99 / 100;
+    times[place.min(times.len() - 1)].as_secs_f64() * 1000.0
+}
+
+/// The most memory that a process has while this watches.
+struct Peak {
+    over: Arc<AtomicBool>,
+    watching: std::thread::JoinHandle<f64>,
+}
+
+impl Peak {
+    fn watch(pid: u32) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let ended = over.clone();
+        let watching = std::thread::spawn(move || {
+            let mut peak: f64 = 0.0;
+            while !ended.load(Ordering::Relaxed) {
+                peak = Memory::of(pid).map_or(peak, |memory| peak.max(memory.pss));
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            peak
+        });
+        Self { over, watching }
+    }
+
+    fn end(self) -> f64 {
+        self.over.store(true, Ordering::Relaxed);
+        self.watching.join().unwrap_or(f64::INFINITY)
+    }
+}
+
+/// How often the noisy tenant was answered with what; 0 is no answer.
+#[derive(Default)]
+struct Answers(Mutex<BTreeMap<u16, u64>>);
+
+impl Answers {
+    fn count(&self, status: u16) {
+        if let Ok(mut counts) = self.0.lock() {
+            *counts.entry(status).or_default() += 1;
+        }
+    }
+
+    fn text(&self) -> String {
+        let counts = self.0.lock().map(|counts| counts.clone());
+        let counts = counts.unwrap_or_default();
+        let each = counts
+            .iter()
+            .map(|(status, count)| format!("{status}: {count}"));
+        each.collect::<Vec<_>>().join("  ")
+    }
+}
+
+struct Scene {
+    client: Client,
+    url: String,
+    quiet: Quiet,
+    noisy_key: String,
+    token: String,
+    bodies: [Bytes; 2],
+    links: Bytes,
+}
+
+impl Scene {
+    async fn new(dev: &Dev, node: &Node) -> anyhow::Result<Self> {
+        let text = |name: &str| dev.ready[name].as_str().map(str::to_owned);
+        let operator = text("operator_key").context("no operator key")?;
+        let url = format!("http://{}", node.address);
+        let client = Client::builder().timeout(Duration::from_secs(30)).build()?;
+        let call = async |method: Method, path: &str, key: &str, body: Value| {
+            let request = client.request(method, format!("{url}{path}"));
+            let answer = request.bearer_auth(key).json(&body).send().await?;
+            anyhow::Ok(answer.error_for_status()?.json::<Value>().await?)
+        };
+        let mut keys = Vec::new();
+        for name in ["quiet", "noisy"] {
+            let body = json!({ "name": name });
+            let made = call(Method::POST, "/v1/tenants", &operator, body).await?;
+            let of = |member: &str| made[member].as_str().unwrap_or_default().to_owned();
+            keys.push((of("id"), of("api_key")));
+        }
+        let [(_, quiet_key), (noisy_id, noisy_key)] = &keys[..] else {
+            anyhow::bail!("two tenants were made");
+        };
+        let issuer =
+            json!({"issuer": ISSUER, "platform": "web", "algorithm": "HS256", "secret": SECRET});
+        call(Method::PUT, "/v1/issuers/people", noisy_key, issuer).await?;
+        let model = json!({"kind": "openai", "base_url": silent_model().await?, "model": "silent"});
+        let agent = json!({ "upstream": model });
+        call(
+            Method::PUT,
+            &format!("/v1/agents/{AGENT}"),
+            noisy_key,
+            agent,
+        )
+        .await?;
+        Ok(Self {
+            quiet: Quiet::new(&url, quiet_key)?,
+            noisy_key: noisy_key.clone(),
+            token: token(noisy_id)?,
+            bodies: [worst_body(249_000), worst_body(120_000)],
+            links: links(3000),
+            client,
+            url,
+        })
+    }
+
+    async fn send(&self, method: Method, path: &str, key: &str, body: Bytes, answers: &Answers) {
+        let request = self.client.request(method, format!("{}{path}", self.url));
+        let request = request
+            .bearer_auth(key)
+            .header("content-type", "application/json");
+        let status = match request.body(body).send().await {
+            Ok(answer) => {
+                let status = answer.status().as_u16();
+                if answer.bytes().await.is_ok() {
+                    status
+                } else {
+                    0
+                }
+            }
+            Err(_) => 0,
+        };
+        answers.count(status);
+    }
+
+    /// The worst that one tenant can do, again and again until `stop`.
+    async fn attack(&self, attack: Attack, answers: &Answers, stop: &CancellationToken) {
+        while !stop.is_cancelled() {
+            let began = Instant::now();
+            match attack {
+                Attack::TooManyObjects => self.bodies(0, answers).await,
+                Attack::ManyObjects => self.bodies(1, answers).await,
+                Attack::OneRow => self.one_row(answers).await,
+                Attack::SilentModel => {
+                    // They wait for the model as long as the round lasts.
+                    let _over = stop.run_until_cancelled(self.silent_calls(answers)).await;
+                }
+                Attack::FirstContacts => self.first_contacts(answers).await,
+            }
+            // One burst a second at most: many bursts are what limits are for.
+            let next = began + Duration::from_secs(1);
+            let _over = stop.run_until_cancelled(sleep_until(next.into())).await;
+        }
+    }
+
+    async fn bodies(&self, which: usize, answers: &Answers) {
+        let path = "/v1/chat/completions";
+        let body = || self.bodies[which].clone();
+        let ask = || self.send(Method::POST, path, &self.token, body(), answers);
+        join_all((0..BODIES).map(|_| ask())).await;
+    }
+
+    async fn one_row(&self, answers: &Answers) {
+        let key = json!({"name": "k", "scopes": ["bridge"], "platforms": ["telegram"]}).to_string();
+        let key = Bytes::from(key);
+        let links = self.links.clone();
+        let path = "/v1/identity-links";
+        let import = self.send(Method::PUT, path, &self.noisy_key, links, answers);
+        let make = || {
+            self.send(
+                Method::POST,
+                "/v1/api-keys",
+                &self.noisy_key,
+                key.clone(),
+                answers,
+            )
+        };
+        let keys = join_all((0..32).map(|_| make()));
+        futures_util::future::join(import, keys).await;
+    }
+
+    async fn silent_calls(&self, answers: &Answers) {
+        let body = json!({"model": AGENT, "messages": [{"role": "user", "content": "hi"}]});
+        let body = Bytes::from(body.to_string());
+        let path = "/v1/chat/completions";
+        let ask = || self.send(Method::POST, path, &self.noisy_key, body.clone(), answers);
+        join_all((0..2000).map(|_| ask())).await;
+    }
+
+    async fn first_contacts(&self, answers: &Answers) {
+        let ask = |n: u128| {
+            let identity = format!("telegram:{}", nonce() + n);
+            let body = json!({"identity": identity, "text": "hello", "agent": "main"});
+            let body = Bytes::from(body.to_string());
+            self.send(Method::POST, "/v1/inbound", &self.noisy_key, body, answers)
+        };
+        join_all((0..48).map(ask)).await;
+    }
+}
+
+fn nonce() -> u128 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_nanos())
+}
+
+fn token(tenant: &str) -> anyhow::Result<String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let claims = json!({"iss": ISSUER, "aud": tenant, "sub": "mallory", "exp": now + 3600});
+    let key = EncodingKey::from_secret(SECRET.as_bytes());
+    Ok(jsonwebtoken::encode(
+        &Header::new(Algorithm::HS256),
+        &claims,
+        &key,
+    )?)
+}
+
+/// A stateless request of about 2 MB with so many objects.
+fn worst_body(objects: usize) -> Bytes {
+    let list = r#"{"a":0},"#.repeat(objects);
+    let head =
+        r#"{"model":"main","store":false,"messages":[{"role":"user","content":"hi"}],"metadata":["#;
+    let padding = BODY_BYTES.saturating_sub(head.len() + list.len() + 20);
+    Bytes::from(format!(
+        "{head}{list}0],\"x\":\"{}\"}}",
+        "x".repeat(padding)
+    ))
+}
+
+fn links(people: usize) -> Bytes {
+    let links: serde_json::Map<String, Value> = (0..people)
+        .map(|n| {
+            (
+                format!("p{n}"),
+                json!([format!("feishu:{n}"), format!("wecom:{n}")]),
+            )
+        })
+        .collect();
+    Bytes::from(json!({"session": {"identityLinks": links}}).to_string())
+}
+
+async fn stay_silent(listener: std::net::TcpListener) -> std::io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        tokio::spawn(async move {
+            let mut read = [0; 1024];
+            while stream.read(&mut read).await.is_ok_and(|count| count > 0) {}
+        });
+    }
+}
+
+/// A server that takes requests and says nothing; answers its URL.
+async fn silent_model() -> anyhow::Result<String> {
+    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let address = listener.local_addr()?;
+    listener.set_nonblocking(true)?;
+    // On a thread of its own: the attacks come and go.
+    std::thread::spawn(move || runtime()?.block_on(stay_silent(listener)));
+    Ok(format!("http://{address}/v1"))
+}
+
+/// The tenant that does nothing wrong.
+struct Quiet {
+    client: Client,
+    request: reqwest::Request,
+}
+
+impl Quiet {
+    fn new(url: &str, key: &str) -> anyhow::Result<Self> {
+        let client = Client::new();
+        let request = client
+            .get(format!("{url}/v1/agents"))
+            .bearer_auth(key)
+            .build()?;
+        Ok(Self { client, request })
+    }
+
+    /// For one round; answers how long each took.
+    async fn ask_steadily(&self) -> anyhow::Result<Vec<Duration>> {
+        let count = QUIET_RATE * ROUND.as_secs() as u32;
+        let began = Instant::now();
+        let asks = (0..count).map(async |n| {
+            sleep_until((began + ROUND * n / count).into()).await;
+            let sent = Instant::now();
+            let request = self.request.try_clone().context("a GET has no body")?;
+            let answer = self.client.execute(request).await?;
+            let status = answer.status().as_u16();
+            answer.bytes().await?;
+            ensure!(status == 200, "the quiet tenant was answered {status}");
+            Ok(sent.elapsed())
+        });
+        futures_util::future::try_join_all(asks).await
+    }
+}

@@ -1,0 +1,329 @@
+//! A JSON text as it is, before any type reads it: whether it is valid, what it comes to in memory once it is read,
+//! and a spelling of it that is equal for equal JSON. Builds no values itself.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Range;
+
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
+
+use crate::crypto;
+
+/// Each value costs memory, however few bytes it has in the text.
+const MAX_VALUES: usize = 500_000;
+/// Its place in a list that has room for as many again, and what its text has besides its bytes.
+const VALUE_BYTES: usize = 72;
+/// A node of a map has room for eleven members, and one of many members has nodes that are half full.
+const MAP_NODE_BYTES: usize = 640;
+const MEMBERS_IN_NODE: usize = 6;
+
+/// What a text is.
+#[derive(Debug)]
+pub struct Measured {
+    /// About how many bytes it comes to in memory, as values that any type may keep.
+    pub cost: usize,
+    /// Of the spelling that is equal for equal JSON, where it was asked for.
+    pub hash: Option<[u8; 32]>,
+}
+
+#[derive(Debug)]
+pub enum NotTaken {
+    TooManyValues,
+    Malformed(serde_json::Error),
+}
+
+impl fmt::Display for NotTaken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManyValues => write!(f, "a body has at most {MAX_VALUES} values"),
+            Self::Malformed(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Reads the whole text, so that also numbers and nesting that no type asks for are found.
+pub fn measure(text: &str, hashed: bool) -> Result<Measured, NotTaken> {
+    let walk = RefCell::new(Walk {
+        values: 0,
+        cost: text.len(),
+        spelling: hashed.then(Vec::new),
+    });
+    let mut json = serde_json::Deserializer::from_str(text);
+    let read = AnyValue(&walk)
+        .deserialize(&mut json)
+        .and_then(|()| json.end());
+    let walk = walk.into_inner();
+    if walk.values > MAX_VALUES {
+        return Err(NotTaken::TooManyValues);
+    }
+    read.map_err(NotTaken::Malformed)?;
+    Ok(Measured {
+        cost: walk.cost,
+        hash: walk.spelling.map(|spelling| crypto::sha256(&spelling)),
+    })
+}
+
+struct Walk {
+    values: usize,
+    cost: usize,
+    /// As `serde_json::Value` would write it: members in the order of their names, each once.
+    spelling: Option<Vec<u8>>,
+}
+
+impl Walk {
+    fn take_value<E: Error>(&mut self) -> Result<(), E> {
+        self.values += 1;
+        self.cost += VALUE_BYTES;
+        if self.values > MAX_VALUES {
+            return Err(E::custom("too many values"));
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, json: &[u8]) {
+        if let Some(spelling) = &mut self.spelling {
+            spelling.extend_from_slice(json);
+        }
+    }
+
+    fn write_value<E: Error>(&mut self, value: impl serde::Serialize) -> Result<(), E> {
+        match &mut self.spelling {
+            Some(spelling) => serde_json::to_writer(spelling, &value).map_err(E::custom),
+            None => Ok(()),
+        }
+    }
+
+    fn position(&self) -> usize {
+        self.spelling.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Puts the members that were written since `start` into the order of their names. Of a name that was given
+    /// twice the last one counts.
+    fn order_members(&mut self, start: usize, mut members: Vec<(String, Range<usize>)>) {
+        let Some(spelling) = &mut self.spelling else {
+            return;
+        };
+        members.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let mut ordered = Vec::with_capacity(spelling.len() - start);
+        for (place, (name, written)) in members.iter().enumerate() {
+            let next = members.get(place + 1);
+            if next.is_some_and(|(next, _)| next == name) {
+                continue;
+            }
+            if !ordered.is_empty() {
+                ordered.push(b',');
+            }
+            ordered.extend_from_slice(&spelling[written.clone()]);
+        }
+        spelling.truncate(start);
+        spelling.extend_from_slice(&ordered);
+    }
+}
+
+/// Reads whatever is there.
+struct AnyValue<'a>(&'a RefCell<Walk>);
+
+impl<'de> DeserializeSeed<'de> for AnyValue<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+macro_rules! visit_simple {
+    ($($method:ident($kind:ty);)+) => {$(
+        fn $method<E: Error>(self, value: $kind) -> Result<(), E> {
+            let mut walk = self.0.borrow_mut();
+            walk.take_value()?;
+            walk.write_value(value)
+        }
+    )+};
+}
+
+impl<'de> Visitor<'de> for AnyValue<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    visit_simple! {
+        visit_bool(bool); visit_i64(i64); visit_u64(u64); visit_f64(f64); visit_str(&str);
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        let mut walk = self.0.borrow_mut();
+        walk.take_value()?;
+        walk.write(b"null");
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        self.0.borrow_mut().take_value()?;
+        self.0.borrow_mut().write(b"[");
+        let mut is_first = true;
+        loop {
+            let before = self.0.borrow().position();
+            if !is_first {
+                self.0.borrow_mut().write(b",");
+            }
+            if items.next_element_seed(AnyValue(self.0))?.is_none() {
+                let mut walk = self.0.borrow_mut();
+                if let Some(spelling) = &mut walk.spelling {
+                    spelling.truncate(before);
+                }
+                walk.write(b"]");
+                return Ok(());
+            }
+            is_first = false;
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut given: A) -> Result<(), A::Error> {
+        self.0.borrow_mut().take_value()?;
+        self.0.borrow_mut().write(b"{");
+        let start = self.0.borrow().position();
+        let mut members = Vec::new();
+        let mut count = 0_usize;
+        loop {
+            let before = self.0.borrow().position();
+            let Some(name) = given.next_key_seed(Name(self.0))? else {
+                break;
+            };
+            given.next_value_seed(AnyValue(self.0))?;
+            count += 1;
+            if let Some(name) = name {
+                members.push((name, before..self.0.borrow().position()));
+            }
+        }
+        let mut walk = self.0.borrow_mut();
+        // A map without members has no node, and yet what reads it may be a struct of some size.
+        walk.cost += MAP_NODE_BYTES * count.div_ceil(MEMBERS_IN_NODE).max(1);
+        walk.order_members(start, members);
+        walk.write(b"}");
+        Ok(())
+    }
+}
+
+/// The name of a member; kept only where the spelling is asked for.
+struct Name<'a>(&'a RefCell<Walk>);
+
+impl<'de> DeserializeSeed<'de> for Name<'_> {
+    type Value = Option<String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Name<'_> {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a member")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
+        let mut walk = self.0.borrow_mut();
+        if walk.spelling.is_none() {
+            return Ok(None);
+        }
+        walk.write_value(name)?;
+        walk.write(b":");
+        Ok(Some(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn hash(text: &str) -> [u8; 32] {
+        measure(text, true).unwrap().hash.unwrap()
+    }
+
+    /// What nodes of before this module hashed: answers that they stored are found by it.
+    fn hash_of_value(text: &str) -> [u8; 32] {
+        let value: Value = serde_json::from_str(text).unwrap();
+        crypto::sha256(&serde_json::to_vec(&value).unwrap())
+    }
+
+    #[test]
+    fn the_spelling_is_that_of_a_value() {
+        for text in [
+            "null",
+            " [ ] ",
+            "{}",
+            r#"{"b":1,"a":[true,null,-0,1.50,1e2,18446744073709551615,-9223372036854775808]}"#,
+            r#"{"a":1,"b":{"d":[],"c":{}},"a":[2,{"a":1,"a":2}]}"#,
+            r#"{"é":"\u00e9\n\"","\"":1,"!":2,"~":3,"\\":4}"#,
+            r#"[[[1],[]],{"":{"":""}}]"#,
+        ] {
+            assert_eq!(hash(text), hash_of_value(text), "{text}");
+        }
+    }
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(json!(null)),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            "\\PC{0,6}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 40, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                prop::collection::btree_map("\\PC{0,3}", inner, 0..6)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_has_the_hash_of_its_value(value in any_json()) {
+            let text = serde_json::to_string_pretty(&value).unwrap();
+            prop_assert_eq!(hash(&text), hash_of_value(&text));
+        }
+    }
+
+    #[test]
+    fn what_is_small_in_bytes_and_large_in_memory_costs_what_it_comes_to() {
+        let cost = |text: &str| measure(text, false).unwrap().cost;
+        let maps = format!("[{}0]", r#"{"a":0},"#.repeat(10_000));
+        assert!(cost(&maps) > 7_000_000, "{}", cost(&maps));
+        let text = format!("[\"{}\"]", "x".repeat(100_000));
+        assert!(cost(&text) < 110_000);
+        let members: Vec<String> = (0..600).map(|n| format!("\"m{n}\":0")).collect();
+        assert!(cost(&format!("{{{}}}", members.join(","))) > 100 * MAP_NODE_BYTES);
+    }
+
+    #[test]
+    fn what_is_no_json_is_found_wherever_it_is() {
+        for text in [
+            "",
+            "{",
+            "[1e999]",
+            "{} x",
+            "[01]",
+            r#"["\x"]"#,
+            r#"{"a":1,}"#,
+        ] {
+            let refused = measure(text, true);
+            assert!(matches!(refused, Err(NotTaken::Malformed(_))), "{text}");
+        }
+        let deep = "[".repeat(10_000);
+        assert!(matches!(measure(&deep, false), Err(NotTaken::Malformed(_))));
+        let many = format!("[{}0]", "0,".repeat(MAX_VALUES));
+        assert!(matches!(
+            measure(&many, false),
+            Err(NotTaken::TooManyValues)
+        ));
+    }
+}

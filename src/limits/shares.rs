@@ -1,0 +1,139 @@
+//! What a node has only so much of, and shares among its tenants: the memory that bodies and answers take, descriptors,
+//! and downloads.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::error::{Error, Result};
+use crate::fair_queue::{FairQueue, Holder, Place, Size};
+use crate::ids::TenantId;
+
+const MIB: usize = 1024 * 1024;
+/// Bytes of bodies that are read, or passed on to a model.
+const BODIES: Size = Size {
+    total: 256 * MIB,
+    tenant_max: 128 * MIB,
+    tenant_waiting: 1024,
+};
+/// What bodies come to as values, by `http::json_text`.
+const VALUES: Size = Size {
+    total: 192 * MIB,
+    tenant_max: MAX_VALUES_COST,
+    tenant_waiting: 1024,
+};
+/// Bytes of answers that clients have not taken yet.
+const ANSWERS: Size = Size {
+    total: 256 * MIB,
+    tenant_max: 128 * MIB,
+    tenant_waiting: 0,
+};
+/// Each holds a page in memory while its client reads.
+const DOWNLOADS: Size = Size {
+    total: 32,
+    tenant_max: 8,
+    tenant_waiting: 64,
+};
+/// One body may come to all that its tenant may have.
+pub const MAX_VALUES_COST: usize = 96 * MIB;
+/// What takes less is not counted.
+pub const SMALL: usize = 64 * 1024;
+/// While it is parsed, a body counts as one of this size: so few are parsed at one time, each on a thread of its own.
+const PARSED_AT_LEAST: usize = 24 * MIB;
+/// A request that waits longer for memory is better answered with an error.
+const WAIT: Duration = Duration::from_secs(10);
+
+#[derive(Clone)]
+pub struct NodeShares {
+    bodies: FairQueue,
+    values: FairQueue,
+    answers: FairQueue,
+    downloads: FairQueue,
+    descriptors: FairQueue,
+}
+
+/// Memory of the node that a request holds; none if it is little.
+#[derive(Default)]
+pub struct Memory(Option<Place>);
+
+impl Memory {
+    pub fn shrink(&mut self, bytes: usize) {
+        if let Some(place) = &mut self.0 {
+            place.shrink(bytes);
+        }
+    }
+}
+
+impl NodeShares {
+    /// `descriptors` is how many files and sockets the process may have open.
+    pub fn new(descriptors: usize) -> Self {
+        Self {
+            bodies: FairQueue::new(BODIES),
+            values: FairQueue::new(VALUES),
+            answers: FairQueue::new(ANSWERS),
+            downloads: FairQueue::new(DOWNLOADS),
+            // The other half is for what is answered at once, for turns, and for the service itself.
+            descriptors: FairQueue::new(Size {
+                total: descriptors / 2,
+                tenant_max: descriptors / 8 * 3,
+                tenant_waiting: 0,
+            }),
+        }
+    }
+
+    /// Room for a body of so many bytes.
+    pub async fn body(&self, holder: Holder, bytes: usize) -> Result<Memory> {
+        acquire(&self.bodies, holder, bytes, bytes).await
+    }
+
+    pub fn bodies_in_use(&self) -> usize {
+        self.bodies.in_use()
+    }
+
+    /// Room for what a body comes to, while it is parsed. Shrink it to `cost` afterwards.
+    pub async fn values(&self, holder: Holder, cost: usize) -> Result<Memory> {
+        acquire(&self.values, holder, cost, cost.max(PARSED_AT_LEAST)).await
+    }
+}
+
+impl NodeShares {
+    /// Room for an answer until its client has taken it, if there is any.
+    pub fn answer(&self, holder: Holder, bytes: usize) -> Option<Memory> {
+        if bytes <= SMALL {
+            return Some(Memory::default());
+        }
+        let place = self.answers.try_acquire(holder, bytes);
+        place.map(|place| Memory(Some(place)))
+    }
+
+    /// A download, from its beginning until its client has taken it.
+    pub async fn download(&self, tenant_id: TenantId) -> Result<Place> {
+        let holder = Holder::Tenant(tenant_id);
+        match timeout(WAIT, self.downloads.acquire(holder, 1)).await {
+            Ok(Ok(place)) => Ok(place),
+            Ok(Err(_)) | Err(_) => Err(Error::busy("too many downloads run at one time")),
+        }
+    }
+
+    /// Connections that are held for long: a client's that waits, and one to a model for it.
+    pub fn connections(&self, tenant_id: TenantId, count: usize) -> Result<Place> {
+        let holder = Holder::Tenant(tenant_id);
+        let place = self.descriptors.try_acquire(holder, count);
+        place.ok_or_else(|| Error::busy("too many connections wait at one time"))
+    }
+}
+
+async fn acquire(
+    queue: &FairQueue,
+    holder: Holder,
+    needed: usize,
+    counted: usize,
+) -> Result<Memory> {
+    if needed <= SMALL {
+        return Ok(Memory::default());
+    }
+    match timeout(WAIT, queue.acquire(holder, counted)).await {
+        Ok(Ok(place)) => Ok(Memory(Some(place))),
+        Ok(Err(_)) | Err(_) => Err(Error::busy("too many large bodies are read at one time")),
+    }
+}
