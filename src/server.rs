@@ -191,7 +191,7 @@ impl Node {
         self.close_sockets().await;
         app.shutdown.begin_stopping();
         let finish = async {
-            // Whoever was answered before the drain may ask once more on its connection.
+            // A client that was answered before the drain may ask once more on its connection.
             self.connections.close();
             if was_drained {
                 let left = self.connections.wait();

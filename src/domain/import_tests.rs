@@ -174,8 +174,10 @@ fn no_document_is_too_large_and_no_refusal_too_long() {
     links.extend((0..40).map(|_| later(json!([summary(1), copy(2, 0, 1), copy(3, 0, 2)]))));
     let error = read(json!({ "links": links })).unwrap_err();
     assert_eq!(error.errors[0].pointer, "/links");
-    let part = json!({"type": "x", "y": "x".repeat(MAX_MESSAGE_BYTES)});
-    let message = json!({"seq": 1, "role": "user", "content": [part]});
+    // As many characters as a text and its calls may have, each of four bytes.
+    let most = "\u{1F600}".repeat(1024 * 1024);
+    let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": most}});
+    let message = json!({"seq": 1, "role": "assistant", "content": most, "tool_calls": [call]});
     let error = read(json!({"links": [first(json!([message]))]})).unwrap_err();
     assert_eq!(error.errors[0].pointer, "/links/0/messages/0/content");
 }

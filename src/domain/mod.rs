@@ -33,6 +33,7 @@ pub mod link_group;
 pub mod link_plan;
 pub mod markdown;
 pub mod message;
+pub mod node_place;
 pub mod normalise;
 pub mod origin;
 pub mod outside_text;

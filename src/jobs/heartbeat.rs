@@ -1,4 +1,4 @@
-//! Says that this node lives, and learns how many do.
+//! Says that this node lives and where it listens, and learns the same of the others.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,14 +22,16 @@ pub async fn run(app: App, stop: CancellationToken) {
     }
 }
 
-/// One beat. If Postgres does not answer, the last known number of nodes stands.
+/// One beat. If Postgres does not answer, what is known of the others stands.
 pub async fn tick(app: &App) {
     let addr = app.config.internal_advertise.as_ref();
-    let beating = nodes::beat(&app.db, app.boot_id, addr.map(|url| url.as_str()));
+    let (addr, place) = (addr.map(|url| url.as_str()), app.upstream.own_place());
+    let beating = nodes::beat(&app.db, app.boot_id, addr, &place);
     match within(TICK, beating).await {
-        Ok(living) => {
-            app.limits.set_live_nodes(living.nodes);
-            app.hashes_names.store(!living.has_old, Ordering::Relaxed);
+        Ok(others) => {
+            app.limits.set_live_nodes(others.live);
+            app.hashes_names.store(!others.has_old, Ordering::Relaxed);
+            app.upstream.set_other_nodes(others.places);
         }
         Err(error) => tracing::warn!(error = %error, "cannot say that this node lives"),
     }

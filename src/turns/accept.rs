@@ -62,8 +62,8 @@ pub struct Accepted {
     pub user_id: Option<UserId>,
     pub told: Told,
     pub became: Became,
-    /// A node that stops waits until what it accepted has begun.
-    _accepting: TaskTrackerToken,
+    /// A node that stops waits until what it accepted has begun: until this is dropped.
+    pub accepting: TaskTrackerToken,
 }
 
 #[derive(Debug)]
@@ -225,7 +225,7 @@ impl Found {
             user_id: self.chat_of,
             told: self.told.clone(),
             became,
-            _accepting: app.turn_tasks.token(),
+            accepting: app.turn_tasks.token(),
         }
     }
 

@@ -21,6 +21,7 @@ use super::own_ports::{OwnPorts, is_of_this_machine};
 use super::url_rules::{self, UrlRefused};
 use crate::config::PrivateUpstreams;
 use crate::domain::hop;
+use crate::domain::node_place::NodePlace;
 
 /// Name, handshake and all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -90,7 +91,7 @@ impl Rules {
         address: IpAddr,
     ) -> Result<(), UrlRefused> {
         address::check(&self.policy, https, address)?;
-        if own_port && is_of_this_machine(address) {
+        if own_port && (is_of_this_machine(address) || self.own_ports.is_of_a_node(address)) {
             return Err(UrlRefused::OwnPort);
         }
         Ok(())
@@ -157,6 +158,16 @@ impl GuardedClient {
         self.inner.rules.own_ports.add(port);
     }
 
+    /// Where this node listens, for the others.
+    pub fn own_place(&self) -> NodePlace {
+        self.inner.rules.own_ports.place()
+    }
+
+    /// Where the others listen.
+    pub fn set_other_nodes(&self, places: NodePlace) {
+        self.inner.rules.own_ports.set_others(places);
+    }
+
     /// What can be told while a URL is registered. A name is judged again by its addresses, each
     /// time it is dialled.
     pub fn check_url(&self, text: &str) -> Result<Url, UrlRefused> {
@@ -196,7 +207,7 @@ impl GuardedClient {
         if rules.own_ports.everywhere(destination.port) {
             return Err(UrlRefused::OwnPort);
         }
-        let own_port = rules.own_ports.here(destination.port);
+        let own_port = rules.own_ports.of_a_node(destination.port);
         if let Some(address) = destination.address {
             rules.check_address(destination.https, own_port, address)?;
         }

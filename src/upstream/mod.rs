@@ -2,7 +2,7 @@
 //!
 //! - `url_rules`: what can be told from a URL's text, and every reason to refuse one
 //! - `address`: which IP addresses may be dialled
-//! - `own_ports`: the service's own ports, which no tenant may reach through it
+//! - `own_ports`: the service's own ports, which no tenant may reach through it; `interfaces`: this machine's addresses
 //! - `client`: the one HTTP client that holds to all three at the moment it dials
 //! - `completions`: calls of models through it, with `breaker` for those that fail and `sse` for streams
 //! - `call_error`: why a call brought no answer; `call_reason`: the same, as the log names it
@@ -15,6 +15,7 @@ mod call_error;
 mod call_reason;
 mod client;
 mod completions;
+mod interfaces;
 mod own_ports;
 mod sse;
 mod url_rules;

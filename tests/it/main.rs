@@ -51,6 +51,7 @@ mod migrations;
 mod model_answers;
 mod model_script;
 mod names;
+mod node_ports;
 mod noisy_tenants;
 mod openai_client;
 mod openapi;

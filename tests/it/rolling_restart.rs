@@ -57,9 +57,10 @@ impl Client {
         let reply = Reply::try_of(self.saying(text, false)).await;
         let reply = reply.map_err(|error| format!("{error:?}"))?;
         let body: serde_json::Value = serde_json::from_str(&reply.text).unwrap_or_default();
-        match body["choices"][0]["message"]["content"] == echo(text) {
-            true => Ok(()),
-            false => Err(format!("{}: {}", reply.status, reply.text)),
+        if body["choices"][0]["message"]["content"] == echo(text) {
+            Ok(())
+        } else {
+            Err(format!("{}: {}", reply.status, reply.text))
         }
     }
 
@@ -77,9 +78,10 @@ impl Client {
             }
         }
         let whole = chunks.last().is_some_and(|last| last.data == "[DONE]");
-        match whole && sse::said(&chunks) == echo(text) {
-            true => Ok(()),
-            false => Err(format!("{status}: {chunks:?}")),
+        if whole && sse::said(&chunks) == echo(text) {
+            Ok(())
+        } else {
+            Err(format!("{status}: {chunks:?}"))
         }
     }
 }
@@ -141,7 +143,10 @@ async fn nobodys_request_fails_while_nodes_are_restarted_one_after_the_other() {
     let (outcomes, ends) = tokio::join!(asking, restarting);
     let asked: usize = outcomes.iter().map(|(asked, _)| asked).sum();
     let failures: Vec<&String> = outcomes.iter().flat_map(|(_, failed)| failed).collect();
-    println!("{asked} requests, {} failures", failures.len());
+    println!(
+        "{asked} requests, {} failures; ends took {ends:?}",
+        failures.len()
+    );
     assert!(
         failures.is_empty(),
         "{} of {asked}: {failures:#?}",

@@ -154,6 +154,7 @@ impl Taking {
             duplicate: false,
         };
         let ahead = turns::launch(app, tenant_id, conversation_id, accepted.became, waits);
+        drop(accepted.accepting);
         if !waits {
             return self.taken(shown);
         }
