@@ -433,7 +433,8 @@ struct Quiet {
 
 impl Quiet {
     fn new(url: &str, key: &str) -> anyhow::Result<Self> {
-        let client = Client::new();
+        let idle = Duration::from_secs(3);
+        let client = Client::builder().pool_idle_timeout(idle).build()?;
         let request = client
             .get(format!("{url}/v1/agents"))
             .bearer_auth(key)

@@ -90,7 +90,7 @@ impl Values {
         let input = TurnInput {
             messages: vec![said.clone()],
             instruction: None,
-            options: serde_json::Map::new(),
+            options: throughline::domain::raw_members::RawMembers::default(),
         };
         let told = Told {
             requested_session_id: Some("ses_00000000000070008000000000000000".to_owned()),
