@@ -140,7 +140,7 @@ async fn chats_without_a_session_end_with_their_key_issuer_and_tenant() {
     let since = Instant::now();
     expect_told(
         &last(&mut stream, since, FIVE_SECONDS).await,
-        "unknown_issuer",
+        "invalid_token",
     );
 
     let mut stream = stateless(&chat, admin).await;
