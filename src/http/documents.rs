@@ -11,7 +11,7 @@ use serde::de::DeserializeSeed;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 
 use super::json_body::{
-    BODY_DEADLINE, MAX_JSON_BYTES, check_length, holder_of, off_this_thread, read_within, shares_of,
+    BODY_DEADLINE, Incoming, MAX_JSON_BYTES, check_length, holder_of, off_this_thread, shares_of,
 };
 use crate::domain::outside_text::normalise_json;
 use crate::domain::tree::{Allowance, MAX_COST, Tree, TreeSeed};
@@ -57,7 +57,14 @@ impl FromRequest for DocumentBody {
             let (format, announced, shares) = checked?;
             let room = announced.unwrap_or(MAX_JSON_BYTES);
             let _bytes_memory = shares.body(holder, room).await?;
-            let bytes = read_within(&mut payload, announced, MAX_JSON_BYTES, BODY_DEADLINE).await?;
+            let incoming = Incoming {
+                announced,
+                max_bytes: MAX_JSON_BYTES,
+                deadline: BODY_DEADLINE,
+                shares: &shares,
+                holder,
+            };
+            let bytes = incoming.read(&mut payload).await?;
             // By its aliases a short text comes to as much as a long one.
             let memory = shares.values(holder, MAX_COST).await?;
             let parser = shares.parser(holder).await?;

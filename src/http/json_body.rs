@@ -11,6 +11,7 @@ use actix_web::web::{self, BytesMut};
 use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
+use tokio::task::yield_now;
 
 use super::callers::Authenticated;
 use super::extract::pointer;
@@ -195,8 +196,14 @@ impl<T: Send + 'static> Reading<T> {
         // A client that does not say how much it sends may send all that it may.
         let announced = self.announced.unwrap_or(self.max_bytes);
         let mut bytes_memory = self.shares.body(self.holder, announced).await?;
-        let bytes = read_within(&mut self.payload, self.announced, self.max_bytes, deadline);
-        let bytes = bytes.await?;
+        let incoming = Incoming {
+            announced: self.announced,
+            max_bytes: self.max_bytes,
+            deadline,
+            shares: &self.shares,
+            holder: self.holder,
+        };
+        let bytes = incoming.read(&mut self.payload).await?;
         bytes_memory.shrink(bytes.len());
         let hashed = self.hashed;
         let is_small = bytes.len() <= SMALL_BYTES;
@@ -289,33 +296,41 @@ fn too_large(max_bytes: usize) -> Error {
     Error::new(Code::PayloadTooLarge, detail)
 }
 
-pub(super) async fn read_within(
-    payload: &mut Payload,
-    announced: Option<usize>,
-    max_bytes: usize,
-    deadline: Duration,
-) -> Result<BytesMut> {
-    tokio::time::timeout(deadline, read(payload, announced, max_bytes))
-        .await
-        .map_err(|_| Error::new(Code::RequestTimeout, "the body did not arrive in time"))?
+/// A body that comes in.
+pub(super) struct Incoming<'a> {
+    /// How many bytes it has, where the client says so.
+    pub announced: Option<usize>,
+    pub max_bytes: usize,
+    pub deadline: Duration,
+    pub shares: &'a NodeShares,
+    pub holder: Holder,
 }
 
-async fn read(
-    payload: &mut Payload,
-    announced: Option<usize>,
-    max_bytes: usize,
-) -> Result<BytesMut> {
-    // No room that grows twofold where the length is known.
-    let mut bytes = BytesMut::with_capacity(announced.unwrap_or_default());
-    while let Some(chunk) = payload.next().await {
-        let broken = |_| Error::new(Code::InvalidRequest, "the body broke off");
-        let chunk = chunk.map_err(broken)?;
-        if bytes.len() + chunk.len() > max_bytes {
-            return Err(too_large(max_bytes));
-        }
-        bytes.extend_from_slice(&chunk);
+impl Incoming<'_> {
+    pub async fn read(&self, payload: &mut Payload) -> Result<BytesMut> {
+        tokio::time::timeout(self.deadline, self.read_all(payload))
+            .await
+            .map_err(|_| Error::new(Code::RequestTimeout, "the body did not arrive in time"))?
     }
-    Ok(bytes)
+
+    async fn read_all(&self, payload: &mut Payload) -> Result<BytesMut> {
+        // No room that grows twofold where the length is known.
+        let mut bytes = BytesMut::with_capacity(self.announced.unwrap_or_default());
+        while let Some(chunk) = payload.next().await {
+            let broken = |_| Error::new(Code::InvalidRequest, "the body broke off");
+            let chunk = chunk.map_err(broken)?;
+            if bytes.len() + chunk.len() > self.max_bytes {
+                return Err(too_large(self.max_bytes));
+            }
+            bytes.extend_from_slice(&chunk);
+            if bytes.len() > SMALL_BYTES {
+                // The connection reads on when this goes on: few of a tenant do at one time.
+                let _turn = self.shares.turn_to_read(self.holder).await?;
+                yield_now().await;
+            }
+        }
+        Ok(bytes)
+    }
 }
 
 /// The body as text that can be stored, and what it is.

@@ -16,6 +16,12 @@ const BODIES: Size = Size {
     tenant_max: 128 * MIB,
     tenant_waiting: 1024,
 };
+/// Pieces of large bodies that are taken in at one time: a thread that takes in many has no time for other requests.
+const TURNS_TO_READ: Size = Size {
+    total: 8,
+    tenant_max: 2,
+    tenant_waiting: usize::MAX,
+};
 /// What bodies come to as values, by `http::json_text`.
 const VALUES: Size = Size {
     total: 192 * MIB,
@@ -46,6 +52,7 @@ pub struct NodeShares {
     bodies: FairQueue,
     values: FairQueue,
     parsers: FairQueue,
+    turns_to_read: FairQueue,
     answers: FairQueue,
     downloads: FairQueue,
     descriptors: FairQueue,
@@ -70,6 +77,7 @@ impl NodeShares {
             bodies: FairQueue::new(BODIES),
             values: FairQueue::new(VALUES),
             parsers: FairQueue::new(parsers()),
+            turns_to_read: FairQueue::new(TURNS_TO_READ),
             answers: FairQueue::new(ANSWERS),
             downloads: FairQueue::new(DOWNLOADS),
             // The other half is for what is answered at once, for turns, and for the service itself.
@@ -93,6 +101,12 @@ impl NodeShares {
     /// Room for what a body comes to as values.
     pub async fn values(&self, holder: Holder, cost: usize) -> Result<Memory> {
         acquire(&self.values, holder, cost).await
+    }
+
+    /// A turn to take in a piece of a large body.
+    pub async fn turn_to_read(&self, holder: Holder) -> Result<Place> {
+        let turn = self.turns_to_read.acquire(holder, 1).await;
+        turn.map_err(|_| too_many_bodies())
     }
 
     /// A processor, for as long as a large body is walked or parsed on a thread of its own. Nobody who has one waits for
