@@ -24,6 +24,7 @@ use crate::upstream::{CallError, CompletionStream, Completions, GuardedClient, M
 
 /// A change of an agent holds within this on other nodes than the one that took it.
 const BELIEVED: Duration = Duration::from_millis(800);
+const SMALL: usize = 64 * 1024;
 const REMEMBERED: u64 = 10_000;
 
 /// An agent, ready to be asked.
@@ -164,7 +165,10 @@ impl Models {
     /// The whole answer of an agent's model.
     pub async fn complete(&self, agent: &Agent, body: Vec<u8>) -> Result<CompletionObject> {
         match &agent.model {
-            Model::Demo => of_demo(&demo_model::complete(&body).map_err(Error::internal)?),
+            Model::Demo => {
+                let answer = off_this_thread(body, demo_model::complete).await?;
+                of_demo(&answer)
+            }
             Model::Server(server, called) => {
                 let answer = self.completions.complete(server, body).await;
                 answer.map_err(|error| refusal(called, &error))
@@ -181,7 +185,7 @@ impl Models {
     ) -> Result<Chunks> {
         match &agent.model {
             Model::Demo => {
-                let chunks = demo_model::stream(&body).map_err(Error::internal)?;
+                let chunks = off_this_thread(body, demo_model::stream).await?;
                 Ok(Chunks::Demo(chunks))
             }
             Model::Server(server, called) => {
@@ -191,6 +195,20 @@ impl Models {
             }
         }
     }
+}
+
+/// What the demo model makes of a request; of a large one it takes long enough for others on its thread to notice.
+async fn off_this_thread<T: Send + 'static>(
+    body: Vec<u8>,
+    answer: fn(&[u8]) -> serde_json::Result<T>,
+) -> Result<T> {
+    let answered = if body.len() <= SMALL {
+        answer(&body)
+    } else {
+        let answering = tokio::task::spawn_blocking(move || answer(&body));
+        answering.await.map_err(Error::internal)?
+    };
+    answered.map_err(Error::internal)
 }
 
 /// The chunks of an answer, as they come.

@@ -4,12 +4,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use anyhow::Context;
 use chrono::{DateTime, TimeDelta, Utc};
 use moka::future::Cache;
 use serde_json::Value;
 
 use crate::clock::Clock;
 use crate::domain::issuer::{TokenAlgorithm, VerifyingKey, verifying_keys};
+use crate::domain::json_text;
 use crate::domain::outside_text::normalise_json;
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
@@ -23,6 +25,8 @@ const REFETCH_EVERY: TimeDelta = TimeDelta::minutes(1);
 /// After a failure, so that a dead publisher costs one waiting request and not all of them.
 const RETRY_EVERY: TimeDelta = TimeDelta::seconds(10);
 const MAX_BYTES: usize = 256 * 1024;
+/// What one comes to in memory.
+const MAX_COST: usize = 8 * 1024 * 1024;
 const DEADLINE: Duration = Duration::from_secs(3);
 const REMEMBERED: u64 = 10_000;
 
@@ -144,7 +148,9 @@ impl KeySets {
     async fn fetch_document(&self, url: &str) -> anyhow::Result<Value> {
         let url = self.client.check_url(url)?;
         let bytes = self.client.get_bytes(&url, MAX_BYTES, DEADLINE).await?;
-        let document: Value = serde_json::from_slice(&normalise_json(&bytes))?;
+        let text = String::from_utf8(normalise_json(&bytes).into_owned())?;
+        let document =
+            json_text::read_value(&text, MAX_COST).context("it is no JSON, or too large")?;
         // An error page that happens to be JSON must not push good keys out.
         let has_keys = document["keys"]
             .as_array()

@@ -12,10 +12,14 @@ use serde_json::{Map, Value};
 
 use crate::domain::completion::TokenUsage;
 use crate::domain::extra::UsageDetails;
+use crate::domain::json_text;
 use crate::domain::outside_text::normalise_json;
 
 /// Of what a provider calls itself.
 const MAX_NAME_BYTES: usize = 256;
+
+/// What one part of it may come to in memory: more than a message may have in all.
+const MAX_PART_COST: usize = 16 * 1024 * 1024;
 
 /// Why a text is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,17 +65,19 @@ impl CompletionObject {
             let start = part.get().as_ptr() as usize - text.as_ptr() as usize;
             start..start + part.get().len()
         };
+        let usage = members.usage.map(read_part).unwrap_or_default();
+        let logprobs = choices.first.read_logprobs();
         Ok(Self {
             model: members.model.map(place),
             choices: choices.count,
             said: choices.said,
             delta: choices.first.delta,
             finish_reason: choices.first.finish_reason,
-            logprobs: choices.first.logprobs,
-            usage: TokenUsage::told(&members.usage),
-            usage_details: UsageDetails::told(&members.usage),
-            system_fingerprint: name_of(&members.system_fingerprint),
-            service_tier: name_of(&members.service_tier),
+            logprobs,
+            usage: TokenUsage::told(&usage),
+            usage_details: UsageDetails::told(&usage),
+            system_fingerprint: name_of(members.system_fingerprint),
+            service_tier: name_of(members.service_tier),
             text,
         })
     }
@@ -108,19 +114,24 @@ struct Members<'a> {
     choices: Option<Choices<'a>>,
     #[serde(borrow, default, deserialize_with = "read_model")]
     model: Option<&'a RawValue>,
-    #[serde(default)]
-    usage: Value,
-    #[serde(default)]
-    system_fingerprint: Value,
-    #[serde(default)]
-    service_tier: Value,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    system_fingerprint: Option<&'a RawValue>,
+    #[serde(borrow)]
+    service_tier: Option<&'a RawValue>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
 }
 
-fn name_of(value: &Value) -> Option<String> {
-    let name = value.as_str().filter(|name| name.len() <= MAX_NAME_BYTES);
-    name.map(str::to_owned)
+fn name_of(value: Option<&RawValue>) -> Option<String> {
+    let name: String = serde_json::from_str(value?.get()).ok()?;
+    (name.len() <= MAX_NAME_BYTES).then_some(name)
+}
+
+/// A part of what the server says; null if it comes to too much.
+fn read_part(part: &RawValue) -> Value {
+    json_text::read_value(part.get(), MAX_PART_COST).unwrap_or_default()
 }
 
 /// Where it is null, too: it is replaced, and not named twice.
@@ -170,7 +181,7 @@ struct Choice<'a> {
     delta: Map<String, Value>,
     message: Option<&'a RawValue>,
     finish_reason: Option<String>,
-    logprobs: Value,
+    logprobs: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -204,17 +215,16 @@ impl<'de> Visitor<'de> for ReadChoice {
         while let Some(member) = members.next_key()? {
             match member {
                 Member::Delta => {
-                    if let Value::Object(delta) = members.next_value()? {
+                    if let Value::Object(delta) = read_part(members.next_value()?) {
                         choice.delta = delta;
                     }
                 }
                 Member::Message => choice.message = Some(members.next_value()?),
                 Member::FinishReason => {
-                    if let Value::String(reason) = members.next_value()? {
-                        choice.finish_reason = Some(reason);
-                    }
+                    let reason: &RawValue = members.next_value()?;
+                    choice.finish_reason = serde_json::from_str(reason.get()).ok();
                 }
-                Member::Logprobs => choice.logprobs = members.next_value()?,
+                Member::Logprobs => choice.logprobs = Some(members.next_value()?),
                 Member::Other => drop(members.next_value::<IgnoredAny>()?),
             }
         }
@@ -252,6 +262,12 @@ impl<'de> Visitor<'de> for ReadChoice {
 }
 
 impl Choice<'_> {
+    /// Of a whole answer they are passed on as they came.
+    fn read_logprobs(&self) -> Value {
+        let of_chunk = self.logprobs.filter(|_| self.message.is_none());
+        of_chunk.map(read_part).unwrap_or_default()
+    }
+
     fn said(&self) -> usize {
         let bytes = |(name, value): (&String, &Value)| match (name.as_str(), value) {
             ("role", _) | (_, Value::Null) => 0,

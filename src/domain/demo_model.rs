@@ -8,7 +8,11 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::domain::completion::{TokenUsage, text_of};
+use crate::domain::completion::TokenUsage;
+use crate::domain::json_text;
+
+/// What the arguments of a call may come to in memory.
+const MAX_ARGUMENTS_COST: usize = 1024 * 1024;
 
 /// What it says, or the call that it makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +28,36 @@ struct Request<'a> {
     messages: Vec<&'a RawValue>,
     #[serde(borrow)]
     tools: Option<Vec<&'a RawValue>>,
+}
+
+/// The last one, which it answers.
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    role: Cow<'a, str>,
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Part<'a> {
+    #[serde(borrow)]
+    text: Option<Cow<'a, str>>,
+}
+
+impl Message<'_> {
+    /// Its text, whichever way its content is written.
+    fn text(&self) -> String {
+        let content = self.content.map_or("null", RawValue::get);
+        if let Ok(parts) = serde_json::from_str::<Vec<&RawValue>>(content) {
+            let parts = parts
+                .iter()
+                .map(|part| serde_json::from_str::<Part>(part.get()));
+            let texts = parts.filter_map(|part| Some(part.ok()?.text?.into_owned()));
+            return texts.collect::<Vec<_>>().join(" ");
+        }
+        serde_json::from_str(content).unwrap_or_default()
+    }
 }
 
 #[derive(Deserialize)]
@@ -133,9 +167,9 @@ fn reply(request: &Request) -> serde_json::Result<Reply> {
     let Some(last) = request.messages.last() else {
         return Ok(Reply::Say("This is the demo model.".to_owned()));
     };
-    let last: Value = serde_json::from_str(last.get())?;
-    let text = text_of(&last);
-    if last["role"] == "tool" {
+    let last: Message = serde_json::from_str(last.get())?;
+    let text = last.text();
+    if last.role == "tool" {
         let said = format!("This is the demo model. The tool answered: {text}");
         return Ok(Reply::Say(said));
     }
@@ -166,7 +200,7 @@ fn reply(request: &Request) -> serde_json::Result<Reply> {
 fn asked_tool(text: &str) -> Option<(&str, String)> {
     let rest = text.trim().strip_prefix("use ")?.trim_start();
     let (tool, arguments) = rest.split_once(char::is_whitespace).unwrap_or((rest, "{}"));
-    let arguments: Value = serde_json::from_str(arguments.trim()).ok()?;
+    let arguments = json_text::read_value(arguments.trim(), MAX_ARGUMENTS_COST)?;
     arguments.is_object().then(|| (tool, arguments.to_string()))
 }
 

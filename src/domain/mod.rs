@@ -26,6 +26,7 @@ pub mod identity;
 pub mod import;
 pub mod inbound;
 pub mod issuer;
+pub mod json_text;
 pub mod limits;
 pub mod link;
 pub mod link_document;

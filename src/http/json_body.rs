@@ -15,11 +15,11 @@ use tokio::task::yield_now;
 
 use super::callers::Authenticated;
 use super::extract::pointer;
-use super::json_text::{self, Measured, NotTaken};
 use super::objects::Objects;
 use super::retry;
 use crate::app::App;
 use crate::crypto;
+use crate::domain::json_text::{self, Measured, NotTaken};
 use crate::domain::outside_text::normalise_json;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::fair_queue::{Holder, Place};
@@ -344,7 +344,7 @@ fn prepare(bytes: &[u8], hashed: bool) -> Result<(String, Measured)> {
         let detail = refused.to_string();
         match refused {
             NotTaken::TooManyValues => Error::new(Code::PayloadTooLarge, detail),
-            NotTaken::Malformed(_) => {
+            NotTaken::ReservedName | NotTaken::Malformed(_) => {
                 Error::fields(Code::InvalidJson, vec![FieldError::new("", detail)])
             }
         }

@@ -26,7 +26,6 @@ mod health;
 mod held_answer;
 mod hops;
 mod json_body;
-mod json_text;
 mod limits;
 mod objects;
 mod openai_chat;

@@ -20,6 +20,7 @@ use super::call_error::CallError;
 use super::client::{FetchError, GuardedClient};
 use super::sse::Events;
 use crate::domain::completion_object::{CompletionObject, NoCompletion};
+use crate::domain::json_text;
 
 /// Of an answer that is no success.
 const ERROR_BODY: Duration = Duration::from_secs(30);
@@ -30,6 +31,8 @@ const QUICK_FAILURE: Duration = Duration::from_secs(5);
 /// Of an answer that is not streamed, and of all events of one that is.
 const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 const MAX_ERROR_BYTES: usize = 64 * 1024;
+/// What one comes to in memory.
+const MAX_ERROR_COST: usize = 1024 * 1024;
 const MAX_MESSAGE_CHARS: usize = 500;
 const MAX_RETRIES: u32 = 2;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -270,7 +273,8 @@ async fn refusal(status: u16, mut response: Response, server: &ModelServer) -> C
                     break;
                 }
             }
-            let told: Value = serde_json::from_slice(&told).unwrap_or(Value::Null);
+            let told = String::from_utf8_lossy(&told);
+            let told = json_text::read_value(&told, MAX_ERROR_COST).unwrap_or_default();
             let message = message_of(&told, server);
             match is_too_long(&told["error"]) {
                 true => CallError::TooLong(message),
@@ -287,7 +291,7 @@ fn no_completion(why: NoCompletion, server: &ModelServer) -> CallError {
         NoCompletion::Malformed => return CallError::Malformed,
         NoCompletion::Error(error) => error,
     };
-    let error: Value = serde_json::from_str(&error).unwrap_or(Value::Null);
+    let error = json_text::read_value(&error, MAX_ERROR_COST).unwrap_or_default();
     let too_long = is_too_long(&error);
     let message = message_of(&serde_json::json!({ "error": error }), server);
     match too_long {

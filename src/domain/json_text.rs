@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 
 use crate::crypto;
 
@@ -17,6 +18,11 @@ const VALUE_BYTES: usize = 72;
 /// A node of a map has room for eleven members, and one of many members has nodes that are half full.
 const MAP_NODE_BYTES: usize = 640;
 const MEMBERS_IN_NODE: usize = 6;
+/// As a name, serde_json takes it for its own: the value is a text of JSON that is read where it stands, past every
+/// bound on depth and size.
+const RESERVED: &str = "$serde_json::private::";
+/// A text that is short comes to little, whatever is in it.
+const SHORT: usize = 4096;
 
 /// What a text is.
 #[derive(Debug)]
@@ -30,6 +36,8 @@ pub struct Measured {
 #[derive(Debug)]
 pub enum NotTaken {
     TooManyValues,
+    /// A member has a name that the JSON library takes for its own.
+    ReservedName,
     Malformed(serde_json::Error),
 }
 
@@ -37,6 +45,7 @@ impl fmt::Display for NotTaken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooManyValues => write!(f, "a body has at most {MAX_VALUES} values"),
+            Self::ReservedName => write!(f, "a member's name begins with {RESERVED}"),
             Self::Malformed(error) => error.fmt(f),
         }
     }
@@ -46,6 +55,7 @@ impl fmt::Display for NotTaken {
 pub fn measure(text: &str, hashed: bool) -> Result<Measured, NotTaken> {
     let walk = RefCell::new(Walk {
         values: 0,
+        has_reserved_name: false,
         cost: text.len(),
         spelling: hashed.then(Vec::new),
     });
@@ -57,6 +67,9 @@ pub fn measure(text: &str, hashed: bool) -> Result<Measured, NotTaken> {
     if walk.values > MAX_VALUES {
         return Err(NotTaken::TooManyValues);
     }
+    if walk.has_reserved_name {
+        return Err(NotTaken::ReservedName);
+    }
     read.map_err(NotTaken::Malformed)?;
     Ok(Measured {
         cost: walk.cost,
@@ -64,8 +77,21 @@ pub fn measure(text: &str, hashed: bool) -> Result<Measured, NotTaken> {
     })
 }
 
+/// A value of somebody else's making, if the text is one and comes to no more than `max_cost`.
+pub fn read_value(text: &str, max_cost: usize) -> Option<Value> {
+    let is_plain = || !text.contains("\\u") && !text.contains(RESERVED);
+    if text.len() > SHORT || !is_plain() {
+        let measured = measure(text, false).ok()?;
+        if measured.cost > max_cost {
+            return None;
+        }
+    }
+    serde_json::from_str(text).ok()
+}
+
 struct Walk {
     values: usize,
+    has_reserved_name: bool,
     cost: usize,
     /// As `serde_json::Value` would write it: members in the order of their names, each once.
     spelling: Option<Vec<u8>>,
@@ -227,6 +253,10 @@ impl Visitor<'_> for Name<'_> {
 
     fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
         let mut walk = self.0.borrow_mut();
+        if name.starts_with(RESERVED) {
+            walk.has_reserved_name = true;
+            return Err(E::custom("a reserved name"));
+        }
         if walk.spelling.is_none() {
             return Ok(None);
         }
@@ -239,7 +269,7 @@ impl Visitor<'_> for Name<'_> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -302,6 +332,25 @@ mod tests {
         assert!(cost(&text) < 110_000);
         let members: Vec<String> = (0..600).map(|n| format!("\"m{n}\":0")).collect();
         assert!(cost(&format!("{{{}}}", members.join(","))) > 100 * MAP_NODE_BYTES);
+    }
+
+    #[test]
+    fn a_name_of_the_library_s_own_is_refused_however_it_is_written() {
+        for name in [
+            "$serde_json::private::RawValue",
+            r"\u0024serde_json::private::Number",
+        ] {
+            let text = format!(r#"[{{"a": {{"b": 1, "{name}": "[1]"}}}}]"#);
+            assert!(matches!(measure(&text, true), Err(NotTaken::ReservedName)));
+            assert_eq!(read_value(&text, usize::MAX), None);
+        }
+        let maps = format!("[{}0]", r#"{"a":0},"#.repeat(10_000));
+        assert_eq!(read_value(&maps, 1_000_000), None);
+        assert!(read_value(&maps, 10_000_000).is_some());
+        assert_eq!(
+            read_value(r#"{"a": "\u00e9"}"#, 4096),
+            Some(json!({"a": "é"}))
+        );
     }
 
     #[test]
