@@ -7,6 +7,7 @@ use crate::app::App;
 use crate::domain::completion::{CompletionRequest, TokenUsage};
 use crate::domain::usage::{UsageCounts, UsageName};
 use crate::error::{Code, Error, FieldError, Result};
+use crate::fair_queue::Holder;
 use crate::ids::{TenantId, UserId};
 use crate::limits::StreamGuard;
 use crate::model::{Agent, Chunks};
@@ -64,7 +65,16 @@ impl Call {
     /// The whole answer, as JSON.
     pub async fn complete(mut self) -> Result<String> {
         let body = std::mem::take(&mut self.body);
-        let answer = self.app.models.complete(&self.agent, body).await?;
+        let holder = Holder::Tenant(self.agent.tenant_id);
+        let mut held = Vec::new();
+        let mut room = |bytes| {
+            let memory = self.app.shares.answer(holder, bytes);
+            let has_room = memory.is_some();
+            held.extend(memory);
+            has_room
+        };
+        let answer = self.app.models.complete(&self.agent, body, &mut room);
+        let answer = answer.await?;
         self.count(answer.usage, answer.said);
         if answer.choices == 0 {
             let detail = "the model's server answered without a choice";

@@ -8,6 +8,11 @@ use throughline::config::{Config, LogConfig, MigrateConfig, environment};
 use throughline::ids::TenantId;
 use throughline::{audit, dev, guard, http, secrets, server, store, telemetry, tenants};
 
+/// The system's own keeps what was freed: after a burst of large bodies a node had three times its memory for good
+/// (`cargo bench --bench abuse`). Settings are in .cargo/config.toml.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// One assistant conversation across every platform, for many tenants at once.
 #[derive(Parser)]
 #[command(version, about, arg_required_else_help = true)]

@@ -163,14 +163,19 @@ impl Models {
     }
 
     /// The whole answer of an agent's model.
-    pub async fn complete(&self, agent: &Agent, body: Vec<u8>) -> Result<CompletionObject> {
+    pub async fn complete(
+        &self,
+        agent: &Agent,
+        body: Vec<u8>,
+        room: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<CompletionObject> {
         match &agent.model {
             Model::Demo => {
                 let answer = off_this_thread(body, demo_model::complete).await?;
                 of_demo(&answer)
             }
             Model::Server(server, called) => {
-                let answer = self.completions.complete(server, body).await;
+                let answer = self.completions.complete(server, body, room).await;
                 answer.map_err(|error| refusal(called, &error))
             }
         }

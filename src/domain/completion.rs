@@ -25,6 +25,7 @@ const ROLES: [&str; 6] = [
     "function",
 ];
 
+const MAX_OPTIONS_BYTES: usize = 1024 * 1024;
 /// More members than this are no request.
 const MAX_MEMBERS: usize = 256;
 
@@ -185,10 +186,19 @@ impl CompletionRequest {
         let instructions: serde_json::Result<Vec<String>> = instructions.collect();
         let instruction = instructions.map_err(Error::internal)?.join("\n\n");
         let ours = ["model", "stream", "stream_options", "user"];
+        let options: RawMembers = self.members.without(&ours).collect();
+        // A turn holds them until it ends, however long it waits.
+        if instruction.len() + options.bytes() > MAX_OPTIONS_BYTES {
+            let detail = "instructions, tools and other options have at most 1 MiB in a session";
+            return Err(Error::fields(
+                Code::InvalidRequest,
+                vec![FieldError::new("", detail)],
+            ));
+        }
         Ok(TurnInput {
             messages,
             instruction: (!instruction.is_empty()).then_some(instruction),
-            options: self.members.without(&ours).collect(),
+            options,
         })
     }
 

@@ -43,6 +43,14 @@ impl RawMembers {
         all.filter(|(name, _)| !names.contains(name))
     }
 
+    /// Of all names and texts.
+    pub fn bytes(&self) -> usize {
+        let members = self.0.iter();
+        members
+            .map(|(name, text)| name.len() + text.get().len())
+            .sum()
+    }
+
     pub fn len(&self) -> usize {
         self.0.len()
     }

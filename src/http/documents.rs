@@ -55,8 +55,6 @@ impl FromRequest for DocumentBody {
         let mut payload = payload.take();
         Box::pin(async move {
             let (format, announced, shares) = checked?;
-            let room = announced.unwrap_or(MAX_JSON_BYTES);
-            let _bytes_memory = shares.body(holder, room).await?;
             let incoming = Incoming {
                 announced,
                 max_bytes: MAX_JSON_BYTES,
@@ -64,7 +62,7 @@ impl FromRequest for DocumentBody {
                 shares: &shares,
                 holder,
             };
-            let bytes = incoming.read(&mut payload).await?;
+            let (bytes, _bytes_memory) = incoming.read(&mut payload).await?;
             // By its aliases a short text comes to as much as a long one.
             let memory = shares.values(holder, MAX_COST).await?;
             let parser = shares.parser(holder).await?;

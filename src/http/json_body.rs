@@ -12,6 +12,7 @@ use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use tokio::task::yield_now;
+use tokio::time::timeout;
 
 use super::callers::Authenticated;
 use super::extract::pointer;
@@ -34,6 +35,8 @@ const SMALL_COST: usize = 1024 * 1024;
 /// A body that trickles in longer holds a connection for nothing.
 pub(super) const BODY_DEADLINE: Duration = Duration::from_secs(20);
 const LARGE_BODY_DEADLINE: Duration = Duration::from_secs(50);
+/// Between two pieces of it.
+const PIECE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A JSON body of the documented shape.
 pub struct JsonBody<T, const MAX_BYTES: usize = MAX_JSON_BYTES> {
@@ -193,9 +196,6 @@ impl<T: Send + 'static> Reading<T> {
         } else {
             BODY_DEADLINE
         };
-        // A client that does not say how much it sends may send all that it may.
-        let announced = self.announced.unwrap_or(self.max_bytes);
-        let mut bytes_memory = self.shares.body(self.holder, announced).await?;
         let incoming = Incoming {
             announced: self.announced,
             max_bytes: self.max_bytes,
@@ -203,8 +203,7 @@ impl<T: Send + 'static> Reading<T> {
             shares: &self.shares,
             holder: self.holder,
         };
-        let bytes = incoming.read(&mut self.payload).await?;
-        bytes_memory.shrink(bytes.len());
+        let (bytes, bytes_memory) = incoming.read(&mut self.payload).await?;
         let hashed = self.hashed;
         let is_small = bytes.len() <= SMALL_BYTES;
         let (text, measured) = if is_small {
@@ -307,30 +306,51 @@ pub(super) struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    pub async fn read(&self, payload: &mut Payload) -> Result<BytesMut> {
+    /// The bytes, and the room that they take.
+    pub async fn read(&self, payload: &mut Payload) -> Result<(BytesMut, Memory)> {
         tokio::time::timeout(self.deadline, self.read_all(payload))
             .await
-            .map_err(|_| Error::new(Code::RequestTimeout, "the body did not arrive in time"))?
+            .map_err(|_| late())?
     }
 
-    async fn read_all(&self, payload: &mut Payload) -> Result<BytesMut> {
-        // No room that grows twofold where the length is known.
-        let mut bytes = BytesMut::with_capacity(self.announced.unwrap_or_default());
-        while let Some(chunk) = payload.next().await {
+    async fn read_all(&self, payload: &mut Payload) -> Result<(BytesMut, Memory)> {
+        let mut memory = Memory::default();
+        // Room is taken as bytes come: who announces many and sends none holds little.
+        let mut room = SMALL_BYTES;
+        let mut bytes = BytesMut::with_capacity(self.announced.unwrap_or_default().min(room));
+        while let Some(chunk) = timeout(PIECE_DEADLINE, payload.next())
+            .await
+            .map_err(|_| late())?
+        {
             let broken = |_| Error::new(Code::InvalidRequest, "the body broke off");
             let chunk = chunk.map_err(broken)?;
-            if bytes.len() + chunk.len() > self.max_bytes {
+            let length = bytes.len() + chunk.len();
+            if length > self.max_bytes {
                 return Err(too_large(self.max_bytes));
             }
+            if length > room {
+                // As much again, but not more than there can be.
+                let most = self.announced.unwrap_or(self.max_bytes);
+                let more = room.min(most.saturating_sub(room)).max(length - room);
+                self.shares
+                    .more_of_body(self.holder, &mut memory, more)
+                    .await?;
+                room += more;
+                bytes.reserve(room - bytes.len());
+            }
             bytes.extend_from_slice(&chunk);
-            if bytes.len() > SMALL_BYTES {
+            if length > SMALL_BYTES {
                 // The connection reads on when this goes on: few of a tenant do at one time.
                 let _turn = self.shares.turn_to_read(self.holder).await?;
                 yield_now().await;
             }
         }
-        Ok(bytes)
+        Ok((bytes, memory))
     }
+}
+
+fn late() -> Error {
+    Error::new(Code::RequestTimeout, "the body did not arrive in time")
 }
 
 /// The body as text that can be stored, and what it is.

@@ -60,15 +60,7 @@ pub struct NodeShares {
 
 /// Memory of the node that a request holds; none if it is little.
 #[derive(Default)]
-pub struct Memory(Option<Place>);
-
-impl Memory {
-    pub fn shrink(&mut self, bytes: usize) {
-        if let Some(place) = &mut self.0 {
-            place.shrink(bytes);
-        }
-    }
-}
+pub struct Memory(Vec<Place>);
 
 impl NodeShares {
     /// `descriptors` is how many files and sockets the process may have open.
@@ -89,9 +81,17 @@ impl NodeShares {
         }
     }
 
-    /// Room for a body of so many bytes.
-    pub async fn body(&self, holder: Holder, bytes: usize) -> Result<Memory> {
-        acquire(&self.bodies, holder, bytes).await
+    /// Room for so many more bytes of a body.
+    pub async fn more_of_body(
+        &self,
+        holder: Holder,
+        memory: &mut Memory,
+        bytes: usize,
+    ) -> Result<()> {
+        let place = timeout(WAIT, self.bodies.acquire(holder, bytes)).await;
+        let place = place.ok().and_then(|place| place.ok());
+        memory.0.push(place.ok_or_else(too_many_bodies)?);
+        Ok(())
     }
 
     pub fn bodies_in_use(&self) -> usize {
@@ -126,7 +126,7 @@ impl NodeShares {
             return Some(Memory::default());
         }
         let place = self.answers.try_acquire(holder, bytes);
-        place.map(|place| Memory(Some(place)))
+        place.map(|place| Memory(vec![place]))
     }
 
     /// A download, from its beginning until its client has taken it.
@@ -151,7 +151,7 @@ async fn acquire(queue: &FairQueue, holder: Holder, bytes: usize) -> Result<Memo
         return Ok(Memory::default());
     }
     match timeout(WAIT, queue.acquire(holder, bytes)).await {
-        Ok(Ok(place)) => Ok(Memory(Some(place))),
+        Ok(Ok(place)) => Ok(Memory(vec![place])),
         Ok(Err(_)) | Err(_) => Err(too_many_bodies()),
     }
 }

@@ -79,7 +79,10 @@ mod tests {
             Duration::from_secs(30),
         );
         let completions = Completions::new(client);
-        match completions.complete(&server, b"{}".to_vec()).await {
+        match completions
+            .complete(&server, b"{}".to_vec(), &mut |_| true)
+            .await
+        {
             Ok(_) => panic!("{base_url} answered"),
             Err(error) => error.reason(),
         }

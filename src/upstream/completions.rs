@@ -30,6 +30,8 @@ const WHOLE_STREAM: Duration = Duration::from_secs(15 * 60);
 const QUICK_FAILURE: Duration = Duration::from_secs(5);
 /// Of an answer that is not streamed, and of all events of one that is.
 const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
+/// Room for a whole answer is taken in steps of this; the first is not counted.
+const ROOM_STEP: usize = 256 * 1024;
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 /// What one comes to in memory.
 const MAX_ERROR_COST: usize = 1024 * 1024;
@@ -101,18 +103,27 @@ impl Completions {
         }
     }
 
-    /// The whole answer to `body`, which does not ask for a stream.
+    /// The whole answer to `body`, which does not ask for a stream. `room` is asked for each further piece of a large
+    /// one, and says whether there is room for it.
     pub async fn complete(
         &self,
         server: &ModelServer,
         body: Vec<u8>,
+        room: &mut dyn FnMut(usize) -> bool,
     ) -> Result<CompletionObject, CallError> {
         let deadline = Deadline::now() + server.timeout;
         let mut response = self.send(server, None, body, deadline).await?;
-        let mut answer = Vec::new();
+        let (mut answer, mut held) = (Vec::new(), ROOM_STEP);
         while let Some(piece) = next_piece(&mut response, deadline).await? {
-            if answer.len() + piece.len() > MAX_ANSWER_BYTES {
+            let length = answer.len() + piece.len();
+            if length > MAX_ANSWER_BYTES {
                 return Err(CallError::TooLarge);
+            }
+            while held < length {
+                if !room(ROOM_STEP) {
+                    return Err(CallError::TooLarge);
+                }
+                held += ROOM_STEP;
             }
             answer.extend_from_slice(&piece);
         }

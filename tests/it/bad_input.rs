@@ -207,3 +207,46 @@ async fn broken_http_does_not_hurt_the_node() {
         .await
         .expect(200);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_of_the_json_library_s_own_is_refused_wherever_it_is() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    // Each level is read anew where it stands, past every bound: enough of them ended the process.
+    let mut text = "1".to_owned();
+    for _ in 0..500 {
+        let inner = serde_json::to_string(&text.replace('"', r"\u0022")).unwrap();
+        let inner = inner.replace(r"\\u0022", r"\u005cu0022");
+        text = format!(r#"[{{"$serde_json::private::RawValue":{inner}}}]"#);
+        if text.len() > 200_000 {
+            break;
+        }
+    }
+    let said = r#"[{"role":"user","content":"hi"}]"#;
+    for (path, body) in [
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"model":"main","messages":{said},"metadata":{text}}}"#),
+        ),
+        (
+            "/v1/inbound",
+            format!(r#"{{"identity":"telegram:1","text":"hi","attachments":{text}}}"#),
+        ),
+        (
+            "/v1/sessions",
+            format!(r#"{{"messages":[{{"role":"user","content":{text}}}]}}"#),
+        ),
+        (
+            "/v1/sessions",
+            r#"{"messages":[{"role":"user","content":[{"type":"text","text":"x","\u0024serde_json::private::RawValue":"y"}]}]}"#
+                .to_owned(),
+        ),
+    ] {
+        let request = world.request(Method::POST, path, &tenant.key);
+        let request = request.header("content-type", "application/json").body(body);
+        let reply = Reply::of(request).await;
+        assert_eq!(reply.status, 400, "{path}: {}", reply.text);
+        assert!(reply.text.contains("name begins with"), "{}", reply.text);
+    }
+    world.get(&tenant.key, "/v1/tenant").await.expect(200);
+}

@@ -91,22 +91,40 @@ async fn bodies_that_do_not_arrive_hold_the_share_of_their_tenant_alone() {
     let quiet = world.tenant("Quiet").await;
     let session = world.session(&quiet.key, json!({})).await;
     let session = id_of(&session);
+    let large = json!([{"role": "user", "content": "x".repeat(1_000_000)}]);
     let mut open = Vec::new();
-    // Eight of the largest are all that one tenant may have under way.
     for _ in 0..8 {
         let mut stream = TcpStream::connect(world.address()).await.unwrap();
         let head = format!(
             "POST /v1/sessions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: \
-             application/json\r\ncontent-length: 16777216\r\n\r\n{{",
+             application/json\r\ncontent-length: 16777216\r\n\r\n",
             noisy.key
         );
         stream.write_all(head.as_bytes()).await.unwrap();
         open.push(stream);
     }
+    // What is only announced holds nothing.
+    let taken = world.post(&noisy.key, "/v1/sessions", json!({"messages": large}));
+    taken.await.expect(201);
+    // With most of it, each has room for all: eight are all that one tenant may have.
+    let trickling = open.into_iter().map(|mut stream| {
+        tokio::spawn(async move {
+            stream
+                .write_all(&vec![b' '; 12 * 1024 * 1024])
+                .await
+                .unwrap();
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                if stream.write_all(b" ").await.is_err() {
+                    return;
+                }
+            }
+        })
+    });
+    let trickling: Vec<_> = trickling.collect();
     let shares = &world.app().shares;
-    let full = async || shares.bodies_in_use() == 8 * 16 * 1024 * 1024;
-    eventually("eight bodies are read", Duration::from_secs(5), full).await;
-    let large = json!([{"role": "user", "content": "x".repeat(1_000_000)}]);
+    let full = async || shares.bodies_in_use() > 127 * 1024 * 1024;
+    eventually("eight bodies are read", Duration::from_secs(20), full).await;
     let taken = world.append(&quiet.key, &session, large.clone());
     let taken = tokio::time::timeout(Duration::from_secs(5), taken).await;
     taken.expect("another tenant waits").expect(201);
@@ -114,7 +132,7 @@ async fn bodies_that_do_not_arrive_hold_the_share_of_their_tenant_alone() {
     refused.await.expect_problem(429, "busy");
     // What is small needs no share.
     world.session(&noisy.key, json!({})).await;
-    drop(open);
+    trickling.iter().for_each(tokio::task::JoinHandle::abort);
     let taken = world.post(&noisy.key, "/v1/sessions", json!({"messages": large}));
     taken.await.expect(201);
 }
