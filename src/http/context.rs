@@ -64,9 +64,9 @@ pub async fn surround(
     } else {
         let deadline = deadline_of(request.path());
         match tokio::time::timeout(deadline, next.call(request)).await {
-            Ok(outcome) => outcome.and_then(|response| {
+            Ok(outcome) => outcome.map(|response| {
                 let response = rendered(response, &id, shape);
-                Ok(held_answer::hold(response)?)
+                held_answer::hold(response, |refusal| problem::render(&refusal, &id, shape))
             }),
             Err(_) => Err(Error::new(Code::Timeout, "the request took too long").into()),
         }

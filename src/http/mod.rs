@@ -35,6 +35,7 @@ mod paging;
 mod precondition;
 mod problem;
 mod retry;
+mod slow_readers;
 mod v1;
 mod vouching;
 
