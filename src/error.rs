@@ -264,6 +264,11 @@ impl Error {
         matches!(self.code, Code::Unavailable | Code::Timeout | Code::Busy)
     }
 
+    /// Whether a dependency is away. That a tenant is busy is no such thing: its own requests bring that about.
+    pub fn is_outage(&self) -> bool {
+        matches!(self.code, Code::Unavailable | Code::Timeout)
+    }
+
     /// This node ends; another one takes the request.
     pub fn shutting_down() -> Self {
         Self {

@@ -22,7 +22,7 @@ mod tokens;
 
 pub use api_keys::KeyVerifier;
 pub use people::People;
-pub use tokens::{TokenVerifier, secret_context};
+pub use tokens::{TokenVerifier, VerifiedToken, secret_context};
 
 /// Whoever a credential was believed to be.
 #[derive(Debug, Clone)]
@@ -73,20 +73,6 @@ impl Caller {
             Self::Key(key) => Some(key.tenant_id),
             Self::User(user) => Some(user.tenant_id),
         }
-    }
-
-    /// Whether the tenant lets pages at `origin` call. The operator has no such list.
-    pub fn allows_origin(&self, origin: &Origin) -> bool {
-        let terms = match self {
-            Self::Operator(_) => return false,
-            Self::Key(key) => &key.terms,
-            Self::User(user) => &user.terms,
-        };
-        let origin = origin.as_str();
-        terms
-            .allowed_origins
-            .iter()
-            .any(|allowed| allowed == origin)
     }
 }
 
@@ -256,21 +242,53 @@ impl Presented {
     }
 }
 
-/// Believes or refuses a credential.
-pub async fn authenticate(verifiers: &Verifiers, presented: &Presented) -> Result<Caller> {
+/// A good credential. Whose token it is may be still to be found, or made.
+pub enum Verified {
+    Caller(Caller),
+    Token(VerifiedToken),
+}
+
+impl Verified {
+    /// Whether the tenant lets pages at `origin` call. The operator has no such list.
+    pub fn allows_origin(&self, origin: &Origin) -> bool {
+        let terms = match self {
+            Self::Caller(Caller::Operator(_)) => return false,
+            Self::Caller(Caller::Key(key)) => &key.terms,
+            Self::Caller(Caller::User(user)) => &user.terms,
+            Self::Token(token) => &token.terms,
+        };
+        let origin = origin.as_str();
+        terms
+            .allowed_origins
+            .iter()
+            .any(|allowed| allowed == origin)
+    }
+
+    /// Who calls. First contact of a token's account makes its user.
+    pub async fn contact(self, verifiers: &Verifiers) -> Result<Caller> {
+        match self {
+            Self::Caller(caller) => Ok(caller),
+            Self::Token(token) => verifiers.tokens.contact(token).await.map(Caller::User),
+        }
+    }
+}
+
+/// Believes or refuses a credential. It has no effect.
+pub async fn verify(verifiers: &Verifiers, presented: &Presented) -> Result<Verified> {
     let token = presented.bearer()?;
     if let Some(operator) = verifiers.operators.verify(token) {
-        return Ok(Caller::Operator(operator));
+        return Ok(Verified::Caller(Caller::Operator(operator)));
     }
     if tokens::looks_like_token(token) {
         let tenant = presented.tenant.as_deref();
         return verifiers
             .tokens
-            .verify(token, tenant)
+            .check(token, tenant)
             .await
-            .map(Caller::User);
+            .map(Verified::Token);
     }
-    verifiers.keys.verify(token).await.map(Caller::Key)
+    let key = verifiers.keys.verify(token).await?;
+    Ok(Verified::Caller(Caller::Key(key)))
 }
 
 /// Checks credentials again that were accepted when something long began: keys with one statement for all of

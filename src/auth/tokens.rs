@@ -127,9 +127,13 @@ impl TokenVerifier {
         }
     }
 
-    /// The user a token stands for; first contact makes one. `tenant_header` is `X-Throughline-Tenant`.
-    pub async fn verify(&self, token: &str, tenant_header: Option<&str>) -> Result<UserCaller> {
-        let (tenant_id, account, terms) = self.check(token, tenant_header).await?;
+    /// The user a token stands for; first contact makes one.
+    pub async fn contact(&self, token: VerifiedToken) -> Result<UserCaller> {
+        let VerifiedToken {
+            tenant_id,
+            account,
+            terms,
+        } = token;
         // Present ownership, asked anew for every request.
         let known = self
             .people
@@ -147,12 +151,8 @@ impl TokenVerifier {
         })
     }
 
-    /// The account that a token proves, and its tenant.
-    pub async fn check(
-        &self,
-        token: &str,
-        tenant_header: Option<&str>,
-    ) -> Result<(TenantId, Account, TenantTerms)> {
+    /// The account that a token proves, and its tenant. `tenant_header` is `X-Throughline-Tenant`.
+    pub async fn check(&self, token: &str, tenant_header: Option<&str>) -> Result<VerifiedToken> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(invalid("the token is too long"));
         }
@@ -185,7 +185,11 @@ impl TokenVerifier {
             name,
             issuer: Some(issuer.name.as_str().to_owned()),
         };
-        Ok((tenant_id, account, terms))
+        Ok(VerifiedToken {
+            tenant_id,
+            account,
+            terms,
+        })
     }
 
     /// The registered issuer that signed a token. Until a signature is good, every refusal is the same: what a tenant
@@ -267,6 +271,13 @@ impl TokenVerifier {
         let key = keys.first().ok_or_else(unknown)?;
         check_with(token, issuer.algorithm, &key.key)
     }
+}
+
+/// What a good token proves.
+pub struct VerifiedToken {
+    tenant_id: TenantId,
+    account: Account,
+    pub terms: TenantTerms,
 }
 
 /// A token whose signature is still to be checked.

@@ -49,27 +49,36 @@ impl Authenticated {
     }
 }
 
-/// Judges the credential of every request in a scope, and whether its limits admit it, before its
-/// handler's extractors run.
+/// Checks the credential of every request in a scope, the page that it comes from, and whether its limits admit it,
+/// before its handler's extractors run.
 pub async fn authenticate(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     if let Some(app) = request.app_data::<web::Data<App>>().cloned() {
         let presented = presented(request.headers());
-        let judged = auth::authenticate(&app.verifiers, &presented).await;
+        let mut origin = None;
+        let judged = match auth::verify(&app.verifiers, &presented).await {
+            Ok(verified) => {
+                // First contact is an effect.
+                match cors::check(request.headers(), app.config.public_url.as_ref(), &verified) {
+                    Ok(allowed) => origin = allowed,
+                    Err(refusal) => {
+                        return Ok(request.error_response(refusal).map_into_right_body());
+                    }
+                }
+                verified.contact(&app.verifiers).await
+            }
+            Err(error) => Err(error),
+        };
         let judged = judged.map_err(|error| Refusal {
             code: error.code,
             detail: error.detail,
             retry_after: error.retry_after,
             cause: error.cause.map(|cause| format!("{cause:#}")),
         });
-        let (mut admitted, mut origin) = (None, None);
+        let mut admitted = None;
         if let Ok(caller) = &judged {
-            match cors::check(request.headers(), app.config.public_url.as_ref(), caller) {
-                Ok(judged) => origin = judged,
-                Err(refusal) => return Ok(request.error_response(refusal).map_into_right_body()),
-            }
             admitted = limits::admit(&app, caller).await;
         }
         request

@@ -26,6 +26,8 @@ const DEADLINE: Duration = Duration::from_secs(65);
 /// Chat waits for a model as long as its agent says, an hour at most, and for turns that came before. Each of its
 /// own steps ends sooner.
 const CHAT_DEADLINE: Duration = Duration::from_secs(2 * 3600);
+/// Before inbound waits for as long, a large message may come in slowly, and wait for room.
+const INBOUND_DEADLINE: Duration = Duration::from_secs(150);
 /// Asked for every second by balancers: their lines would hide all others.
 const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 
@@ -64,9 +66,9 @@ pub async fn surround(
     } else {
         let deadline = deadline_of(request.path());
         match tokio::time::timeout(deadline, next.call(request)).await {
-            Ok(outcome) => outcome.and_then(|response| {
+            Ok(outcome) => outcome.map(|response| {
                 let response = rendered(response, &id, shape);
-                Ok(held_answer::hold(response)?)
+                held_answer::hold(response, |refusal| problem::render(&refusal, &id, shape))
             }),
             Err(_) => Err(Error::new(Code::Timeout, "the request took too long").into()),
         }
@@ -130,6 +132,7 @@ fn passed_before(request: &ServiceRequest) -> Option<Error> {
 fn deadline_of(path: &str) -> Duration {
     match path {
         "/v1/chat/completions" => CHAT_DEADLINE,
+        "/v1/inbound" => INBOUND_DEADLINE,
         _ => DEADLINE,
     }
 }
@@ -243,6 +246,13 @@ mod tests {
     #[test]
     fn chat_is_not_cut_off_before_a_model_may_answer() {
         assert!(deadline_of("/v1/chat/completions") > Duration::from_secs(3600));
-        assert_eq!(deadline_of("/v1/inbound"), DEADLINE);
+        assert_eq!(deadline_of("/v1/sessions"), DEADLINE);
+    }
+
+    #[test]
+    fn a_message_that_came_in_slowly_is_still_answered() {
+        let (room, upload, parsers, wait) = (10, 50, 30, 55);
+        let most = Duration::from_secs(room + upload + parsers + wait);
+        assert!(deadline_of("/v1/inbound") > most);
     }
 }

@@ -9,7 +9,7 @@ use actix_web::http::header::{self, HeaderMap, HeaderValue};
 
 use url::Url;
 
-use crate::auth::Caller;
+use crate::auth::Verified;
 use crate::domain::origin::Origin;
 use crate::error::{Code, Error, Result};
 
@@ -43,12 +43,12 @@ pub fn preflight(method: &Method, headers: &HeaderMap) -> Option<HttpResponse> {
     })
 }
 
-/// An origin that `caller` may call from, to be told to the browser. `None` without one.
+/// An origin that the credential may call from, to be told to the browser. `None` without one.
 /// `public_url` is where the service's own pages are.
 pub fn check(
     headers: &HeaderMap,
     public_url: Option<&Url>,
-    caller: &Caller,
+    verified: &Verified,
 ) -> Result<Option<HeaderValue>> {
     let mut all = headers.get_all(header::ORIGIN);
     let Some(sent) = all.next() else {
@@ -62,7 +62,7 @@ pub fn check(
     let known = origin.as_ref().is_some_and(|origin| {
         is_public(origin, public_url)
             || is_served_here(origin, headers)
-            || caller.allows_origin(origin)
+            || verified.allows_origin(origin)
     });
     if known {
         Ok(Some(sent.clone()))

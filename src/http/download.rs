@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use actix_web::web::Bytes;
 use actix_web::{rt, web};
-use futures_util::{Stream, stream};
+use futures_util::stream;
 use tokio::sync::SemaphorePermit;
 
 use super::acting::Acting;
 use super::callers::Credential;
+use super::slow_readers::{Patience, Watched};
 use crate::app::App;
 use crate::error::{Error, Result};
 use crate::fair_queue::Place;
@@ -81,13 +82,17 @@ impl Pages {
 }
 
 /// The bytes of a download: `chunk` answers the next, and what comes after them, if anything does. An
-/// error breaks the answer off.
-pub fn stream<D, F>(download: D, chunk: impl Fn(D) -> F + Copy) -> impl Stream<Item = Result<Bytes>>
+/// error breaks the answer off, and so does the end of its credential, or a client that does not read.
+pub fn stream<D, F>(
+    credential: Arc<CheckedCredential>,
+    download: D,
+    chunk: impl Fn(D) -> F + Copy + 'static,
+) -> Watched
 where
     D: 'static,
     F: Future<Output = Result<(Bytes, Option<D>)>> + 'static,
 {
-    stream::try_unfold(Some(download), move |download| async move {
+    let chunks = stream::try_unfold(Some(download), move |download| async move {
         match download {
             // As a task of its own it comes to its end, also when nobody polls the answer any more.
             Some(download) => rt::spawn(chunk(download))
@@ -96,5 +101,7 @@ where
                 .map(Some),
             None => Ok(None),
         }
-    })
+    });
+    let refused = async move { credential.refused().await };
+    Watched::new(chunks, Patience::endless(), refused)
 }

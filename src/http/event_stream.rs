@@ -18,7 +18,7 @@ use crate::app::App;
 use crate::domain::event::Event;
 use crate::domain::session::ChainName;
 use crate::domain::viewer::{Reach, Viewer};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::limits::StreamGuard;
 use crate::shutdown::Departure;
@@ -29,6 +29,8 @@ use crate::turns::Follower;
 const CHECKED: Duration = Duration::from_secs(1);
 /// Before a check is tried again that the database did not answer.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// How long a check is tried again for which the tenant has too many requests; then the answer breaks off.
+const BUSY_LIMIT: Duration = Duration::from_secs(15);
 /// So that nobody in between takes a quiet stream for a dead one; and a reader who has left, which shows
 /// only when something is written, holds its place no longer than two of them.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -108,13 +110,34 @@ impl Allowed {
     /// Checks credential, identity and the right to the conversation: asks the database only if nobody on
     /// this node has for a while. While the database does not answer the last verdict stands.
     pub async fn check(&mut self) -> Result<()> {
-        self.credential.check(&self.app.verifiers).await?;
+        let credential = &self.credential;
+        self.until_known(async || credential.check(&self.app.verifiers).await)
+            .await?;
         if self.right.is_fresh() {
             return self.right.read();
         }
-        match self.check_since(Instant::now()).await {
-            Err(error) if error.is_transient() => Ok(()),
+        let now = Instant::now();
+        match self.until_known(async || self.check_since(now).await).await {
+            Err(error) if error.is_outage() => Ok(()),
             checked => checked,
+        }
+    }
+
+    /// Repeats a check while the tenant is too busy for it: nothing is shown until somebody knows.
+    async fn until_known(&self, check: impl AsyncFn() -> Result<()>) -> Result<()> {
+        let until = Instant::now() + BUSY_LIMIT;
+        loop {
+            match check().await {
+                Err(error) if error.code == Code::Busy && Instant::now() < until => {}
+                checked => return checked,
+            }
+            tokio::select! {
+                () = tokio::time::sleep(RETRY_PAUSE) => {}
+                () = self.lost() => {
+                    self.credential.read()?;
+                    return self.right.read();
+                }
+            }
         }
     }
 
@@ -126,7 +149,9 @@ impl Allowed {
 
     /// Checks at once: before a whole answer is given.
     pub async fn check_before_answer(&mut self) -> Result<()> {
-        self.credential.check_now(&self.app.verifiers).await?;
+        let credential = &self.credential;
+        self.until_known(async || credential.check_now(&self.app.verifiers).await)
+            .await?;
         self.check_before_words().await
     }
 
@@ -140,8 +165,8 @@ impl Allowed {
         if self.away_until.is_some_and(|until| now < until) {
             return self.right.read();
         }
-        match self.check_since(now).await {
-            Err(error) if error.is_transient() => {
+        match self.until_known(async || self.check_since(now).await).await {
+            Err(error) if error.is_outage() => {
                 self.away_until = Some(Instant::now() + CHECKED);
                 Ok(())
             }

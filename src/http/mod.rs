@@ -34,6 +34,7 @@ mod paging;
 mod precondition;
 mod problem;
 mod retry;
+mod slow_readers;
 mod v1;
 mod vouching;
 

@@ -138,6 +138,10 @@ impl NodeShares {
         }
     }
 
+    pub fn downloads_in_use(&self) -> usize {
+        self.downloads.in_use()
+    }
+
     /// Connections that are held for long: a client's that waits, and one to a model for it.
     pub fn connections(&self, tenant_id: TenantId, count: usize) -> Result<Place> {
         let holder = Holder::Tenant(tenant_id);

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{BATCH, Verdict, lock};
 use crate::auth::{self, Presented, Verifiers};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 
 /// All credentials of open streams on this node.
 #[derive(Default)]
@@ -49,7 +49,8 @@ impl Credentials {
             .filter_map(Weak::upgrade)
             .collect();
         for credentials in open.chunks(BATCH) {
-            check(verifiers, credentials).await;
+            // Whoever reads meanwhile asks again.
+            let _busy = check(verifiers, credentials).await;
         }
     }
 }
@@ -65,16 +66,16 @@ impl CheckedCredential {
 
     /// Fails when it is not accepted now, however fresh the last verdict is.
     pub async fn check_now(self: &Arc<Self>, verifiers: &Verifiers) -> Result<()> {
-        check(verifiers, std::slice::from_ref(self)).await;
-        self.read()
+        let checked = check(verifiers, std::slice::from_ref(self)).await;
+        self.read().and(checked)
     }
 
     /// Fails when it is no longer accepted. Looks only if nobody has for a while.
     pub async fn check(self: &Arc<Self>, verifiers: &Verifiers) -> Result<()> {
-        if !self.verdict.is_fresh() {
-            check(verifiers, std::slice::from_ref(self)).await;
+        if self.verdict.is_fresh() {
+            return self.read();
         }
-        self.read()
+        self.check_now(verifiers).await
     }
 }
 
@@ -88,11 +89,19 @@ impl Drop for CheckedCredential {
     }
 }
 
-async fn check(verifiers: &Verifiers, credentials: &[Arc<CheckedCredential>]) {
+/// Fails if one could not be checked because its tenant is busy.
+async fn check(verifiers: &Verifiers, credentials: &[Arc<CheckedCredential>]) -> Result<()> {
     let began = Instant::now();
     let presented: Vec<&Presented> = credentials.iter().map(|one| &one.presented).collect();
     let checked: Vec<Result<(), Error>> = auth::recheck(verifiers, &presented).await;
+    let mut outcome = Ok(());
     for (credential, checked) in credentials.iter().zip(checked) {
+        if let Err(error) = &checked
+            && error.code == Code::Busy
+        {
+            outcome = Err(Error::busy(error.detail.clone()));
+        }
         credential.verdict.set(began, checked);
     }
+    outcome
 }

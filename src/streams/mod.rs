@@ -86,12 +86,17 @@ impl Verdict {
     /// A refusal stands: whoever has lost a right does not read on because it came back.
     fn set(&self, began: Instant, found: Result<()>) {
         self.state.send_if_modified(|state| {
-            state.tried_at = began;
             let refused = match found {
                 Ok(()) => None,
-                Err(error) if error.is_transient() => return false,
+                // Nobody could ask: the verdict grows old, and its readers wait.
+                Err(error) if error.code == Code::Busy => return false,
+                Err(error) if error.is_outage() => {
+                    state.tried_at = began;
+                    return false;
+                }
                 Err(error) => Some((error.code, error.detail)),
             };
+            state.tried_at = began;
             state.checked_at = Some(began);
             if state.refused.is_none() {
                 state.refused = refused;
@@ -129,6 +134,10 @@ mod tests {
         verdict.set(opened, Err(away()));
         assert!(verdict.is_fresh() && verdict.read().is_ok());
         assert!(!verdict.is_checked_since(opened));
+        let verdict = Verdict::new();
+        verdict.set(opened - FRESH, Err(away()));
+        verdict.set(opened, Err(Error::busy("the tenant is busy")));
+        assert!(!verdict.is_fresh() && verdict.read().is_ok());
         verdict.set(opened, Err(Error::not_found("session")));
         verdict.refused().await;
         verdict.set(opened, Ok(()));

@@ -233,10 +233,13 @@ async fn check(db: &Db, rights: &[Arc<Right>], now: DateTime<Utc>) -> Result<()>
             Ok(())
         }
         Err(error) => {
-            for right in rights {
-                let away = anyhow::anyhow!("it does not answer");
-                let away = Error::unavailable("the database", away);
-                right.verdict.set(began, Err(away));
+            // While the tenant is busy the verdicts grow old instead: only an outage lets the last one stand.
+            if error.code != Code::Busy {
+                for right in rights {
+                    let away = anyhow::anyhow!("it does not answer");
+                    let away = Error::unavailable("the database", away);
+                    right.verdict.set(began, Err(away));
+                }
             }
             Err(error)
         }

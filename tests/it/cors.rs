@@ -3,6 +3,7 @@
 use reqwest::Method;
 use serde_json::json;
 
+use crate::support::people::{person, token};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
 use crate::support::{Reply, World};
 
@@ -196,4 +197,30 @@ async fn pages_at_the_public_url_are_our_own_also_for_the_operator() {
             ask(other).await.expect_problem(403, "origin_not_allowed");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_is_refused_makes_no_user() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    person(&world, &tenant, "ada").await;
+    let token = token(&world, &tenant, "stranger");
+    let ask = |origin: Option<&str>| {
+        let request = world.request(Method::GET, "/v1/users/me", &token);
+        Reply::of(match origin {
+            Some(origin) => request.header("origin", origin),
+            None => request,
+        })
+    };
+    let known = async || -> i64 {
+        sqlx::query_scalar("select count(*) from identities where external_id = 'stranger'")
+            .fetch_one(&mut world.superuser().await)
+            .await
+            .unwrap()
+    };
+    let refused = ask(Some("https://evil.example")).await;
+    refused.expect_problem(403, "origin_not_allowed");
+    assert_eq!(known().await, 0);
+    ask(None).await.expect(200);
+    assert_eq!(known().await, 1);
 }

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use throughline::auth::JobCaller;
+use throughline::error::Code;
+use throughline::ids::TenantId;
 
 use crate::chat::{Chat, chat};
 use crate::inbound::{Bridged, bridged};
@@ -250,4 +253,58 @@ async fn a_chats_stream_shows_nothing_that_was_said_after_its_sender_was_unlinke
         }
         b.world.link(&b.key, STAYS, LEAVES).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
+    let b: Bridged = bridged([]).await;
+    b.world.link(&b.key, STAYS, LEAVES).await;
+    b.bring(json!({"identity": STAYS, "text": "hello"}))
+        .await
+        .expect_success();
+    b.model.push(Step::held("before ", "after"));
+    let body = json!({"model": "main", "user": LEAVES, "stream": true,
+                      "messages": [{"role": "user", "content": "go on"}]});
+    let request = b
+        .world
+        .request(Method::POST, "/v1/chat/completions", &b.key);
+    let mut stream = Sse::open(request.json(&body).header(IDENTITY, LEAVES)).await;
+    stream.hears("before ").await;
+    // Four of the node's five connections are all that a tenant has; the queue behind them is full.
+    let caller = JobCaller::of_served_tenant(b.tenant.id.parse::<TenantId>().unwrap());
+    let db = b.world.app().db.clone();
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(caller.begin(&db).await.unwrap());
+    }
+    let mut crowd = tokio::task::JoinSet::new();
+    for _ in 0..300 {
+        let (db, caller) = (db.clone(), caller.clone());
+        crowd.spawn(async move {
+            loop {
+                drop(caller.begin(&db).await);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+    }
+    let full = async || {
+        caller
+            .begin(&db)
+            .await
+            .is_err_and(|error| error.code == Code::Busy)
+    };
+    eventually("the queue is full", TEN_SECONDS, full).await;
+    let unlink = json!({"identity": LEAVES, "text": "/unlink"});
+    b.bring_on(1, unlink).await.expect(200);
+    b.model.release();
+    let shown = tokio::time::timeout(Duration::from_secs(3), stream.next()).await;
+    if let Ok(Some(event)) = &shown {
+        assert_eq!(event.text(), "", "{event:?}");
+    }
+    crowd.abort_all();
+    drop(held);
+    let rest = stream.rest().await;
+    assert_eq!(crate::support::sse::said(&rest), "", "{rest:?}");
+    let last = rest.last().cloned().or(shown.ok().flatten()).unwrap();
+    assert!(last.json()["error"]["code"].is_string());
 }

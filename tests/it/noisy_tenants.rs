@@ -9,6 +9,8 @@ use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Connection;
+use throughline::fair_queue::Holder;
+use throughline::ids::TenantId;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -297,4 +299,62 @@ async fn a_service_that_is_its_own_model_is_asked_once() {
     let other = "00112233445566778899aabbccddeeff";
     let reply = Reply::of(request.header("x-throughline-hop", other)).await;
     reply.expect(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_wait_for_a_turn_share_the_connections_of_a_node() {
+    let chat = Chat::new([]).await;
+    chat.model.otherwise(Step::say("noted"));
+    let (world, tenant) = (&chat.world, &chat.tenant);
+    let bridge = crate::support::linking::bridge(world, tenant, &["telegram"]).await;
+    let id: TenantId = tenant.id.parse().unwrap();
+    let shares = &world.app().shares;
+    let held: Vec<_> = std::iter::from_fn(|| shares.connections(id, 1).ok()).collect();
+    let bring = async |waits: bool| {
+        let body = json!({"identity": "telegram:5", "text": "hi", "wait": waits});
+        world.post(&bridge, "/v1/inbound", body).await
+    };
+    bring(true).await.expect_problem(429, "busy");
+    let refused = chat.say(0, "s1", "hi").await;
+    refused.expect_openai_error(429, "busy");
+    let turns: i64 = sqlx::query_scalar("select count(*) from turns")
+        .fetch_one(&mut world.superuser().await)
+        .await
+        .unwrap();
+    assert_eq!(turns, 0);
+    // Nobody waits for a delivery.
+    bring(false).await.expect(202);
+    drop(held);
+    bring(true).await.expect(200);
+    chat.say(0, "s1", "hi").await.expect(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_large_answer_has_the_headers_of_every_other() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let session = id_of(&world.session(&tenant.key, json!({})).await);
+    let large = json!([said(&"x".repeat(200_000))]);
+    world.append(&tenant.key, &session, large).await.expect(201);
+    let origins = json!({"allowed_origins": ["https://app.example"]});
+    let patch = world.request(Method::PATCH, "/v1/tenant", &tenant.key);
+    Reply::of(patch.json(&origins)).await.expect(200);
+    let holder = Holder::Tenant(tenant.id.parse().unwrap());
+    let held = world.app().shares.answer(holder, 128 * 1024 * 1024);
+    assert!(held.is_some());
+    let path = format!("/v1/sessions/{session}/messages");
+    let ask = || {
+        let request = world.request(Method::GET, &path, &tenant.key);
+        Reply::of(request.header("origin", "https://app.example"))
+    };
+    // Nodes hear of the origin within a second.
+    let is_allowed = async || ask().await.status != 403;
+    eventually("the page is allowed", Duration::from_secs(5), is_allowed).await;
+    let refused = ask().await;
+    refused.expect_problem(429, "busy");
+    let allowed = refused.header("access-control-allow-origin");
+    assert_eq!(allowed, "https://app.example");
+    assert!(!refused.header("ratelimit").is_empty());
+    drop(held);
+    world.get(&tenant.key, &path).await.expect(200);
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::session_transfer::{exported, imported};
 use crate::sessions::grant;
@@ -353,4 +355,30 @@ Bye
 "#
     );
     assert_eq!(lines.join("\n"), expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_that_nobody_reads_ends_with_its_key() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let id = seeded(&world, &tenant.key, 5000, 8000).await;
+    let (key_id, key) = world.api_key(&tenant, "read").await;
+    let mut stalled = TcpStream::connect(world.address()).await.unwrap();
+    let head = format!(
+        "GET /v1/sessions/{id}/export HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\r\n"
+    );
+    stalled.write_all(head.as_bytes()).await.unwrap();
+    let shares = &world.app().shares;
+    let begun = async || shares.downloads_in_use() == 1;
+    eventually("it is under way", Duration::from_secs(5), begun).await;
+    world
+        .delete(&tenant.key, &format!("/v1/api-keys/{key_id}"))
+        .await
+        .expect(204);
+    let over = async || shares.downloads_in_use() == 0;
+    eventually("it is over", Duration::from_secs(6), over).await;
+    // What is read now is what was sent before, and no end.
+    let mut rest = Vec::new();
+    let _broken = stalled.read_to_end(&mut rest).await;
+    assert!(!String::from_utf8_lossy(&rest).contains("signature"));
 }

@@ -22,7 +22,7 @@ use crate::domain::session::Need;
 use crate::domain::session_name::SessionRef;
 use crate::domain::turn::TurnInput;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::fair_queue::Holder;
+use crate::fair_queue::{Holder, Place as FairPlace};
 use crate::http::acting::Acting;
 use crate::http::callers::Credential;
 use crate::http::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
@@ -57,6 +57,10 @@ pub async fn answer(
     place: Place,
 ) -> Result<HttpResponse> {
     let asked = Arc::new(asked);
+    let connection = asking
+        .app
+        .shares
+        .connections(asking.acting.tenant_id(), 1)?;
     let accepting = accept(&asking, &asked, place);
     let slow = |_| Error::new(Code::Timeout, "the request took too long");
     let turn = timeout(ACCEPT_WITHIN, accepting).await.map_err(slow)??;
@@ -96,6 +100,7 @@ pub async fn answer(
         waiting: VecDeque::new(),
         quiet_since: Instant::now(),
         ended: false,
+        _connection: connection,
     };
     if wants_stream {
         Ok(telling.stream(head))
@@ -252,6 +257,8 @@ struct Telling {
     waiting: VecDeque<Bytes>,
     quiet_since: Instant,
     ended: bool,
+    /// The client's, as long as it is answered.
+    _connection: FairPlace,
 }
 
 impl Telling {

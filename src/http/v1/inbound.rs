@@ -115,7 +115,7 @@ pub async fn create_inbound(
     retry: Retryable,
     body: LargeJsonBody<InboundRequest>,
 ) -> Result<HttpResponse> {
-    let request = body.value;
+    let mut request = body.value;
     check(&request)?;
     let vouched = caller.vouch(Claim {
         identity: request.identity.clone(),
@@ -142,7 +142,8 @@ pub async fn create_inbound(
         let error = FieldError::new("/agent", "there is no such agent");
         Error::invalid(vec![error])
     })?;
-    let attachments: Vec<Value> = request.attachments.into_iter().map(Value::Object).collect();
+    let attachments = std::mem::take(&mut request.attachments);
+    let attachments: Vec<Value> = attachments.into_iter().map(Value::Object).collect();
     let message = Message {
         chat: &chat,
         address: &address,
@@ -167,21 +168,20 @@ pub async fn create_inbound(
     if public {
         taking.void_codes(message.text).await?;
     }
-    if request.edit {
-        return taking.edit(&message).await;
-    }
     let silent = public && request.mentioned == Some(false);
-    match command::read(message.text) {
+    let taken = match command::read(message.text) {
+        _ if request.edit => taking.edit(&message).await?,
         // A command is said to the service, whoever else is there.
-        Said::Command(command) => taking.command(message, &command).await,
-        Said::Text(_) if silent => taking.only_note(&message).await,
+        Said::Command(command) => taking.command(message, &command).await?,
+        Said::Text(_) if silent => taking.only_note(&message).await?,
         Said::Text(text) => {
             let input = inbound::input(&message, text, &taking.speaker)?;
-            // The model is waited for without it.
-            drop(body.memory);
-            taking.ask(&message, input).await
+            taking.ask(&message, input).await?
         }
-    }
+    };
+    // The model is waited for without the message, and so without the room for it.
+    drop((request, attachments, body.memory));
+    taking.finish(taken).await
 }
 
 fn check(request: &InboundRequest) -> Result<()> {

@@ -1,36 +1,29 @@
-//! How a message that was brought in is answered: the waiting for an answer, the checks of who waits, and what a
-//! repeated message gets.
+//! How a message that was brought in is answered, and what a repeated one gets. The waiting is in `inbound_wait`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use actix_web::http::StatusCode;
-use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::{HttpResponse, web};
 use tokio::time::Instant;
 
 use super::inbound::{InboundResponse, ReplyResponse};
+use super::inbound_wait::{Shown, Taken, Waiting, replayed};
 use crate::app::App;
 use crate::domain::command::{self, Command, Link, Said};
 use crate::domain::delivery::ReplyVia;
-use crate::domain::session::ChainName;
-use crate::domain::turn::{ToldReset, TurnInput};
+use crate::domain::turn::TurnInput;
 use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, Result};
-use crate::http::acting::find_present_user;
-use crate::http::retry;
+use crate::fair_queue::Place;
 use crate::http::v1::link_codes::guarded;
 use crate::http::vouching::Vouched;
 use crate::idempotency::{self, Answer, Earlier};
-use crate::ids::{SessionId, TurnId, UserId};
-use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Notice, Preview, Speaker};
+use crate::ids::TurnId;
+use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Preview, Speaker};
 use crate::people;
 use crate::store::{TenantTx, replies};
 use crate::streams::CheckedCredential;
-use crate::turns::{self, Accepted, Outcome, Waiter};
-
-/// How often a caller who waits is checked again.
-const CHECK_INTERVAL: Duration = Duration::from_secs(3);
+use crate::turns::{self, Accepted, Waiter};
 
 /// A message on its way in.
 pub struct Taking {
@@ -43,20 +36,8 @@ pub struct Taking {
     pub speaker: Speaker,
 }
 
-/// What is told of the turn's session.
-struct Shown {
-    turn_id: TurnId,
-    name: ChainName,
-    session_id: SessionId,
-    session_key: Option<String>,
-    reset: Option<ToldReset>,
-    /// The sender's user when it was accepted.
-    user_id: UserId,
-    duplicate: bool,
-}
-
 impl Taking {
-    fn viewer(&self) -> Viewer {
+    pub(super) fn viewer(&self) -> Viewer {
         let speaker = &self.speaker;
         match self.vouched.is_person() {
             true => Viewer::of_user(speaker.user_id, speaker.identity.clone()),
@@ -64,7 +45,7 @@ impl Taking {
         }
     }
 
-    async fn begin(&self) -> Result<TenantTx> {
+    pub(super) async fn begin(&self) -> Result<TenantTx> {
         self.vouched.begin(&self.app.db).await
     }
 
@@ -75,8 +56,8 @@ impl Taking {
         tx.commit().await
     }
 
-    /// Asks the agent, and waits for the answer if somebody does.
-    pub async fn ask(&self, message: &Message<'_>, input: TurnInput) -> Result<HttpResponse> {
+    /// Asks the agent.
+    pub async fn ask(&self, message: &Message<'_>, input: TurnInput) -> Result<Taken> {
         let limit = message.agent.limits.tokens_per_minute;
         let tenant_id = self.vouched.tenant_id();
         self.app.limits.check_tokens(tenant_id, limit).await?;
@@ -87,9 +68,29 @@ impl Taking {
         if let Some(before) = inbound::claim(&self.app, &mut tx, &self.speaker, message).await? {
             return self.again(tx, before, message.waits).await;
         }
+        self.accept(tx, message, input).await
+    }
+
+    /// The turn is accepted for who waits only if there is a connection for them.
+    async fn accept(
+        &self,
+        mut tx: TenantTx,
+        message: &Message<'_>,
+        input: TurnInput,
+    ) -> Result<Taken> {
+        let connection = self.connection(message.waits)?;
         let accepted = inbound::ask(&self.app, &mut tx, &self.speaker, message, input).await?;
         self.note_turn(&mut tx, accepted.turn_id).await?;
-        self.answer(tx, accepted, message.waits).await
+        self.answer(tx, accepted, connection).await
+    }
+
+    /// Place among the connections of the tenant, for a caller who waits.
+    fn connection(&self, waits: bool) -> Result<Option<Place>> {
+        if !waits {
+            return Ok(None);
+        }
+        let tenant_id = self.vouched.tenant_id();
+        self.app.shares.connections(tenant_id, 1).map(Some)
     }
 
     /// What the first request with the same `Idempotency-Key` came to.
@@ -113,34 +114,40 @@ impl Taking {
         mut tx: TenantTx,
         status: StatusCode,
         response: &InboundResponse,
-    ) -> Result<HttpResponse> {
+    ) -> Result<Taken> {
         if let Some(request) = &self.request {
             let answer = Answer::new(status.as_u16(), response)?;
             idempotency::note_answer(&self.app, &mut tx, request, &answer).await?;
         }
         tx.commit().await?;
-        Ok(HttpResponse::build(status).json(response))
+        let answered = HttpResponse::build(status).json(response);
+        Ok(Taken::Answered(answered))
     }
 
     /// Gives the first answer again: a turn's as it stands now.
-    async fn replay(&self, tx: TenantTx, earlier: Earlier, waits: bool) -> Result<HttpResponse> {
-        let mut response = match earlier {
+    async fn replay(&self, tx: TenantTx, earlier: Earlier, waits: bool) -> Result<Taken> {
+        let taken = match earlier {
             Earlier::Turn(turn_id) => self.attach(tx, turn_id, waits, false).await?,
             Earlier::Answer(answer) => {
                 let status = StatusCode::from_u16(answer.status).map_err(Error::internal)?;
-                HttpResponse::build(status).json(answer.into_body())
+                Taken::Answered(HttpResponse::build(status).json(answer.into_body()))
             }
         };
-        let (name, value) = retry::REPLAYED;
-        let (name, value) = (
-            HeaderName::from_static(name),
-            HeaderValue::from_static(value),
-        );
-        response.headers_mut().insert(name, value);
-        Ok(response)
+        Ok(match taken {
+            Taken::Answered(response) => Taken::Answered(replayed(response)),
+            Taken::Waiting(mut waiting) => {
+                waiting.is_replay = true;
+                Taken::Waiting(waiting)
+            }
+        })
     }
 
-    async fn answer(&self, tx: TenantTx, accepted: Accepted, waits: bool) -> Result<HttpResponse> {
+    async fn answer(
+        &self,
+        tx: TenantTx,
+        accepted: Accepted,
+        connection: Option<Place>,
+    ) -> Result<Taken> {
         tx.commit().await?;
         let (app, tenant_id) = (&self.app, self.vouched.tenant_id());
         let conversation_id = accepted.name.conversation_id;
@@ -153,122 +160,25 @@ impl Taking {
             user_id: accepted.user_id.unwrap_or(self.speaker.user_id),
             duplicate: false,
         };
+        let waits = connection.is_some();
         let ahead = turns::launch(app, tenant_id, conversation_id, accepted.became, waits);
         drop(accepted.accepting);
-        if !waits {
-            return self.taken(shown);
-        }
+        let Some(connection) = connection else {
+            return self.taken(shown).map(Taken::Answered);
+        };
         let turn_id = shown.turn_id;
-        let waiter = Waiter::new(app, tenant_id, conversation_id, turn_id, ahead);
         let now = app.clock.now();
-        let until = Instant::now() + inbound::patience_left(now, now);
-        self.wait(waiter, shown, until).await
-    }
-
-    /// Waits for the end of a turn, until the answer becomes a delivery.
-    async fn wait(&self, mut waiter: Waiter, shown: Shown, until: Instant) -> Result<HttpResponse> {
-        while Instant::now() < until {
-            let due = Instant::now() + CHECK_INTERVAL;
-            let ended = tokio::select! {
-                ended = waiter.wait(until.min(due)) => ended?,
-                () = self.credential.refused() => None,
-            };
-            if let Some(outcome) = ended {
-                return self.tell(shown, &outcome).await;
-            }
-            self.check_caller(shown.turn_id).await?;
-        }
-        let mut tx = self.begin().await?;
-        let becomes_delivery = replies::wait_no_longer(&mut tx, shown.turn_id).await?;
-        tx.commit().await?;
-        if becomes_delivery {
-            return self.taken(shown);
-        }
-        // It has ended in this moment, or somebody else has decided.
-        let soon = Instant::now() + Duration::from_secs(2);
-        match waiter.wait(soon).await? {
-            Some(outcome) => self.tell(shown, &outcome).await,
-            None => self.taken(shown),
-        }
-    }
-
-    /// Whether the caller may still be answered: its credential is good, and the sender's identity has not been
-    /// unlinked from the conversation's owner. While the database does not answer the last check stands.
-    async fn check_caller(&self, turn_id: TurnId) -> Result<()> {
-        self.credential.check(&self.app.verifiers).await?;
-        match self.check_sender(turn_id).await {
-            Err(error) if error.is_transient() => Ok(()),
-            checked => checked,
-        }
-    }
-
-    async fn check_sender(&self, turn_id: TurnId) -> Result<()> {
-        let mut tx = self.begin().await?;
-        let (identity_id, user_id) = (self.speaker.identity.id, self.speaker.user_id);
-        let user_id = find_present_user(&mut tx, identity_id, user_id).await?;
-        let speaker = Speaker {
-            user_id,
-            ..self.speaker.clone()
-        };
-        inbound::find_before(&self.app, &mut tx, &speaker, turn_id).await?;
-        tx.commit().await
-    }
-
-    /// Tells the answer to who waited, unless it has become a delivery. An unlink takes the reply from its turn in
-    /// its own transaction, so that a reply that can be marked is the sender's.
-    async fn tell(&self, shown: Shown, outcome: &Outcome) -> Result<HttpResponse> {
-        self.credential.check_now(&self.app.verifiers).await?;
-        let mut tx = self.begin().await?;
-        let mine = replies::mark_told(&mut tx, shown.turn_id).await?;
-        tx.commit().await?;
-        if !mine {
-            self.check_caller(shown.turn_id).await?;
-            return self.taken(shown);
-        }
-        let (reply, notices) = match turns::text_of(outcome) {
-            Ok(text) => (Some(ReplyResponse { text }), Vec::new()),
-            Err(reason) => {
-                let notice = turns::failure_notice(reason).map(|text| Notice {
-                    code: reason.to_owned(),
-                    text,
-                });
-                (None, notice.into_iter().collect())
-            }
-        };
-        let session_id = outcome.session_id;
-        let response = InboundResponse {
-            reply,
-            notices,
-            ..self.render(&Shown {
-                session_id,
-                ..shown
-            })
-        };
-        Ok(HttpResponse::Ok().json(response))
-    }
-
-    fn taken(&self, shown: Shown) -> Result<HttpResponse> {
-        Ok(HttpResponse::Accepted().json(self.render(&shown)))
-    }
-
-    fn render(&self, shown: &Shown) -> InboundResponse {
-        let viewer = self.viewer();
-        InboundResponse {
-            turn_id: Some(shown.turn_id),
-            session_key: shown.session_key.clone(),
-            session_id: Some(shown.name.shown_link(shown.session_id, &viewer)),
-            conversation_id: Some(shown.name.shown(&viewer)),
-            user_id: shown.user_id,
-            reply: None,
-            notices: Vec::new(),
-            reset: shown.reset.clone(),
-            offer: None,
-            duplicate: shown.duplicate,
-        }
+        Ok(Taken::Waiting(Box::new(Waiting {
+            waiter: Waiter::new(app, tenant_id, conversation_id, turn_id, ahead),
+            shown,
+            until: Instant::now() + inbound::patience_left(now, now),
+            is_replay: false,
+            _connection: connection,
+        })))
     }
 
     /// Answers a message that was taken before: as its first answer was, or will be.
-    async fn again(&self, mut tx: TenantTx, before: Before, waits: bool) -> Result<HttpResponse> {
+    async fn again(&self, mut tx: TenantTx, before: Before, waits: bool) -> Result<Taken> {
         match before {
             Before::Turn(turn_id) => {
                 self.note_turn(&mut tx, turn_id).await?;
@@ -292,11 +202,16 @@ impl Taking {
         turn_id: TurnId,
         waits: bool,
         duplicate: bool,
-    ) -> Result<HttpResponse> {
+    ) -> Result<Taken> {
         let now = self.app.clock.now();
         let before = inbound::find_before(&self.app, &mut tx, &self.speaker, turn_id).await?;
         let (turn, name) = before;
         let via = replies::find_via(&mut tx, turn_id).await?;
+        let by_http = matches!(
+            via,
+            Some(ReplyVia::Http | ReplyVia::Told | ReplyVia::Failed)
+        );
+        let connection = self.connection(waits && by_http)?;
         tx.commit().await?;
         let shown = Shown {
             turn_id,
@@ -307,17 +222,17 @@ impl Taking {
             user_id: self.speaker.user_id,
             duplicate,
         };
-        let by_http = matches!(
-            via,
-            Some(ReplyVia::Http | ReplyVia::Told | ReplyVia::Failed)
-        );
-        if !waits || !by_http {
-            return self.taken(shown);
-        }
+        let Some(connection) = connection else {
+            return self.taken(shown).map(Taken::Answered);
+        };
         let (app, tenant_id) = (&self.app, self.vouched.tenant_id());
-        let waiter = Waiter::new(app, tenant_id, turn.conversation_id, turn_id, None);
-        let until = Instant::now() + inbound::patience_left(turn.created_at, now);
-        self.wait(waiter, shown, until).await
+        Ok(Taken::Waiting(Box::new(Waiting {
+            waiter: Waiter::new(app, tenant_id, turn.conversation_id, turn_id, None),
+            shown,
+            until: Instant::now() + inbound::patience_left(turn.created_at, now),
+            is_replay: false,
+            _connection: connection,
+        })))
     }
 
     fn of_nothing(&self, duplicate: bool) -> InboundResponse {
@@ -347,11 +262,7 @@ impl Taking {
         }
     }
 
-    pub async fn command(
-        &self,
-        mut message: Message<'_>,
-        command: &Command,
-    ) -> Result<HttpResponse> {
+    pub async fn command(&self, mut message: Message<'_>, command: &Command) -> Result<Taken> {
         let private = message.chat.require_private().is_ok();
         if let (Command::Link(Link::Code(code)), true) = (command, private) {
             message.preview = Some(self.preview(code).await?);
@@ -368,15 +279,10 @@ impl Taking {
             Done::Answered(answer, after) => {
                 let response = self.of_command(*answer, false);
                 let answered = self.settle(tx, StatusCode::OK, &response).await?;
-                self.finish(after);
+                self.announce(after);
                 Ok(answered)
             }
-            Done::Again(input) => {
-                let accepted =
-                    inbound::ask(&self.app, &mut tx, &self.speaker, &message, input).await?;
-                self.note_turn(&mut tx, accepted.turn_id).await?;
-                self.answer(tx, accepted, message.waits).await
-            }
+            Done::Again(input) => self.accept(tx, &message, input).await,
         }
     }
 
@@ -399,7 +305,7 @@ impl Taking {
         }
     }
 
-    fn finish(&self, after: After) {
+    fn announce(&self, after: After) {
         let (live, tenant_id) = (&self.app.live, self.vouched.tenant_id());
         for (turn_id, node) in after.stopped {
             live.poke_turn(node, turn_id);
@@ -412,7 +318,7 @@ impl Taking {
         }
     }
 
-    pub async fn edit(&self, message: &Message<'_>) -> Result<HttpResponse> {
+    pub async fn edit(&self, message: &Message<'_>) -> Result<Taken> {
         let text = match command::read(message.text) {
             Said::Text(text) => text,
             Said::Command(_) => message.text,
@@ -431,7 +337,7 @@ impl Taking {
     }
 
     /// What was not said to the agent is only known.
-    pub async fn only_note(&self, message: &Message<'_>) -> Result<HttpResponse> {
+    pub async fn only_note(&self, message: &Message<'_>) -> Result<Taken> {
         let mut tx = self.begin().await?;
         if let Some(earlier) = self.find_earlier(&mut tx).await? {
             return self.replay(tx, earlier, message.waits).await;

@@ -9,6 +9,7 @@ pub mod identities;
 pub mod identity_links;
 pub mod inbound;
 mod inbound_answers;
+mod inbound_wait;
 pub mod issuers;
 pub mod limits;
 pub mod link_codes;

@@ -95,7 +95,8 @@ pub async fn export_session(
         format: params.format,
         writer: None,
     };
-    let chunks = download::stream(download, Download::chunk);
+    let credential = download.pages.credential.clone();
+    let chunks = download::stream(credential, download, Download::chunk);
     Ok(HttpResponse::Ok()
         .insert_header((CONTENT_TYPE, content_type))
         .insert_header((CONTENT_DISPOSITION, file))

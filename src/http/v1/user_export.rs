@@ -43,6 +43,7 @@ pub async fn export_user(
     let file = format!("attachment; filename=\"person-{}.json\"", user.id);
     let (export, begun) = people::export(app, &mut tx, &actor, viewer, user).await?;
     tx.commit().await?;
+    let credential = pages.credential.clone();
     let download = Download {
         pages,
         export,
@@ -51,7 +52,7 @@ pub async fn export_user(
     Ok(HttpResponse::Ok()
         .insert_header((CONTENT_TYPE, "application/json"))
         .insert_header((CONTENT_DISPOSITION, file))
-        .streaming(download::stream(download, Download::chunk)))
+        .streaming(download::stream(credential, download, Download::chunk)))
 }
 
 /// An export that a client reads at its own pace.
