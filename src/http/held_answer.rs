@@ -21,8 +21,11 @@ const PIECE: usize = 32 * 1024;
 /// A client takes all of an answer within this time.
 const READ_LIMIT: Duration = Duration::from_secs(5 * 60);
 
-/// Counts the body of an answer, if it is large; refuses it if its tenant has no room for it. Only of what was read:
-/// what has changed something is answered in any case.
+/// Says of an answer that nothing was stored for it.
+pub const STATELESS: &str = "x-throughline-stateless";
+
+/// Counts the body of an answer, if it is large; refuses it if its tenant has no room for it. What has changed
+/// something is answered in any case.
 pub fn hold(
     response: ServiceResponse<BoxBody>,
     refuse: impl FnOnce(Error) -> HttpResponse,
@@ -33,12 +36,16 @@ pub fn hold(
     };
     let request = response.request();
     let app = request.app_data::<web::Data<App>>();
-    let (Some(app), &Method::GET) = (app, request.method()) else {
+    let Some(app) = app else {
         return response;
     };
-    let Some(memory) = app.shares.answer(holder_of(request), size) else {
-        let refusal = refuse(Error::busy("too many large answers are under way"));
-        return response.into_response(refusal);
+    let is_read = request.method() == Method::GET || response.headers().contains_key(STATELESS);
+    let memory = match app.shares.answer(holder_of(request), size) {
+        None if is_read => {
+            let refusal = refuse(Error::busy("too many large answers are under way"));
+            return response.into_response(refusal);
+        }
+        memory => memory.unwrap_or_default(),
     };
     response.map_body(|_, body| match body.try_into_bytes() {
         Ok(bytes) => {

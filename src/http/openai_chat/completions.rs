@@ -25,6 +25,7 @@ use crate::http::acting::Converser;
 use crate::http::callers::Credential;
 use crate::http::context;
 use crate::http::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
+use crate::http::held_answer;
 use crate::http::json_body::{BodyHash, FromJsonText, LargeJsonText};
 use crate::http::problem;
 use crate::http::retry::Retryable;
@@ -36,7 +37,7 @@ use crate::turns::Place;
 const SESSION_ID: &str = "X-Hermes-Session-Id";
 const SESSION_KEY: &str = "X-Hermes-Session-Key";
 /// Says that nothing was stored, and that there is no session.
-const STATELESS: (&str, &str) = ("x-throughline-stateless", "true");
+const STATELESS: (&str, &str) = (held_answer::STATELESS, "true");
 /// Bytes of a stream that are sent in one piece, about.
 const MOST_TOGETHER: usize = 16 * 1024;
 /// How often one of the official clients has tried before.
