@@ -1,6 +1,6 @@
 //! Something of which a node has only so much, shared among tenants: connections, memory, descriptors. The next free
-//! part goes to the tenant that has the least, and of its requests to the one that has waited longest. No tenant has
-//! all of it, so that one whose requests hold theirs for long leaves some to the others.
+//! part goes to the tenant that has the least, after the service itself, and of its requests to the one that has waited
+//! longest. No tenant has all of it, so that one whose requests hold theirs for long leaves some to the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,9 @@ use crate::ids::TenantId;
 /// Who asks for a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// What belongs to no tenant: credentials, jobs, heartbeats, the operator. Not bounded by a share.
+    /// What belongs to no tenant: credentials, jobs, heartbeats, the operator. Not bounded by a share, never refused,
+    /// and next before all tenants while it has less than half of what there is: its work is short, and every request
+    /// needs some of it. The other half is the tenants', however many ask for the service.
     Service,
     Tenant(TenantId),
 }
@@ -102,7 +104,7 @@ impl FairQueue {
             }
             let number = state.next_ticket;
             let queue = &mut state.holders.entry(holder).or_default().waiting;
-            if queue.len() >= self.shared.size.tenant_waiting {
+            if queue.len() >= self.shared.most_waiting(holder) {
                 return Err(Refusal::Full);
             }
             let (grant, granted) = oneshot::channel();
@@ -199,8 +201,24 @@ impl Shared {
         }
     }
 
+    fn most_waiting(&self, holder: Holder) -> usize {
+        match holder {
+            Holder::Service => usize::MAX,
+            Holder::Tenant(_) => self.size.tenant_waiting,
+        }
+    }
+
     fn may_have(&self, holder: Holder, held: usize, amount: usize) -> bool {
         held + amount <= self.most(holder)
+    }
+
+    /// Who has the least is next; of those who have as much, the one that has waited longest.
+    fn rank(&self, holder: Holder, in_use: usize) -> usize {
+        match holder {
+            Holder::Service if in_use * 2 < self.size.total => 0,
+            // After what the service needs.
+            Holder::Service | Holder::Tenant(_) => in_use + 1,
+        }
     }
 
     /// Whoever waits comes first, unless it waits for its own share alone.
@@ -225,9 +243,10 @@ impl Shared {
         let eligible = state.holders.iter().filter_map(|(holder, held)| {
             let first = held.waiting.front()?;
             let may = self.may_have(*holder, held.in_use, first.amount);
-            may.then_some((held.in_use, first.number, *holder, first.amount))
+            let rank = self.rank(*holder, held.in_use);
+            may.then_some((rank, first.number, *holder, first.amount))
         });
-        let next = eligible.min_by_key(|(in_use, number, ..)| (*in_use, *number));
+        let next = eligible.min_by_key(|(rank, number, ..)| (*rank, *number));
         next.map(|(_, _, holder, amount)| (holder, amount))
     }
 

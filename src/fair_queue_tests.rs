@@ -163,3 +163,40 @@ fn those_behind_one_who_leaves_move_up() {
     drop(much);
     assert!(is_granted(&mut little).is_some());
 }
+
+#[test]
+fn the_service_is_next_before_tenants_while_it_has_less_than_half() {
+    let queue = queue(4);
+    let one = tenant();
+    let held = ask(&queue, one).ok().unwrap();
+    let mut held = vec![held, ask(&queue, one).ok().unwrap()];
+    let of_service = ask(&queue, Holder::Service).ok().unwrap();
+    let _of_other = ask(&queue, tenant()).ok().unwrap();
+    let mut tenants_wait: Vec<_> = (0..8)
+        .map(|_| ask(&queue, tenant()).err().unwrap())
+        .collect();
+    let mut service_waits: Vec<_> = (0..2)
+        .map(|_| ask(&queue, Holder::Service).err().unwrap())
+        .collect();
+    drop(held.pop());
+    let second = is_granted(&mut service_waits[0]).expect("the service comes first");
+    drop(held.pop());
+    assert!(is_granted(&mut service_waits[1]).is_none());
+    let of_tenant = is_granted(&mut tenants_wait[0]).expect("tenants keep half");
+    drop(of_service);
+    let third = is_granted(&mut service_waits[1]);
+    assert!(third.is_some());
+    drop((second, of_tenant));
+}
+
+#[test]
+fn the_service_may_wait_however_many_of_it_do() {
+    let queue = queue(1);
+    let _held = ask(&queue, tenant()).ok().unwrap();
+    let waiting: Vec<_> = (0..=WAITING)
+        .map(|_| ask(&queue, Holder::Service))
+        .collect();
+    assert!(waiting.iter().all(Result::is_err));
+    let next = queue.acquire(Holder::Service, 1).now_or_never();
+    assert!(next.is_none(), "it waits too");
+}

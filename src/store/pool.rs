@@ -108,10 +108,11 @@ impl Pool {
     pub async fn acquire(&self) -> sqlx::Result<Lease> {
         let deadline = tokio::time::Instant::now() + ACQUIRE_TIMEOUT;
         let place = timeout_at(deadline, self.shared.queue.acquire(Holder::Service, 1)).await;
-        let Ok(place) = place else {
-            return Err(sqlx::Error::PoolTimedOut);
+        let place = match place {
+            Ok(Ok(place)) => place,
+            Ok(Err(Refusal::Closed)) => return Err(sqlx::Error::PoolClosed),
+            Ok(Err(Refusal::Full)) | Err(_) => return Err(sqlx::Error::PoolTimedOut),
         };
-        let place = place.map_err(|_| sqlx::Error::PoolClosed)?;
         let mut lease = self.lease(place, "");
         let ready = timeout_at(deadline, lease.make_ready("")).await;
         ready.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
