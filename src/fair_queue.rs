@@ -16,7 +16,11 @@ pub enum Holder {
     /// and next before all tenants while it has less than half of what there is: its work is short, and every request
     /// needs some of it. The other half is the tenants', however many ask for the service.
     Service,
+    /// Requests of a tenant.
     Tenant(TenantId),
+    /// What the service does for a tenant's accepted turns and open streams: before the tenant's requests, and with a
+    /// reserve beyond their share, so that no number of requests makes a turn lose its lease.
+    TenantTurns(TenantId),
 }
 
 impl From<Option<TenantId>> for Holder {
@@ -39,6 +43,8 @@ pub struct Size {
     pub total: usize,
     /// Of one tenant.
     pub tenant_max: usize,
+    /// How much more a tenant may have where `Holder::TenantTurns` asks.
+    pub turns_reserve: usize,
     /// Requests of one tenant that may wait; one more is refused at once.
     pub tenant_waiting: usize,
 }
@@ -71,6 +77,14 @@ struct Use {
     in_use: usize,
     /// By ticket, the oldest first.
     waiting: VecDeque<Ticket>,
+}
+
+/// Who comes first of those who have as much.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
+enum Kind {
+    Service,
+    Turns,
+    Requests,
 }
 
 struct Ticket {
@@ -155,10 +169,9 @@ impl FairQueue {
         self.shared.state().in_use
     }
 
-    /// Whether the holder has most of what it may have: then its requests likely wait for each other.
-    pub fn is_crowded(&self, holder: Holder) -> bool {
-        let state = self.shared.state();
-        let in_use = state.holders.get(&holder).map_or(0, |held| held.in_use);
+    /// Whether the tenant has most of what it may have: then its requests likely wait for each other.
+    pub fn is_crowded(&self, tenant_id: TenantId) -> bool {
+        let in_use = self.shared.state().in_use_of_tenant(tenant_id);
         in_use * 2 > self.shared.size.tenant_max
     }
 
@@ -198,36 +211,43 @@ impl Shared {
         match holder {
             Holder::Service => self.size.total,
             Holder::Tenant(_) => self.size.tenant_max,
+            Holder::TenantTurns(_) => self.size.tenant_max + self.size.turns_reserve,
         }
     }
 
     fn most_waiting(&self, holder: Holder) -> usize {
         match holder {
             Holder::Service => usize::MAX,
-            Holder::Tenant(_) => self.size.tenant_waiting,
+            Holder::Tenant(_) | Holder::TenantTurns(_) => self.size.tenant_waiting,
         }
     }
 
-    fn may_have(&self, holder: Holder, held: usize, amount: usize) -> bool {
-        held + amount <= self.most(holder)
+    fn may_have(&self, state: &State, holder: Holder, amount: usize) -> bool {
+        let in_use = match holder {
+            Holder::Service => state.in_use_by(holder),
+            Holder::Tenant(tenant_id) | Holder::TenantTurns(tenant_id) => {
+                state.in_use_of_tenant(tenant_id)
+            }
+        };
+        in_use + amount <= self.most(holder)
     }
 
-    /// Who has the least is next; of those who have as much, the one that has waited longest.
-    fn rank(&self, holder: Holder, in_use: usize) -> usize {
+    /// Who has the least is next; of those who have as much, the one that has waited longest. Turns do not rank behind
+    /// for what requests of their tenant have.
+    fn rank(&self, state: &State, holder: Holder) -> (usize, Kind) {
         match holder {
-            Holder::Service if in_use * 2 < self.size.total => 0,
-            // After what the service needs.
-            Holder::Service | Holder::Tenant(_) => in_use + 1,
+            Holder::Service if state.in_use_by(holder) * 2 < self.size.total => (0, Kind::Service),
+            Holder::Service => (state.in_use_by(holder), Kind::Requests),
+            Holder::TenantTurns(_) => (state.in_use_by(holder), Kind::Turns),
+            Holder::Tenant(tenant_id) => (state.in_use_of_tenant(tenant_id), Kind::Requests),
         }
     }
 
     /// Whoever waits comes first, unless it waits for its own share alone.
     fn grant_at_once(&self, state: &mut State, holder: Holder, amount: usize) -> bool {
         let held = state.holders.get(&holder);
-        let (in_use, waits) =
-            held.map_or((0, false), |held| (held.in_use, !held.waiting.is_empty()));
-        let fits =
-            state.in_use + amount <= self.size.total && self.may_have(holder, in_use, amount);
+        let waits = held.is_some_and(|held| !held.waiting.is_empty());
+        let fits = state.in_use + amount <= self.size.total && self.may_have(state, holder, amount);
         let granted = fits && !waits && self.next(state).is_none();
         if granted {
             state.grant(holder, amount);
@@ -242,8 +262,8 @@ impl Shared {
         }
         let eligible = state.holders.iter().filter_map(|(holder, held)| {
             let first = held.waiting.front()?;
-            let may = self.may_have(*holder, held.in_use, first.amount);
-            let rank = self.rank(*holder, held.in_use);
+            let may = self.may_have(state, *holder, first.amount);
+            let rank = self.rank(state, *holder);
             may.then_some((rank, first.number, *holder, first.amount))
         });
         let next = eligible.min_by_key(|(rank, number, ..)| (*rank, *number));
@@ -282,6 +302,15 @@ impl Shared {
 }
 
 impl State {
+    fn in_use_by(&self, holder: Holder) -> usize {
+        self.holders.get(&holder).map_or(0, |held| held.in_use)
+    }
+
+    fn in_use_of_tenant(&self, tenant_id: TenantId) -> usize {
+        let of_turns = self.in_use_by(Holder::TenantTurns(tenant_id));
+        self.in_use_by(Holder::Tenant(tenant_id)) + of_turns
+    }
+
     fn grant(&mut self, holder: Holder, amount: usize) {
         self.in_use += amount;
         self.holders.entry(holder).or_default().in_use += amount;

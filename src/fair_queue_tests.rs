@@ -12,12 +12,20 @@ fn queue(total: usize) -> FairQueue {
     FairQueue::new(Size {
         total,
         tenant_max: total - total / 4,
+        turns_reserve: total / 8,
         tenant_waiting: WAITING,
     })
 }
 
 fn tenant() -> Holder {
     Holder::Tenant(TenantId::generate())
+}
+
+fn id_of(tenant: Holder) -> TenantId {
+    match tenant {
+        Holder::Service => unreachable!(),
+        Holder::Tenant(id) | Holder::TenantTurns(id) => id,
+    }
 }
 
 type Asking<'a> = LocalBoxFuture<'a, Result<Place, Refusal>>;
@@ -45,7 +53,7 @@ fn no_tenant_has_all_connections_and_the_service_may() {
     let noisy = tenant();
     let held: Vec<Place> = (0..3).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
     let waiting = ask(&queue, noisy).err().unwrap();
-    assert!(queue.is_crowded(noisy));
+    assert!(queue.is_crowded(id_of(noisy)));
     let other = ask(&queue, tenant()).ok().unwrap();
     drop((other, held, waiting));
     assert_eq!(queue.in_use(), 0);
@@ -199,4 +207,44 @@ fn the_service_may_wait_however_many_of_it_do() {
     assert!(waiting.iter().all(Result::is_err));
     let next = queue.acquire(Holder::Service, 1).now_or_never();
     assert!(next.is_none(), "it waits too");
+}
+
+#[test]
+fn turns_come_before_the_requests_of_their_tenant_and_beyond_their_share() {
+    let queue = queue(8);
+    let noisy = tenant();
+    let turns = Holder::TenantTurns(id_of(noisy));
+    let mut held: Vec<Place> = (0..6).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let mut requests: Vec<_> = (0..WAITING)
+        .map(|_| ask(&queue, noisy).err().unwrap())
+        .collect();
+    let reserve = ask(&queue, turns).ok().unwrap();
+    let mut turn_waits = ask(&queue, turns).err().unwrap();
+    let other = ask(&queue, tenant()).ok().expect("no tenant has all");
+    drop(held.pop());
+    let second = is_granted(&mut turn_waits).expect("before the requests");
+    assert!(is_granted(&mut requests[0]).is_none());
+    drop((reserve, second));
+    assert!(is_granted(&mut requests[0]).is_some());
+    drop(other);
+}
+
+#[test]
+fn turns_are_not_behind_other_tenants_for_what_requests_of_their_own_have() {
+    let queue = queue(8);
+    let noisy = tenant();
+    let mut held: Vec<Place> = (0..6).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let of_quiet: Vec<Place> = (0..2)
+        .map(|_| ask(&queue, tenant()).ok().unwrap())
+        .collect();
+    let mut quiet: Vec<_> = (0..8)
+        .map(|_| ask(&queue, tenant()).err().unwrap())
+        .collect();
+    let mut turn = ask(&queue, Holder::TenantTurns(id_of(noisy)))
+        .err()
+        .unwrap();
+    drop(held.pop());
+    assert!(is_granted(&mut turn).is_some());
+    assert!(is_granted(&mut quiet[0]).is_some());
+    drop(of_quiet);
 }
