@@ -149,8 +149,9 @@ impl FairQueue {
         }
     }
 
-    /// A part, if there is one now.
+    /// A part, if there is one now. Who asks for more than it may have gets all that it may have.
     pub fn try_acquire(&self, holder: Holder, amount: usize) -> Option<Place> {
+        let amount = amount.min(self.shared.most(holder));
         let mut state = self.shared.state();
         let granted = !state.closed && self.shared.grant_at_once(&mut state, holder, amount);
         drop(state);

@@ -248,3 +248,14 @@ fn turns_are_not_behind_other_tenants_for_what_requests_of_their_own_have() {
     assert!(is_granted(&mut quiet[0]).is_some());
     drop(of_quiet);
 }
+
+#[test]
+fn who_asks_at_once_for_more_than_it_may_have_gets_all_that_it_may_have() {
+    let queue = queue(100);
+    let one = tenant();
+    let all = queue.try_acquire(one, 500).expect("all of its share");
+    assert_eq!(queue.in_use(), 75);
+    assert!(queue.try_acquire(one, 1).is_none());
+    drop(all);
+    assert_eq!(queue.in_use(), 0);
+}
