@@ -8,7 +8,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
-use sqlx::Connection;
+use sqlx::{AssertSqlSafe, Connection};
+use throughline::store::messages::LIST_NEWEST;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -213,6 +214,24 @@ async fn a_page_of_large_messages_ends_early_and_the_next_goes_on() {
         assert_eq!(found, expected, "{query}");
         assert!(pages >= 4, "{pages} pages");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_stops_reading_where_a_page_ends() {
+    let world = World::new().await;
+    let mut superuser = world.superuser().await;
+    let prepare = format!("prepare page (uuid, uuid, bigint, bigint, bigint) as {LIST_NEWEST}");
+    sqlx::raw_sql(AssertSqlSafe(prepare))
+        .execute(&mut superuser)
+        .await
+        .unwrap();
+    let explain = "explain execute page (gen_random_uuid(), gen_random_uuid(), 0, 9, 201)";
+    let plan: Vec<String> = sqlx::query_scalar(explain)
+        .fetch_all(&mut superuser)
+        .await
+        .unwrap();
+    let stops = plan.iter().any(|line| line.contains("Run Condition"));
+    assert!(stops, "{plan:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
