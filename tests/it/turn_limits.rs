@@ -139,7 +139,7 @@ async fn results_of_tools_go_on_within_the_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_is_not_committed_yet_counts() {
     // Two nodes of six connections each: below one running turn no start waits for another.
-    let most = 21;
+    let most = 25;
     let chat = chat_with(most).await;
     answer(&chat.say(0, "slow", "hi").await);
     chat.model.otherwise(Step::held("one", "!"));
