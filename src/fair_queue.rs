@@ -1,6 +1,6 @@
 //! Something of which a node has only so much, shared among tenants: connections, memory, descriptors. The next free
-//! part goes to the tenant that has the least, and of its requests to the one that has waited longest. No tenant has
-//! all of it, so that one whose requests hold theirs for long leaves some to the others.
+//! part goes to the tenant that has the least, after the service itself, and of its requests to the one that has waited
+//! longest. No tenant has all of it, so that one whose requests hold theirs for long leaves some to the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,9 +12,15 @@ use crate::ids::TenantId;
 /// Who asks for a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// What belongs to no tenant: credentials, jobs, heartbeats, the operator. Not bounded by a share.
+    /// What belongs to no tenant: credentials, jobs, heartbeats, the operator. Not bounded by a share, never refused,
+    /// and next before all tenants while it has less than half of what there is: its work is short, and every request
+    /// needs some of it. The other half is the tenants', however many ask for the service.
     Service,
+    /// Requests of a tenant.
     Tenant(TenantId),
+    /// What the service does for a tenant's accepted turns and open streams: before the tenant's requests, and with a
+    /// reserve beyond their share, so that no number of requests makes a turn lose its lease.
+    TenantTurns(TenantId),
 }
 
 impl From<Option<TenantId>> for Holder {
@@ -37,6 +43,8 @@ pub struct Size {
     pub total: usize,
     /// Of one tenant.
     pub tenant_max: usize,
+    /// How much more a tenant may have where `Holder::TenantTurns` asks.
+    pub turns_reserve: usize,
     /// Requests of one tenant that may wait; one more is refused at once.
     pub tenant_waiting: usize,
 }
@@ -71,6 +79,14 @@ struct Use {
     waiting: VecDeque<Ticket>,
 }
 
+/// Who comes first of those who have as much.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
+enum Kind {
+    Service,
+    Turns,
+    Requests,
+}
+
 struct Ticket {
     number: u64,
     amount: usize,
@@ -102,7 +118,7 @@ impl FairQueue {
             }
             let number = state.next_ticket;
             let queue = &mut state.holders.entry(holder).or_default().waiting;
-            if queue.len() >= self.shared.size.tenant_waiting {
+            if queue.len() >= self.shared.most_waiting(holder) {
                 return Err(Refusal::Full);
             }
             let (grant, granted) = oneshot::channel();
@@ -133,8 +149,9 @@ impl FairQueue {
         }
     }
 
-    /// A part, if there is one now.
+    /// A part, if there is one now. Who asks for more than it may have gets all that it may have.
     pub fn try_acquire(&self, holder: Holder, amount: usize) -> Option<Place> {
+        let amount = amount.min(self.shared.most(holder));
         let mut state = self.shared.state();
         let granted = !state.closed && self.shared.grant_at_once(&mut state, holder, amount);
         drop(state);
@@ -153,10 +170,9 @@ impl FairQueue {
         self.shared.state().in_use
     }
 
-    /// Whether the holder has most of what it may have: then its requests likely wait for each other.
-    pub fn is_crowded(&self, holder: Holder) -> bool {
-        let state = self.shared.state();
-        let in_use = state.holders.get(&holder).map_or(0, |held| held.in_use);
+    /// Whether the tenant has most of what it may have: then its requests likely wait for each other.
+    pub fn is_crowded(&self, tenant_id: TenantId) -> bool {
+        let in_use = self.shared.state().in_use_of_tenant(tenant_id);
         in_use * 2 > self.shared.size.tenant_max
     }
 
@@ -196,20 +212,43 @@ impl Shared {
         match holder {
             Holder::Service => self.size.total,
             Holder::Tenant(_) => self.size.tenant_max,
+            Holder::TenantTurns(_) => self.size.tenant_max + self.size.turns_reserve,
         }
     }
 
-    fn may_have(&self, holder: Holder, held: usize, amount: usize) -> bool {
-        held + amount <= self.most(holder)
+    fn most_waiting(&self, holder: Holder) -> usize {
+        match holder {
+            Holder::Service => usize::MAX,
+            Holder::Tenant(_) | Holder::TenantTurns(_) => self.size.tenant_waiting,
+        }
+    }
+
+    fn may_have(&self, state: &State, holder: Holder, amount: usize) -> bool {
+        let in_use = match holder {
+            Holder::Service => state.in_use_by(holder),
+            Holder::Tenant(tenant_id) | Holder::TenantTurns(tenant_id) => {
+                state.in_use_of_tenant(tenant_id)
+            }
+        };
+        in_use + amount <= self.most(holder)
+    }
+
+    /// Who has the least is next; of those who have as much, the one that has waited longest. Turns do not rank behind
+    /// for what requests of their tenant have.
+    fn rank(&self, state: &State, holder: Holder) -> (usize, Kind) {
+        match holder {
+            Holder::Service if state.in_use_by(holder) * 2 < self.size.total => (0, Kind::Service),
+            Holder::Service => (state.in_use_by(holder), Kind::Requests),
+            Holder::TenantTurns(_) => (state.in_use_by(holder), Kind::Turns),
+            Holder::Tenant(tenant_id) => (state.in_use_of_tenant(tenant_id), Kind::Requests),
+        }
     }
 
     /// Whoever waits comes first, unless it waits for its own share alone.
     fn grant_at_once(&self, state: &mut State, holder: Holder, amount: usize) -> bool {
         let held = state.holders.get(&holder);
-        let (in_use, waits) =
-            held.map_or((0, false), |held| (held.in_use, !held.waiting.is_empty()));
-        let fits =
-            state.in_use + amount <= self.size.total && self.may_have(holder, in_use, amount);
+        let waits = held.is_some_and(|held| !held.waiting.is_empty());
+        let fits = state.in_use + amount <= self.size.total && self.may_have(state, holder, amount);
         let granted = fits && !waits && self.next(state).is_none();
         if granted {
             state.grant(holder, amount);
@@ -224,10 +263,11 @@ impl Shared {
         }
         let eligible = state.holders.iter().filter_map(|(holder, held)| {
             let first = held.waiting.front()?;
-            let may = self.may_have(*holder, held.in_use, first.amount);
-            may.then_some((held.in_use, first.number, *holder, first.amount))
+            let may = self.may_have(state, *holder, first.amount);
+            let rank = self.rank(state, *holder);
+            may.then_some((rank, first.number, *holder, first.amount))
         });
-        let next = eligible.min_by_key(|(in_use, number, ..)| (*in_use, *number));
+        let next = eligible.min_by_key(|(rank, number, ..)| (*rank, *number));
         next.map(|(_, _, holder, amount)| (holder, amount))
     }
 
@@ -263,6 +303,15 @@ impl Shared {
 }
 
 impl State {
+    fn in_use_by(&self, holder: Holder) -> usize {
+        self.holders.get(&holder).map_or(0, |held| held.in_use)
+    }
+
+    fn in_use_of_tenant(&self, tenant_id: TenantId) -> usize {
+        let of_turns = self.in_use_by(Holder::TenantTurns(tenant_id));
+        self.in_use_by(Holder::Tenant(tenant_id)) + of_turns
+    }
+
     fn grant(&mut self, holder: Holder, amount: usize) {
         self.in_use += amount;
         self.holders.entry(holder).or_default().in_use += amount;

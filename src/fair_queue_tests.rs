@@ -12,12 +12,20 @@ fn queue(total: usize) -> FairQueue {
     FairQueue::new(Size {
         total,
         tenant_max: total - total / 4,
+        turns_reserve: total / 8,
         tenant_waiting: WAITING,
     })
 }
 
 fn tenant() -> Holder {
     Holder::Tenant(TenantId::generate())
+}
+
+fn id_of(tenant: Holder) -> TenantId {
+    match tenant {
+        Holder::Service => unreachable!(),
+        Holder::Tenant(id) | Holder::TenantTurns(id) => id,
+    }
 }
 
 type Asking<'a> = LocalBoxFuture<'a, Result<Place, Refusal>>;
@@ -45,7 +53,7 @@ fn no_tenant_has_all_connections_and_the_service_may() {
     let noisy = tenant();
     let held: Vec<Place> = (0..3).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
     let waiting = ask(&queue, noisy).err().unwrap();
-    assert!(queue.is_crowded(noisy));
+    assert!(queue.is_crowded(id_of(noisy)));
     let other = ask(&queue, tenant()).ok().unwrap();
     drop((other, held, waiting));
     assert_eq!(queue.in_use(), 0);
@@ -162,4 +170,92 @@ fn those_behind_one_who_leaves_move_up() {
     let mut little = ask_for(&queue, other, 10).err().unwrap();
     drop(much);
     assert!(is_granted(&mut little).is_some());
+}
+
+#[test]
+fn the_service_is_next_before_tenants_while_it_has_less_than_half() {
+    let queue = queue(4);
+    let one = tenant();
+    let held = ask(&queue, one).ok().unwrap();
+    let mut held = vec![held, ask(&queue, one).ok().unwrap()];
+    let of_service = ask(&queue, Holder::Service).ok().unwrap();
+    let _of_other = ask(&queue, tenant()).ok().unwrap();
+    let mut tenants_wait: Vec<_> = (0..8)
+        .map(|_| ask(&queue, tenant()).err().unwrap())
+        .collect();
+    let mut service_waits: Vec<_> = (0..2)
+        .map(|_| ask(&queue, Holder::Service).err().unwrap())
+        .collect();
+    drop(held.pop());
+    let second = is_granted(&mut service_waits[0]).expect("the service comes first");
+    drop(held.pop());
+    assert!(is_granted(&mut service_waits[1]).is_none());
+    let of_tenant = is_granted(&mut tenants_wait[0]).expect("tenants keep half");
+    drop(of_service);
+    let third = is_granted(&mut service_waits[1]);
+    assert!(third.is_some());
+    drop((second, of_tenant));
+}
+
+#[test]
+fn the_service_may_wait_however_many_of_it_do() {
+    let queue = queue(1);
+    let _held = ask(&queue, tenant()).ok().unwrap();
+    let waiting: Vec<_> = (0..=WAITING)
+        .map(|_| ask(&queue, Holder::Service))
+        .collect();
+    assert!(waiting.iter().all(Result::is_err));
+    let next = queue.acquire(Holder::Service, 1).now_or_never();
+    assert!(next.is_none(), "it waits too");
+}
+
+#[test]
+fn turns_come_before_the_requests_of_their_tenant_and_beyond_their_share() {
+    let queue = queue(8);
+    let noisy = tenant();
+    let turns = Holder::TenantTurns(id_of(noisy));
+    let mut held: Vec<Place> = (0..6).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let mut requests: Vec<_> = (0..WAITING)
+        .map(|_| ask(&queue, noisy).err().unwrap())
+        .collect();
+    let reserve = ask(&queue, turns).ok().unwrap();
+    let mut turn_waits = ask(&queue, turns).err().unwrap();
+    let other = ask(&queue, tenant()).ok().expect("no tenant has all");
+    drop(held.pop());
+    let second = is_granted(&mut turn_waits).expect("before the requests");
+    assert!(is_granted(&mut requests[0]).is_none());
+    drop((reserve, second));
+    assert!(is_granted(&mut requests[0]).is_some());
+    drop(other);
+}
+
+#[test]
+fn turns_are_not_behind_other_tenants_for_what_requests_of_their_own_have() {
+    let queue = queue(8);
+    let noisy = tenant();
+    let mut held: Vec<Place> = (0..6).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let of_quiet: Vec<Place> = (0..2)
+        .map(|_| ask(&queue, tenant()).ok().unwrap())
+        .collect();
+    let mut quiet: Vec<_> = (0..8)
+        .map(|_| ask(&queue, tenant()).err().unwrap())
+        .collect();
+    let mut turn = ask(&queue, Holder::TenantTurns(id_of(noisy)))
+        .err()
+        .unwrap();
+    drop(held.pop());
+    assert!(is_granted(&mut turn).is_some());
+    assert!(is_granted(&mut quiet[0]).is_some());
+    drop(of_quiet);
+}
+
+#[test]
+fn who_asks_at_once_for_more_than_it_may_have_gets_all_that_it_may_have() {
+    let queue = queue(100);
+    let one = tenant();
+    let all = queue.try_acquire(one, 500).expect("all of its share");
+    assert_eq!(queue.in_use(), 75);
+    assert!(queue.try_acquire(one, 1).is_none());
+    drop(all);
+    assert_eq!(queue.in_use(), 0);
 }

@@ -10,8 +10,8 @@ use super::KeyCaller;
 use crate::clock::Clock;
 use crate::domain::api_key::PresentedKey;
 use crate::error::{Code, Error, Result};
-use crate::store::Db;
 use crate::store::api_keys::{self, FoundKey};
+use crate::store::{Db, Urgency};
 
 /// How long an answer of the database is believed, counted from before it was asked.
 const BELIEVED: Duration = Duration::from_millis(800);
@@ -127,7 +127,10 @@ impl KeyVerifier {
         now: DateTime<Utc>,
         due: DateTime<Utc>,
     ) -> Result<()> {
-        let mut tx = self.db.begin_tenant(key.tenant_id).await?;
+        let mut tx = self
+            .db
+            .begin_tenant(key.tenant_id, Urgency::Request)
+            .await?;
         api_keys::update_last_used(&mut tx, key.id, now, due).await?;
         tx.commit().await
     }

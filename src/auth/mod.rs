@@ -13,7 +13,7 @@ use crate::domain::user::Identity;
 use crate::error::{Error, Result};
 use crate::ids::{ApiKeyId, TenantId, UserId};
 use crate::store::jobs::DueJob;
-use crate::store::{Db, TenantTx};
+use crate::store::{Db, TenantTx, Urgency};
 
 mod api_keys;
 mod key_sets;
@@ -63,6 +63,7 @@ pub struct UserCaller {
 #[derive(Debug, Clone)]
 pub struct JobCaller {
     tenant_id: TenantId,
+    urgency: Urgency,
 }
 
 impl Caller {
@@ -109,7 +110,7 @@ impl KeyCaller {
     }
 
     pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
-        db.begin_tenant(self.tenant_id).await
+        db.begin_tenant(self.tenant_id, Urgency::Request).await
     }
 }
 
@@ -142,7 +143,7 @@ impl UserCaller {
     }
 
     pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
-        db.begin_tenant(self.tenant_id).await
+        db.begin_tenant(self.tenant_id, Urgency::Request).await
     }
 }
 
@@ -160,20 +161,25 @@ impl OperatorCaller {
 
     /// A transaction of the operator's own plane.
     pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
-        db.begin_tenant(TenantId::OPERATOR).await
+        db.begin_tenant(TenantId::OPERATOR, Urgency::Request).await
     }
 }
 
 impl JobCaller {
+    /// A job that finds no connection is done later.
     pub fn new(job: &DueJob) -> Self {
         Self {
             tenant_id: job.tenant_id,
+            urgency: Urgency::Request,
         }
     }
 
-    /// For what this node counted while it served `tenant_id`.
+    /// For the turns and streams that this node has accepted of `tenant_id`, and what it counted.
     pub fn of_served_tenant(tenant_id: TenantId) -> Self {
-        Self { tenant_id }
+        Self {
+            tenant_id,
+            urgency: Urgency::Turn,
+        }
     }
 
     pub fn tenant_id(&self) -> TenantId {
@@ -181,7 +187,7 @@ impl JobCaller {
     }
 
     pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
-        db.begin_tenant(self.tenant_id).await
+        db.begin_tenant(self.tenant_id, self.urgency).await
     }
 }
 

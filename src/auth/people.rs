@@ -7,7 +7,7 @@ use crate::domain::user::{Account, KnownIdentity};
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
 use crate::limits::{Bucket, Demand, Limiter};
-use crate::store::{Db, identities};
+use crate::store::{Db, Urgency, identities};
 
 /// As often as an account may come and go under us before we give up.
 const ATTEMPTS: usize = 5;
@@ -31,7 +31,7 @@ impl People {
         account: &Account,
         limits: &Limits,
     ) -> Result<KnownIdentity> {
-        let mut tx = self.db.begin_tenant(tenant_id).await?;
+        let mut tx = self.db.begin_tenant(tenant_id, Urgency::Request).await?;
         if let Some(known) = identities::find(&mut tx, &account.name).await? {
             return Ok(known);
         }
@@ -41,7 +41,7 @@ impl People {
         let admitted = self.limiter.take(tenant_id, &[demand]).await;
         admitted.map_err(|refused| refused.refusal())?;
         for _ in 0..ATTEMPTS {
-            let mut tx = self.db.begin_tenant(tenant_id).await?;
+            let mut tx = self.db.begin_tenant(tenant_id, Urgency::Request).await?;
             let made = identities::insert_with_user(&mut tx, account, self.clock.now()).await?;
             let known = match made {
                 Some(made) => Some(made),

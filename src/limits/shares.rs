@@ -14,30 +14,35 @@ const MIB: usize = 1024 * 1024;
 const BODIES: Size = Size {
     total: 256 * MIB,
     tenant_max: 128 * MIB,
+    turns_reserve: 0,
     tenant_waiting: 1024,
 };
 /// Pieces of large bodies that are taken in at one time: a thread that takes in many has no time for other requests.
 const TURNS_TO_READ: Size = Size {
     total: 8,
     tenant_max: 2,
+    turns_reserve: 0,
     tenant_waiting: usize::MAX,
 };
 /// What bodies come to as values, by `http::json_text`.
 const VALUES: Size = Size {
     total: 192 * MIB,
     tenant_max: MAX_VALUES_COST,
+    turns_reserve: 0,
     tenant_waiting: 1024,
 };
 /// Bytes of answers that clients have not taken yet.
 const ANSWERS: Size = Size {
     total: 256 * MIB,
     tenant_max: 128 * MIB,
+    turns_reserve: 0,
     tenant_waiting: 0,
 };
 /// Each holds a page in memory while its client reads.
 const DOWNLOADS: Size = Size {
     total: 32,
     tenant_max: 8,
+    turns_reserve: 0,
     tenant_waiting: 64,
 };
 /// One body may come to all that its tenant may have.
@@ -76,6 +81,7 @@ impl NodeShares {
             descriptors: FairQueue::new(Size {
                 total: descriptors / 2,
                 tenant_max: descriptors / 8 * 3,
+                turns_reserve: 0,
                 tenant_waiting: 0,
             }),
         }
@@ -171,6 +177,7 @@ fn parsers() -> Size {
     Size {
         total: processors,
         tenant_max: (processors / 2).max(1),
+        turns_reserve: 0,
         tenant_waiting: 1024,
     }
 }

@@ -15,6 +15,8 @@ use limited::Limited;
 use outages::Outages;
 use pool::{Lease, Pool};
 
+pub use pool::Urgency;
+
 pub mod admin;
 pub mod agents;
 pub mod api_keys;
@@ -114,7 +116,7 @@ impl Db {
 
     /// Begins a transaction in which only rows of `tenant_id` exist. For `auth`, which has a caller
     /// to justify it; the architecture test holds that nobody else calls it.
-    pub async fn begin_tenant(&self, tenant_id: TenantId) -> Result<TenantTx> {
+    pub async fn begin_tenant(&self, tenant_id: TenantId, urgency: Urgency) -> Result<TenantTx> {
         // One round trip. A parsed uuid has only hex digits and dashes.
         let begin = |is_crowded: bool| {
             let lock_timeout = if is_crowded {
@@ -128,7 +130,7 @@ impl Db {
                 tenant_id.as_uuid()
             )
         };
-        let lease = self.pool.begin(tenant_id, begin).await?;
+        let lease = self.pool.begin(tenant_id, urgency, begin).await?;
         Ok(TenantTx {
             lease,
             tenant_id,

@@ -62,6 +62,15 @@ struct Shared {
     idle: Mutex<Vec<Idle>>,
 }
 
+/// How soon a transaction of a tenant needs its connection.
+#[derive(Debug, Clone, Copy)]
+pub enum Urgency {
+    /// A request may be told to come again.
+    Request,
+    /// A turn that was accepted must keep its lease, and an open stream must know its rights.
+    Turn,
+}
+
 struct Open {
     connection: PgConnection,
     since: Instant,
@@ -108,36 +117,48 @@ impl Pool {
     pub async fn acquire(&self) -> sqlx::Result<Lease> {
         let deadline = tokio::time::Instant::now() + ACQUIRE_TIMEOUT;
         let place = timeout_at(deadline, self.shared.queue.acquire(Holder::Service, 1)).await;
-        let Ok(place) = place else {
-            return Err(sqlx::Error::PoolTimedOut);
+        let place = match place {
+            Ok(Ok(place)) => place,
+            Ok(Err(Refusal::Closed)) => return Err(sqlx::Error::PoolClosed),
+            Ok(Err(Refusal::Full)) | Err(_) => return Err(sqlx::Error::PoolTimedOut),
         };
-        let place = place.map_err(|_| sqlx::Error::PoolClosed)?;
         let mut lease = self.lease(place, "");
         let ready = timeout_at(deadline, lease.make_ready("")).await;
         ready.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
         Ok(lease)
     }
 
-    /// A connection on which a statement or several have begun a transaction of a tenant. `begin` makes them, and
-    /// is told whether many requests of the tenant are under way.
+    /// A connection on which a statement or several have begun a transaction of a tenant, for its requests or for its
+    /// turns. `begin` makes them, and is told whether many requests of the tenant are under way.
     pub async fn begin(
         &self,
         tenant_id: TenantId,
+        urgency: Urgency,
         begin: impl FnOnce(bool) -> String,
     ) -> Result<Lease> {
         let deadline = tokio::time::Instant::now() + ACQUIRE_TIMEOUT;
-        let (queue, holder) = (&self.shared.queue, Holder::Tenant(tenant_id));
+        let queue = &self.shared.queue;
+        let holder = match urgency {
+            Urgency::Request => Holder::Tenant(tenant_id),
+            Urgency::Turn => Holder::TenantTurns(tenant_id),
+        };
         let place = match timeout_at(deadline, queue.acquire(holder, 1)).await {
             Ok(Ok(place)) => place,
             Ok(Err(Refusal::Full)) => return Err(crowded()),
             Ok(Err(Refusal::Closed)) => return Err(sqlx::Error::PoolClosed.into()),
-            Err(_) if queue.is_crowded(holder) => return Err(crowded()),
+            Err(_) if queue.is_crowded(tenant_id) => return Err(crowded()),
             Err(_) => return Err(sqlx::Error::PoolTimedOut.into()),
         };
-        let begin = begin(queue.is_crowded(holder));
+        let was_late = deadline - tokio::time::Instant::now() < ACQUIRE_TIMEOUT / 2;
+        let begin = begin(queue.is_crowded(tenant_id));
         let mut lease = self.lease(place, "rollback");
         let ready = timeout_at(deadline, lease.make_ready(&begin)).await;
-        ready.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        match ready {
+            Ok(ready) => ready?,
+            // Not for Postgres, but for the tenant's requests before it.
+            Err(_) if was_late && queue.is_crowded(tenant_id) => return Err(crowded()),
+            Err(_) => return Err(sqlx::Error::PoolTimedOut.into()),
+        }
         Ok(lease)
     }
 
@@ -159,10 +180,15 @@ impl Pool {
     }
 }
 
+/// Requests of a tenant have three quarters, its turns an eighth more; of a small pool one connection is left to the
+/// others nevertheless.
 fn share_of(size: usize) -> Size {
+    let turns_reserve = (size / 8).max(1).min(size - 1);
+    let with_turns = (size - size / 4 + turns_reserve).min(size - 1).max(1);
     Size {
         total: size,
-        tenant_max: size - size / 4,
+        tenant_max: (with_turns - turns_reserve).max(1),
+        turns_reserve,
         tenant_waiting: size * WAITING_PER_CONNECTION,
     }
 }

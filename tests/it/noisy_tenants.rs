@@ -8,17 +8,21 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
-use sqlx::Connection;
+use sqlx::{AssertSqlSafe, Connection};
 use throughline::fair_queue::Holder;
 use throughline::ids::TenantId;
+use throughline::store::messages::LIST_NEWEST;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 
 use crate::support::chat::Chat;
 use crate::support::conversations::{id_of, said};
 use crate::support::model::Step;
+use crate::support::sse::{self, Sse};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
 use crate::support::{Reply, World, eventually};
+use crate::turn_recovery::{LEASE, Pair};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_tenant_that_wait_for_one_row_leave_connections_to_others() {
@@ -40,7 +44,7 @@ async fn requests_of_a_tenant_that_wait_for_one_row_leave_connections_to_others(
         tokio::spawn(Reply::of(request.json(&body)))
     });
     let asks: Vec<_> = asks.collect();
-    // Of the five connections of a test's node a tenant has four.
+    // Of the six connections of a test's node requests of a tenant have four.
     world.waiting(4).await;
     for _ in 0..5 {
         let asking = world.get(&quiet.key, "/v1/agents");
@@ -56,6 +60,57 @@ async fn requests_of_a_tenant_that_wait_for_one_row_leave_connections_to_others(
     let body = json!({"name": "k", "scopes": ["bridge"], "platforms": ["telegram"]});
     let made = world.post(&noisy.key, "/v1/api-keys", body).await;
     made.expect(201);
+}
+
+/// So many clients append to one session of `pair`'s first node, again and again.
+fn append_without_end(pair: &Pair, session: &str, clients: usize) -> JoinSet<()> {
+    let url = pair
+        .nodes
+        .url_on(0, &format!("/v1/sessions/{session}/messages"));
+    let request = pair.nodes.client.post(url).bearer_auth(&pair.key);
+    let request = request.json(&json!({"messages": [said("x")]}));
+    let mut appending = JoinSet::new();
+    for _ in 0..clients {
+        let request = request.try_clone().unwrap();
+        appending.spawn(async move {
+            loop {
+                let reply = Reply::try_of(request.try_clone().unwrap()).await;
+                assert!(reply.is_ok_and(|reply| [201, 409, 429].contains(&reply.status)));
+            }
+        });
+    }
+    appending
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_a_tenant_that_wait_for_one_row_take_no_turn_from_its_node() {
+    let pair = Pair::new([Step::held("one two ", "three")]).await;
+    let mut stream = Sse::open(pair.saying(0, "hi", true)).await;
+    stream.hears("one two ").await;
+    let turn = stream.header("x-throughline-turn-id");
+    let new = pair.nodes.client.post(pair.nodes.url_on(0, "/v1/sessions"));
+    let new = Reply::of(new.bearer_auth(&pair.key).json(&json!({}))).await;
+    let session = id_of(&new.expect(201));
+    let id: throughline::ids::SessionId = session.parse().unwrap();
+    let mut superuser = pair.nodes.superuser().await;
+    let mut holder = superuser.begin().await.unwrap();
+    sqlx::query("select id from sessions where id = $1 for update")
+        .bind(id.as_uuid())
+        .execute(&mut *holder)
+        .await
+        .unwrap();
+    let mut appending = append_without_end(&pair, &session, 100);
+    tokio::time::sleep(LEASE * 6).await;
+    assert!(appending.try_join_next().is_none(), "all still wait");
+    pair.model.release();
+    let ended = pair.completes(1, &turn).await;
+    assert_eq!(ended["attempt"], 1);
+    assert_eq!(pair.lost().await, 0);
+    assert_eq!(ended["message"]["content"], "one two three");
+    assert_eq!(sse::said(&stream.rest().await), "three");
+    assert_eq!(pair.model.requests().len(), 1);
+    appending.shutdown().await;
+    holder.rollback().await.unwrap();
 }
 
 /// 249,000 objects of eight bytes, which come to some 200 MB as values.
@@ -179,6 +234,24 @@ async fn a_page_of_large_messages_ends_early_and_the_next_goes_on() {
         assert_eq!(found, expected, "{query}");
         assert!(pages >= 4, "{pages} pages");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_stops_reading_where_a_page_ends() {
+    let world = World::new().await;
+    let mut superuser = world.superuser().await;
+    let prepare = format!("prepare page (uuid, uuid, bigint, bigint, bigint) as {LIST_NEWEST}");
+    sqlx::raw_sql(AssertSqlSafe(prepare))
+        .execute(&mut superuser)
+        .await
+        .unwrap();
+    let explain = "explain execute page (gen_random_uuid(), gen_random_uuid(), 0, 9, 201)";
+    let plan: Vec<String> = sqlx::query_scalar(explain)
+        .fetch_all(&mut superuser)
+        .await
+        .unwrap();
+    let stops = plan.iter().any(|line| line.contains("Run Condition"));
+    assert!(stops, "{plan:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -138,8 +138,8 @@ async fn results_of_tools_go_on_within_the_limit() {
 /// One start waits in the middle of its statement while others fill the limit: they wait for it, or count it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_is_not_committed_yet_counts() {
-    // Two nodes of five connections each: below one running turn no start waits for another.
-    let most = 21;
+    // Two nodes of six connections each: below one running turn no start waits for another.
+    let most = 25;
     let chat = chat_with(most).await;
     answer(&chat.say(0, "slow", "hi").await);
     chat.model.otherwise(Step::held("one", "!"));

@@ -106,7 +106,7 @@ impl Pair {
     }
 
     /// How many nodes were lost with the turns.
-    async fn lost(&self) -> i64 {
+    pub async fn lost(&self) -> i64 {
         sqlx::query_scalar("select sum(lost)::bigint from turns")
             .fetch_one(&mut self.nodes.superuser().await)
             .await

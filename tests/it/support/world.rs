@@ -202,7 +202,7 @@ impl Drop for World {
 pub fn node_environment(database: &str, redis_url: &str) -> Vec<(String, String)> {
     [
         ("DATABASE_URL", cluster().service_url(database).as_str()),
-        ("DATABASE_POOL", "5"),
+        ("DATABASE_POOL", "6"),
         ("REDIS_URL", redis_url),
         ("OPERATOR_KEY", OPERATOR_KEY),
         ("SECRET_KEY", SECRET_KEY),
