@@ -195,9 +195,9 @@ impl Load {
         let lived = before.is_multiple_of(2) && self.nodes.changes(node) == before;
         let traffic = &self.traffic[node];
         match reply {
-            Ok(reply) if reply.status < 500 => Heard::Answer(reply),
+            Ok(reply) if reply.status < 500 && reply.code() != "busy" => Heard::Answer(reply),
             Ok(reply) => {
-                if reply.status != 503 {
+                if ![429, 503].contains(&reply.status) {
                     self.fault(format!("node {node} answered {}", reply.text));
                 } else if lived {
                     traffic.unavailable.fetch_add(1, Ordering::SeqCst);

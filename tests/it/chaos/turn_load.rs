@@ -235,7 +235,7 @@ impl Load {
                     .unwrap()
                     .to_owned(),
             },
-            (503, _) | (_, Some("too_many_turns" | "queue_full")) => Heard::Nothing,
+            (503, _) | (_, Some("busy" | "too_many_turns" | "queue_full")) => Heard::Nothing,
             // The name of a turn that has no answer stands in the message.
             (_, Some(_)) if head.contains_key("x-should-retry") => {
                 let message = body["error"]["message"].as_str().unwrap_or_default();
