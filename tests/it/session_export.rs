@@ -37,6 +37,7 @@ async fn seeded(world: &World, key: &str, count: i64, size: i32) -> String {
     id
 }
 
+/// Of a document that fits into no buffer of the system's, which may hold 36 MB: its end is not written before it is read.
 async fn begin_export(world: &World, key: &str, id: &str) -> (reqwest::Response, Vec<u8>) {
     let path = format!("/v1/sessions/{id}/export");
     let mut response = world.request(Method::GET, &path, key).send().await.unwrap();
@@ -97,7 +98,7 @@ async fn an_export_breaks_off_when_its_conversation_goes() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let key = &tenant.key;
-    let id = seeded(&world, key, 5000, 4000).await;
+    let id = seeded(&world, key, 12_000, 4000).await;
     let (response, begun) = begin_export(&world, key, &id).await;
     world
         .delete(key, &format!("/v1/sessions/{id}"))
@@ -112,7 +113,7 @@ async fn an_export_breaks_off_when_its_end_is_taken_back_or_its_key_revoked() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let key = &tenant.key;
-    let id = seeded(&world, key, 5000, 4000).await;
+    let id = seeded(&world, key, 12_000, 4000).await;
     world
         .compress(key, &id, json!({"summary": "s"}))
         .await
