@@ -101,6 +101,11 @@ impl Attack {
         Self::FirstContacts,
     ];
 
+    /// Whether memory is what it takes: after it the node has its own size again.
+    fn is_of_bodies(self) -> bool {
+        matches!(self, Self::TooManyObjects | Self::ManyObjects)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::TooManyObjects => "40 x 2 MB of 249,000 objects",
@@ -157,7 +162,8 @@ fn measure(dev: &Dev) -> anyhow::Result<bool> {
         let after = Memory::of(node.pid())?.pss;
         let (alone, beside) = (p99(&mut alone), p99(&mut beside));
         let ratio = beside / alone;
-        met &= ratio <= GOAL_P99 && peak <= GOAL_PEAK && after <= GOAL_AFTER;
+        met &= ratio <= GOAL_P99 && peak <= GOAL_PEAK;
+        met &= after <= GOAL_AFTER || !attack.is_of_bodies();
         println!(
             "{:<30} {alone:>7.2} ms {beside:>7.2} ms {ratio:>7.2} {peak:>9.0} {after:>9.0}   {}",
             attack.name(),
