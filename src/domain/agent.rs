@@ -146,7 +146,7 @@ impl<'de> Deserialize<'de> for KeyChange {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ToolName(String);
 
-wire_text!(ToolName, r"^[^\u0000]+$", 1, MAX_TOOL_CHARS);
+wire_text!(ToolName, r"^[\s\S]+$", 1, MAX_TOOL_CHARS);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a tool's name has 1 to {MAX_TOOL_CHARS} characters")]

@@ -11,7 +11,7 @@ use crate::domain::link::{MergeCounts, MoveKind};
 use crate::domain::reset::TimeZone;
 use crate::domain::user::User;
 use crate::domain::viewer::Reach;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, FieldError, Result};
 use crate::http::acting::{PersonActor, PersonViewer};
 use crate::http::callers::{Admin, Person, Reader};
 use crate::http::extract::{PathId, Query, given};
@@ -195,6 +195,11 @@ pub async fn list_users(
     caller: Reader,
     Query(params): Query<ListUsersParams>,
 ) -> Result<HttpResponse> {
+    let length = params.external_id.as_ref().map(|id| id.chars().count());
+    if length.is_some_and(|length| !(1..=256).contains(&length)) {
+        let error = FieldError::new("/query/external_id", "must have 1 to 256 characters");
+        return Err(Error::fields(Code::InvalidRequest, vec![error]));
+    }
     let asked = (&params.external_id, &params.identity);
     let name = ListName::of_key(&caller, format!("users?{asked:?}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
