@@ -244,7 +244,7 @@ impl Shared {
         }
     }
 
-    /// Whoever waits comes first, unless it waits for its own share alone.
+    /// Only if no other request waits, but for those that wait for their own share alone.
     fn grant_at_once(&self, state: &mut State, holder: Holder, amount: usize) -> bool {
         let held = state.holders.get(&holder);
         let waits = held.is_some_and(|held| !held.waiting.is_empty());
@@ -330,17 +330,6 @@ pub struct Place {
     shared: Arc<Shared>,
     holder: Holder,
     amount: usize,
-}
-
-impl Place {
-    /// Gives back all but `amount`.
-    pub fn shrink(&mut self, amount: usize) {
-        let more = self.amount.saturating_sub(amount);
-        if more > 0 {
-            self.amount -= more;
-            self.shared.release(self.holder, more);
-        }
-    }
 }
 
 impl Drop for Place {

@@ -123,9 +123,7 @@ impl NodeShares {
             Ok(Err(_)) | Err(_) => Err(too_many_bodies()),
         }
     }
-}
 
-impl NodeShares {
     /// Room for an answer until its client has taken it, if there is any.
     pub fn answer(&self, holder: Holder, bytes: usize) -> Option<Memory> {
         if bytes <= SMALL {

@@ -316,9 +316,10 @@ impl Telling {
 
     /// What has come is shown to who may read it now, and otherwise to nobody.
     async fn check_words(&mut self) -> Result<()> {
-        let checked = match self.waiting.is_empty() {
-            true => Ok(()),
-            false => self.allowed.check_before_words().await,
+        let checked = if self.waiting.is_empty() {
+            Ok(())
+        } else {
+            self.allowed.check_before_words().await
         };
         if checked.is_err() {
             self.waiting.clear();
