@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use throughline::guard::{Guarded, Spec, StopSignal};
+use throughline::child_guard::{Guarded, Spec, StopSignal};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_throughline");
 const POLL: Duration = Duration::from_millis(1);

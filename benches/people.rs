@@ -2,9 +2,9 @@
 //! which something was said. Every account was heard within the last minute. Ids are made from numbers.
 
 use sqlx::{AssertSqlSafe, PgConnection};
-use throughline::domain::chat::Chat;
-use throughline::domain::session_key::{possible_keys, user_key_prefix};
-use throughline::store::resolve::RESOLVE;
+use throughline::domain::bridge::chat::Chat;
+use throughline::domain::conversation::session_key::{possible_keys, user_key_prefix};
+use throughline::store::people::resolve::RESOLVE;
 use uuid::Uuid;
 
 use crate::AGENT;

@@ -8,6 +8,7 @@ use chrono::TimeDelta;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
+use crate::agent_runtime::Models;
 use crate::auth::{KeyVerifier, OperatorKeys, People, TokenVerifier, Verifiers};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -15,8 +16,7 @@ use crate::crypto::Keyring;
 use crate::descriptors;
 use crate::ids::{BootId, SessionId, TenantId};
 use crate::limits::{Limiter, NodeShares};
-use crate::live::Live;
-use crate::model::Models;
+use crate::notifications::Live;
 use crate::recent::Recent;
 use crate::redis::Redis;
 use crate::shutdown::Shutdown;

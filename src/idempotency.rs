@@ -13,8 +13,9 @@ use crate::app::App;
 use crate::crypto;
 use crate::error::{Code, Error, Result};
 use crate::ids::{TenantId, TurnId};
-use crate::store::idempotency::{self, RequestName, StoredAnswer};
-use crate::store::{TenantTx, jobs};
+use crate::store::TenantTx;
+use crate::store::db::idempotency::{self, RequestName, StoredAnswer};
+use crate::store::db::jobs;
 
 /// How long a first answer is given again.
 pub const KEPT: TimeDelta = TimeDelta::hours(24);

@@ -24,13 +24,13 @@
 #[macro_use]
 mod wire_text;
 
+pub mod child_guard;
 pub mod clock;
 pub mod config;
 pub mod crypto;
 pub mod descriptors;
 pub mod error;
 pub mod fair_queue;
-pub mod guard;
 pub mod ids;
 pub mod recent;
 pub mod shutdown;
@@ -43,23 +43,20 @@ pub mod store;
 pub mod upstream;
 
 pub mod limits;
-pub mod live;
+pub mod notifications;
 
 pub mod auth;
 
-pub mod model;
+pub mod agent_runtime;
 pub mod streams;
 pub mod usage;
 
 pub mod app;
 
-pub mod agents;
-pub mod api_keys;
 pub mod audit;
-pub mod chat;
+pub mod completions;
 pub mod idempotency;
 pub mod inbound;
-pub mod issuers;
 pub mod people;
 pub mod secrets;
 pub mod sessions;

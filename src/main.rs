@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use throughline::config::{Config, LogConfig, MigrateConfig, environment};
 use throughline::ids::TenantId;
-use throughline::{audit, dev, guard, http, secrets, server, store, telemetry, tenants};
+use throughline::{audit, child_guard, dev, http, secrets, server, store, telemetry, tenants};
 
 /// The system's own keeps what was freed: after a burst of large bodies a node had three times its memory for good
 /// (`cargo bench --bench abuse`). Settings are in .cargo/config.toml.
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<()> {
     if let Command::Guard { spec } = &command {
         // Before any thread or log: the guard is as small as it can be.
-        return guard::run(spec);
+        return child_guard::run(spec);
     }
     let mut logs = LogConfig::from_lookup(&environment)?;
     if matches!(command, Command::Dev { .. }) {
@@ -119,7 +119,10 @@ fn run(command: Command) -> anyhow::Result<()> {
             }
             Command::Migrate => {
                 let config = MigrateConfig::from_lookup(&environment)?;
-                println!("{} migrations applied", store::migrate::run(&config).await?);
+                println!(
+                    "{} migrations applied",
+                    store::db::migrate::run(&config).await?
+                );
             }
             Command::Openapi => print!("{}", http::openapi::to_text(&http::document()?)?),
             Command::Tenant(TenantCommand::Create { name }) => {
@@ -134,7 +137,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Secrets(SecretsCommand::Reseal) => {
                 secrets::reseal_from_command_line(config()?).await?;
             }
-            Command::Guard { spec } => guard::run(&spec)?,
+            Command::Guard { spec } => child_guard::run(&spec)?,
         }
         Ok(())
     })

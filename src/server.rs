@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::descriptors;
 use crate::http::{self, Shared, Surface};
 use crate::jobs;
-use crate::live;
+use crate::notifications;
 use crate::secrets;
 use crate::telemetry;
 
@@ -111,12 +111,12 @@ impl Node {
             ended.clone(),
         ));
         let (live, redis) = (&app.live, &app.redis);
-        background.spawn(live::tell_others(
+        background.spawn(notifications::tell_others(
             live.clone(),
             redis.clone(),
             ended.clone(),
         ));
-        background.spawn(live::hear_others(
+        background.spawn(notifications::hear_others(
             live.clone(),
             redis.clone(),
             ended.clone(),

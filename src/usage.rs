@@ -7,10 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::auth::JobCaller;
-use crate::domain::usage::{UsageCounts, UsageName};
+use crate::domain::tenant::usage::{UsageCounts, UsageName};
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
-use crate::store::{Db, usage};
+use crate::store::Db;
+use crate::store::tenant::usage;
 
 const SHARDS: usize = 16;
 /// So many tenants are all written each second; of more, one shard is.

@@ -2,12 +2,12 @@
 //! and the one that ends it.
 
 use serde_json::json;
-use throughline::domain::event::{NewEvent, TURN_STARTED, of_end};
-use throughline::domain::message::{Content, MessageKind, NewMessage, Role};
+use throughline::domain::conversation::message::{Content, MessageKind, NewMessage, Role};
+use throughline::domain::turn::event::{NewEvent, TURN_STARTED, of_end};
 use throughline::domain::turn::{Told, TurnInput, TurnState};
-use throughline::store::tips::TIP_BY_ID;
-use throughline::store::turn_starts::START;
-use throughline::store::turn_writes::WRITE;
+use throughline::store::conversation::tips::TIP_BY_ID;
+use throughline::store::turn::turn_starts::START;
+use throughline::store::turn::turn_writes::WRITE;
 use uuid::Uuid;
 
 use crate::AGENT;
@@ -90,7 +90,7 @@ impl Values {
         let input = TurnInput {
             messages: vec![said.clone()],
             instruction: None,
-            options: throughline::domain::raw_members::RawMembers::default(),
+            options: throughline::domain::values::raw_members::RawMembers::default(),
         };
         let told = Told {
             requested_session_id: Some("ses_00000000000070008000000000000000".to_owned()),

@@ -2,16 +2,18 @@
 //! it is, the transaction that accepts it, the one that ends its turn, and its delivery's lease and end.
 
 use serde_json::json;
-use throughline::domain::chat::Chat;
-use throughline::domain::delivery::{Address, DeliveryKind, MAX_ATTEMPTS, ReplyTo, ReplyVia};
+use throughline::domain::bridge::chat::Chat;
+use throughline::domain::bridge::delivery::{
+    Address, DeliveryKind, MAX_ATTEMPTS, ReplyTo, ReplyVia,
+};
 use throughline::ids::IdentityId;
-use throughline::store::deliveries::END;
-use throughline::store::delivery_leases::{LEASE, LOCK_DUE};
-use throughline::store::identities::FIND;
-use throughline::store::outbox::INSERT;
-use throughline::store::presence::WRITE as NOTE;
-use throughline::store::receipts::{CLAIM, UPDATE};
-use throughline::store::slots::LOCK_LEADING;
+use throughline::store::bridge::deliveries::END;
+use throughline::store::bridge::delivery_leases::{LEASE, LOCK_DUE};
+use throughline::store::bridge::inbound_receipts::{CLAIM, UPDATE};
+use throughline::store::bridge::outbox::INSERT;
+use throughline::store::conversation::slots::LOCK_LEADING;
+use throughline::store::people::identities::FIND;
+use throughline::store::people::presence::WRITE as NOTE;
 use uuid::Uuid;
 
 use crate::people::{Kind, id_sql, identity, resolve_sql};

@@ -1,8 +1,8 @@
 //! What the service runs, as scripts for pgbench.
 
-use throughline::domain::message::NewMessage;
-use throughline::store::messages::{APPEND, LIST_NEWEST};
-use throughline::store::tips::TIP_BY_ID;
+use throughline::domain::conversation::message::NewMessage;
+use throughline::store::conversation::messages::{APPEND, LIST_NEWEST};
+use throughline::store::conversation::tips::TIP_BY_ID;
 use uuid::Uuid;
 
 use crate::Task;

@@ -4,11 +4,12 @@
 use chrono::{DateTime, Utc};
 
 use crate::crypto::{BadMac, Keyring, Mac};
-use crate::domain::audit::{BEGINNING, Entry, Head, Link};
+use crate::domain::tenant::audit::{BEGINNING, Entry, Head, Link};
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
-use crate::store::audit::{self, SignedHead};
-use crate::store::{TenantTx, sealed};
+use crate::store::TenantTx;
+use crate::store::db::sealed;
+use crate::store::tenant::audit::{self, SignedHead};
 
 pub mod verify;
 

@@ -8,13 +8,14 @@ use crate::auth::OperatorCaller;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::{BadMac, Keyring};
-use crate::domain::audit::{Action, BEGINNING, Link};
-use crate::domain::paging::{MAX_LIMIT, PageRequest};
 use crate::domain::tenant::TenantState;
+use crate::domain::tenant::audit::{Action, BEGINNING, Link};
+use crate::domain::values::paging::{MAX_LIMIT, PageRequest};
 use crate::error::Result;
 use crate::ids::TenantId;
-use crate::store::audit::{self, ChainRow, SignedHead};
-use crate::store::{TenantTx, tenants};
+use crate::store::TenantTx;
+use crate::store::tenant::audit::{self, ChainRow, SignedHead};
+use crate::store::tenant::tenants;
 
 const ROWS_AT_ONCE: i64 = 500;
 

@@ -8,9 +8,9 @@ use moka::future::Cache;
 
 use super::KeyCaller;
 use crate::clock::Clock;
-use crate::domain::api_key::PresentedKey;
+use crate::domain::tenant::api_key::PresentedKey;
 use crate::error::{Code, Error, Result};
-use crate::store::api_keys::{self, FoundKey};
+use crate::store::tenant::api_keys::{self, FoundKey};
 use crate::store::{Db, Urgency};
 
 /// How long an answer of the database is believed, counted from before it was asked.

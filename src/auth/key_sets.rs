@@ -10,9 +10,9 @@ use moka::future::Cache;
 use serde_json::Value;
 
 use crate::clock::Clock;
-use crate::domain::issuer::{TokenAlgorithm, VerifyingKey, verifying_keys};
-use crate::domain::json_text;
-use crate::domain::outside_text::normalise_json;
+use crate::domain::tenant::issuer::{TokenAlgorithm, VerifyingKey, verifying_keys};
+use crate::domain::values::json_text;
+use crate::domain::values::outside_text::normalise_json;
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
 use crate::upstream::GuardedClient;

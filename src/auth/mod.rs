@@ -4,15 +4,15 @@
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::crypto;
-use crate::domain::api_key::Scope;
-use crate::domain::limits::Limits;
-use crate::domain::origin::Origin;
-use crate::domain::platform::PlatformScope;
+use crate::domain::people::platform::PlatformScope;
+use crate::domain::people::user::Identity;
 use crate::domain::tenant::TenantTerms;
-use crate::domain::user::Identity;
+use crate::domain::tenant::api_key::Scope;
+use crate::domain::tenant::limits::Limits;
+use crate::domain::tenant::origin::Origin;
 use crate::error::{Error, Result};
 use crate::ids::{ApiKeyId, TenantId, UserId};
-use crate::store::jobs::DueJob;
+use crate::store::db::jobs::DueJob;
 use crate::store::{Db, TenantTx, Urgency};
 
 mod api_keys;

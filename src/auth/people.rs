@@ -2,12 +2,13 @@
 //! identities. Who vouches has been judged before.
 
 use crate::clock::Clock;
-use crate::domain::limits::Limits;
-use crate::domain::user::{Account, KnownIdentity};
+use crate::domain::people::user::{Account, KnownIdentity};
+use crate::domain::tenant::limits::Limits;
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
 use crate::limits::{Bucket, Demand, Limiter};
-use crate::store::{Db, Urgency, identities};
+use crate::store::people::identities;
+use crate::store::{Db, Urgency};
 
 /// As often as an account may come and go under us before we give up.
 const ATTEMPTS: usize = 5;

@@ -17,15 +17,17 @@ use super::key_sets::{KeySets, matching};
 use super::people::People;
 use crate::clock::Clock;
 use crate::crypto::Keyring;
-use crate::domain::identity::IdentityName;
-use crate::domain::issuer::{Issuer, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm, verifying_keys};
-use crate::domain::platform::PlatformScope;
+use crate::domain::people::identity::IdentityName;
+use crate::domain::people::platform::PlatformScope;
+use crate::domain::people::user::{Account, Identity};
 use crate::domain::tenant::TenantTerms;
-use crate::domain::user::{Account, Identity};
+use crate::domain::tenant::issuer::{
+    Issuer, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm, verifying_keys,
+};
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
 use crate::store::Db;
-use crate::store::issuers::{self, FoundIssuers};
+use crate::store::tenant::issuers::{self, FoundIssuers};
 use crate::upstream::GuardedClient;
 
 const MAX_TOKEN_BYTES: usize = 8 * 1024;

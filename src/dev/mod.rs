@@ -8,19 +8,18 @@ use std::path::{Path, PathBuf};
 
 use secrecy::ExposeSecret;
 
-use crate::api_keys;
 use crate::app::App;
 use crate::auth::OperatorCaller;
 use crate::clock::Clock;
 use crate::config::{CLUSTER_VARIABLES, Config, MigrateConfig, PREFIX, ProgramDirs, environment};
 use crate::descriptors;
-use crate::domain::api_key::{NewApiKey, Scope};
-use crate::domain::display_name::DisplayName;
-use crate::domain::paging::{MAX_LIMIT, PageRequest};
+use crate::domain::people::display_name::DisplayName;
+use crate::domain::tenant::api_key::{NewApiKey, Scope};
+use crate::domain::values::paging::{MAX_LIMIT, PageRequest};
 use crate::server::{self, Node, Signals};
 use crate::store;
 use crate::telemetry;
-use crate::tenants;
+use crate::tenants::{self, api_keys};
 
 pub mod place;
 pub mod programs;
@@ -162,12 +161,12 @@ async fn migrate(
     env: &BTreeMap<String, String>,
 ) -> anyhow::Result<()> {
     let superuser = postgres.superuser("postgres");
-    store::admin::ensure_database(&superuser, OWNER, &state.owner_password, DATABASE).await?;
+    store::db::admin::ensure_database(&superuser, OWNER, &state.owner_password, DATABASE).await?;
     let config = MigrateConfig {
         owner_url: postgres.url(OWNER, &state.owner_password, DATABASE).into(),
         service_url: env[&variable("DATABASE_URL")].clone().into(),
     };
-    store::migrate::run(&config).await?;
+    store::db::migrate::run(&config).await?;
     Ok(())
 }
 
@@ -184,7 +183,7 @@ fn node_config(env: &BTreeMap<String, String>, listen: SocketAddr) -> anyhow::Re
 /// key instead of a twin.
 async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow::Result<Demo> {
     if let Some(demo) = &state.demo
-        && store::tenants::find(&app.db, demo.tenant_id)
+        && store::tenant::tenants::find(&app.db, demo.tenant_id)
             .await?
             .is_some()
     {
@@ -194,7 +193,7 @@ async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow
         limit: MAX_LIMIT,
         after: None,
     };
-    let tenants = store::tenants::list(&app.db, &all).await?.rows;
+    let tenants = store::tenant::tenants::list(&app.db, &all).await?.rows;
     let now = app.clock.now();
     let operator = OperatorCaller::local();
     let actor = operator.principal();

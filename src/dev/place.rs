@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use nix::unistd::{User, geteuid};
 
+use crate::child_guard::Account;
 use crate::crypto;
-use crate::guard::Account;
 
 /// For root whose data directory lies where no other account may look, such as below /root.
 const REACHABLE: &str = "/var/lib/throughline-dev";

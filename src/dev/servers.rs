@@ -14,7 +14,7 @@ use sqlx::{ConnectOptions, Connection};
 
 use super::place;
 use super::programs::Programs;
-use crate::guard::{Account, Guarded, Spec, StopSignal};
+use crate::child_guard::{Account, Guarded, Spec, StopSignal};
 
 const START_WAIT: Duration = Duration::from_secs(30);
 const SUPERUSER: &str = "postgres";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::servers::{PostgresServer, RedisServer, Setup};
 use super::state::State;
-use crate::guard::Guarded;
+use crate::child_guard::Guarded;
 
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Before the first start; each further one waits twice as long.

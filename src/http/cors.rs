@@ -10,7 +10,7 @@ use actix_web::http::header::{self, HeaderMap, HeaderValue};
 use url::Url;
 
 use crate::auth::Verified;
-use crate::domain::origin::Origin;
+use crate::domain::tenant::origin::Origin;
 use crate::error::{Code, Error, Result};
 
 const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE";

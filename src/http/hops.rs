@@ -4,7 +4,7 @@
 use actix_web::http::header::HeaderMap;
 
 use crate::crypto::Keyring;
-use crate::domain::hop;
+use crate::domain::tenant::hop;
 use crate::error::{Code, Error, Result};
 
 pub fn check(headers: &HeaderMap, keyring: &Keyring) -> Result<()> {

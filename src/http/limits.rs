@@ -8,7 +8,7 @@ use actix_web::http::header::{HeaderName, HeaderValue};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::domain::usage::{UsageCounts, UsageName};
+use crate::domain::tenant::usage::{UsageCounts, UsageName};
 use crate::error::Error;
 use crate::limits::{Allowance, Bucket, Demand};
 

@@ -12,31 +12,19 @@ use utoipa_actix_web::{AppExt, scope};
 
 use crate::app::App;
 
-mod acting;
-mod callers;
-mod context;
+mod auth;
 mod cors;
 mod docs;
-mod documents;
-mod download;
-mod event_stream;
-mod extract;
 mod fallback;
 mod health;
-mod held_answer;
 mod hops;
-mod json_body;
 mod limits;
-mod objects;
-mod openai_chat;
+mod middleware;
+mod openai;
 pub mod openapi;
-mod paging;
-mod precondition;
-mod problem;
-mod retry;
-mod slow_readers;
+mod request;
+mod response;
 mod v1;
-mod vouching;
 
 /// Which routes a listener has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,96 +40,96 @@ pub enum Surface {
 fn tenant_routes(routes: &mut ServiceConfig) {
     routes
         // First what is asked for most: routes are tried in this order.
-        .service(openai_chat::models::list_models)
-        .service(openai_chat::models::get_model)
-        .service(openai_chat::completions::create_chat_completion)
-        .service(v1::inbound::create_inbound)
-        .service(v1::deliveries::fetch_deliveries)
-        .service(v1::deliveries::stream_deliveries)
-        .service(v1::deliveries::list_dead_deliveries)
-        .service(v1::deliveries::ack_delivery)
-        .service(v1::deliveries::nack_delivery)
-        .service(v1::deliveries::replay_delivery)
-        .service(v1::tenant::get_tenant)
-        .service(v1::tenant::update_tenant)
-        .service(v1::retention::get_retention)
-        .service(v1::retention::sweep_retention)
-        .service(v1::usage::get_usage)
-        .service(v1::api_keys::create_api_key)
-        .service(v1::api_keys::list_api_keys)
-        .service(v1::api_keys::revoke_api_key)
-        .service(v1::issuers::put_issuer)
-        .service(v1::issuers::list_issuers)
-        .service(v1::issuers::get_issuer)
-        .service(v1::issuers::delete_issuer)
-        .service(v1::agents::put_agent)
-        .service(v1::agents::list_agents)
-        .service(v1::agents::get_agent)
-        .service(v1::agents::delete_agent)
-        .service(v1::users::create_user)
-        .service(v1::users::list_users)
-        .service(v1::users::get_own_user)
-        .service(v1::users::get_user)
-        .service(v1::users::update_user)
-        .service(v1::users::delete_user)
-        .service(v1::users::merge_users)
-        .service(v1::identity_links::put_identity_links)
-        .service(v1::identity_links::get_identity_links)
-        .service(v1::user_export::export_user)
-        .service(v1::identities::list_identities)
-        .service(v1::identities::list_presence)
-        .service(v1::identities::unlink_identity)
-        .service(v1::identities::undo_unlink_identity)
-        .service(v1::home_channels::list_home_channels)
-        .service(v1::home_channels::put_home_channel)
-        .service(v1::home_channels::delete_home_channel)
-        .service(v1::link_codes::create_link_code)
-        .service(v1::link_codes::redeem_link_code)
-        .service(v1::resolve::resolve)
-        .service(v1::turns::get_turn)
-        .service(v1::turns::cancel_turn)
-        .service(v1::turns::stream_turn_events)
-        .service(v1::turns::list_turns)
-        .service(v1::turns::stream_session_events)
-        .service(v1::turns::stream_session_key_events)
-        .service(v1::sessions::create_session)
-        .service(v1::sessions::list_sessions)
-        .service(v1::sessions::get_session)
-        .service(v1::sessions::update_session)
-        .service(v1::sessions::delete_session)
-        .service(v1::session_messages::list_messages)
-        .service(v1::session_messages::append_messages)
-        .service(v1::session_chain::get_tip)
-        .service(v1::session_chain::list_lineage)
-        .service(v1::session_chain::branch_session)
-        .service(v1::session_chain::compress_session)
-        .service(v1::session_chain::uncompress_session)
-        .service(v1::session_transfer::export_session)
-        .service(v1::session_transfer::import_session)
-        .service(v1::session_grants::list_grants)
-        .service(v1::session_grants::revoke_grants)
-        .service(v1::session_keys::list_session_keys)
-        .service(v1::session_keys::get_session_key)
-        .service(v1::session_keys::reset_session_key)
-        .service(v1::session_keys::switch_session_key)
-        .service(v1::session_keys::append_to_session_key)
-        .service(v1::audit::list_audit)
-        .service(v1::audit::get_audit_head);
+        .service(openai::models::list_models)
+        .service(openai::models::get_model)
+        .service(openai::completions::create_chat_completion)
+        .service(v1::bridge::inbound::create_inbound)
+        .service(v1::bridge::deliveries::fetch_deliveries)
+        .service(v1::bridge::deliveries::stream_deliveries)
+        .service(v1::bridge::deliveries::list_dead_deliveries)
+        .service(v1::bridge::deliveries::ack_delivery)
+        .service(v1::bridge::deliveries::nack_delivery)
+        .service(v1::bridge::deliveries::replay_delivery)
+        .service(v1::tenant::own_tenant::get_tenant)
+        .service(v1::tenant::own_tenant::update_tenant)
+        .service(v1::tenant::retention::get_retention)
+        .service(v1::tenant::retention::sweep_retention)
+        .service(v1::tenant::usage::get_usage)
+        .service(v1::tenant::api_keys::create_api_key)
+        .service(v1::tenant::api_keys::list_api_keys)
+        .service(v1::tenant::api_keys::revoke_api_key)
+        .service(v1::tenant::issuers::put_issuer)
+        .service(v1::tenant::issuers::list_issuers)
+        .service(v1::tenant::issuers::get_issuer)
+        .service(v1::tenant::issuers::delete_issuer)
+        .service(v1::tenant::agents::put_agent)
+        .service(v1::tenant::agents::list_agents)
+        .service(v1::tenant::agents::get_agent)
+        .service(v1::tenant::agents::delete_agent)
+        .service(v1::people::users::create_user)
+        .service(v1::people::users::list_users)
+        .service(v1::people::users::get_own_user)
+        .service(v1::people::users::get_user)
+        .service(v1::people::users::update_user)
+        .service(v1::people::users::delete_user)
+        .service(v1::people::users::merge_users)
+        .service(v1::identity_links::document::put_identity_links)
+        .service(v1::identity_links::document::get_identity_links)
+        .service(v1::people::user_export::export_user)
+        .service(v1::people::identities::list_identities)
+        .service(v1::people::identities::list_presence)
+        .service(v1::people::identities::unlink_identity)
+        .service(v1::people::identities::undo_unlink_identity)
+        .service(v1::people::home_channels::list_home_channels)
+        .service(v1::people::home_channels::put_home_channel)
+        .service(v1::people::home_channels::delete_home_channel)
+        .service(v1::identity_links::link_codes::create_link_code)
+        .service(v1::identity_links::link_codes::redeem_link_code)
+        .service(v1::people::resolve::resolve)
+        .service(v1::turn::turns::get_turn)
+        .service(v1::turn::turns::cancel_turn)
+        .service(v1::turn::turns::stream_turn_events)
+        .service(v1::turn::turns::list_turns)
+        .service(v1::turn::turns::stream_session_events)
+        .service(v1::turn::turns::stream_session_key_events)
+        .service(v1::conversation::sessions::create_session)
+        .service(v1::conversation::sessions::list_sessions)
+        .service(v1::conversation::sessions::get_session)
+        .service(v1::conversation::sessions::update_session)
+        .service(v1::conversation::sessions::delete_session)
+        .service(v1::conversation::session_messages::list_messages)
+        .service(v1::conversation::session_messages::append_messages)
+        .service(v1::conversation::session_chain::get_tip)
+        .service(v1::conversation::session_chain::list_lineage)
+        .service(v1::conversation::session_chain::branch_session)
+        .service(v1::conversation::session_chain::compress_session)
+        .service(v1::conversation::session_chain::uncompress_session)
+        .service(v1::conversation::session_transfer::export_session)
+        .service(v1::conversation::session_transfer::import_session)
+        .service(v1::conversation::session_grants::list_grants)
+        .service(v1::conversation::session_grants::revoke_grants)
+        .service(v1::conversation::session_keys::list_session_keys)
+        .service(v1::conversation::session_keys::get_session_key)
+        .service(v1::conversation::session_keys::reset_session_key)
+        .service(v1::conversation::session_keys::switch_session_key)
+        .service(v1::conversation::session_keys::append_to_session_key)
+        .service(v1::tenant::audit::list_audit)
+        .service(v1::tenant::audit::get_audit_head);
 }
 
 fn operator_routes(routes: &mut ServiceConfig) {
     routes
-        .service(v1::tenants::create_tenant)
-        .service(v1::tenants::list_tenants)
-        .service(v1::tenants::view_tenant)
-        .service(v1::tenants::change_tenant)
-        .service(v1::tenants::suspend_tenant)
-        .service(v1::tenants::resume_tenant)
-        .service(v1::tenants::delete_tenant)
-        .service(v1::limits::set_tenant_limits)
-        .service(v1::operator::create_admin_key)
-        .service(v1::operator::list_nodes)
-        .service(v1::operator::list_operator_audit);
+        .service(v1::tenant::tenants::create_tenant)
+        .service(v1::tenant::tenants::list_tenants)
+        .service(v1::tenant::tenants::view_tenant)
+        .service(v1::tenant::tenants::change_tenant)
+        .service(v1::tenant::tenants::suspend_tenant)
+        .service(v1::tenant::tenants::resume_tenant)
+        .service(v1::tenant::tenants::delete_tenant)
+        .service(v1::tenant::limits::set_tenant_limits)
+        .service(v1::tenant::operator::create_admin_key)
+        .service(v1::tenant::operator::list_nodes)
+        .service(v1::tenant::operator::list_operator_audit);
 }
 
 fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {
@@ -158,9 +146,9 @@ fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {
                         if surface != Surface::Tenants {
                             operator_routes(v1);
                         }
-                        v1.service(v1::whoami::whoami);
+                        v1.service(v1::tenant::whoami::whoami);
                     })
-                    .wrap(from_fn(callers::authenticate)),
+                    .wrap(from_fn(auth::callers::authenticate)),
             );
     }
 }
@@ -220,5 +208,5 @@ pub fn application(
         .route("/docs", web::get().to(docs::redirect_to_docs))
         .route("/docs/{file:.*}", web::get().to(docs::get_docs_file))
         .default_service(web::to(fallback::refuse))
-        .wrap(from_fn(context::surround))
+        .wrap(from_fn(middleware::surround))
 }

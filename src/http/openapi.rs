@@ -5,10 +5,10 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::problem::{Problem, Shape};
-use super::retry;
-use crate::domain::identity::IdentityName;
+use crate::domain::people::identity::IdentityName;
 use crate::error::FieldError;
+use crate::http::request::idempotency_key;
+use crate::http::response::problem::{Problem, Shape};
 
 const DESCRIPTION: &str = "One assistant conversation across every platform, for many tenants at once.\n\n\
     Each operation states who may call it (`security`: the credential and, for API keys, the scopes of \
@@ -206,7 +206,7 @@ fn idempotency_key() -> Value {
         "name": "Idempotency-Key", "in": "header", "required": false,
         "description": "Repeating the request with the same key within 24 hours gives the first answer, \
                         with `Idempotency-Replayed: true`; a secret in it is given again for ten minutes.",
-        "schema": {"type": "string", "minLength": 1, "maxLength": retry::MAX_KEY, "pattern": "^[!-~]+$"},
+        "schema": {"type": "string", "minLength": 1, "maxLength": idempotency_key::MAX_KEY, "pattern": "^[!-~]+$"},
     })
 }
 

@@ -4,16 +4,19 @@ use super::here::Here;
 use super::linking;
 use super::{After, CommandAnswer, Done, Message, Speaker};
 use crate::app::App;
-use crate::domain::command::{Command, HELP};
-use crate::domain::display_name::DisplayName;
-use crate::domain::session::Need;
-use crate::domain::session_name::SessionRef;
+use crate::domain::bridge::command::{Command, HELP};
+use crate::domain::conversation::session::Need;
+use crate::domain::conversation::session_name::SessionRef;
+use crate::domain::people::display_name::DisplayName;
 use crate::domain::turn::{TurnInput, TurnState};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, SessionId, TurnId};
 use crate::sessions::{self, Branch};
-use crate::store::conversations::{self, Change};
-use crate::store::{TenantTx, identities, replies, turns as rows, users};
+use crate::store::TenantTx;
+use crate::store::bridge::replies;
+use crate::store::conversation::conversations::{self, Change};
+use crate::store::people::{identities, users};
+use crate::store::turn::turns as rows;
 use crate::turns;
 
 pub async fn run(
@@ -160,7 +163,9 @@ async fn resume(app: &App, tx: &mut TenantTx, here: &Here, which: &str) -> Resul
             let current = slot.current.as_ref();
             let id = current.map(|current| current.session_id);
             let session = match id {
-                Some(id) => Some(crate::store::sessions::get(tx, &here.viewer, id).await?),
+                Some(id) => {
+                    Some(crate::store::conversation::sessions::get(tx, &here.viewer, id).await?)
+                }
                 None => None,
             };
             let title = session.as_ref().and_then(|session| session.title.clone());
@@ -197,7 +202,9 @@ async fn branch(app: &App, tx: &mut TenantTx, here: &Here, name: Option<&str>) -
 
 async fn title(tx: &mut TenantTx, here: &Here, name: Option<&str>) -> Result<String> {
     let Some(name) = name else {
-        let session = crate::store::sessions::get(tx, &here.viewer, here.tip.session_id).await?;
+        let session =
+            crate::store::conversation::sessions::get(tx, &here.viewer, here.tip.session_id)
+                .await?;
         return Ok(match session.title {
             Some(title) => format!("This session is called {title}."),
             None => "This session has no title.".to_owned(),
@@ -306,7 +313,8 @@ async fn stop(
 }
 
 async fn status(tx: &mut TenantTx, here: &Here) -> Result<String> {
-    let session = crate::store::sessions::get(tx, &here.viewer, here.tip.session_id).await?;
+    let session =
+        crate::store::conversation::sessions::get(tx, &here.viewer, here.tip.session_id).await?;
     let conversation_id = here.tip.name.conversation_id;
     let open = rows::list_open(tx, conversation_id).await?.len();
     let title = session.title.as_deref().unwrap_or("untitled");

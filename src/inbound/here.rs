@@ -4,17 +4,18 @@
 use chrono::{DateTime, Utc};
 
 use super::{CommandAnswer, Message, Speaker};
-use crate::domain::paging::PageRequest;
-use crate::domain::session::{Need, Session, Tip};
-use crate::domain::session_name::{SessionKey, SessionRef};
+use crate::domain::conversation::session::{Need, Session, Tip};
+use crate::domain::conversation::session_name::{SessionKey, SessionRef};
+use crate::domain::people::access::Viewer;
 use crate::domain::turn::ToldReset;
-use crate::domain::viewer::Viewer;
+use crate::domain::values::paging::PageRequest;
 use crate::error::{Error, Result};
 use crate::ids::SlotId;
 use crate::people;
 use crate::sessions;
-use crate::store::conversations::{self, Filter};
-use crate::store::{TenantTx, slots};
+use crate::store::TenantTx;
+use crate::store::conversation::conversations::{self, Filter};
+use crate::store::conversation::slots;
 
 /// As many as are shown.
 const SHOWN: u32 = 10;

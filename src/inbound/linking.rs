@@ -4,12 +4,14 @@ use chrono::TimeDelta;
 
 use super::{After, CommandAnswer, Done, Message, Speaker};
 use crate::app::App;
-use crate::domain::command::{Command, Link};
-use crate::domain::user::KnownIdentity;
+use crate::domain::bridge::command::{Command, Link};
+use crate::domain::people::user::KnownIdentity;
 use crate::error::{Code, Error, Result};
 use crate::people::{self, NewHomeChannel, Redeem};
-use crate::store::folds::{self, Continuation};
-use crate::store::{TenantTx, identities, pending_links};
+use crate::store::TenantTx;
+use crate::store::conversation::slot_aliases::{self, Continuation};
+use crate::store::identity_links::pending_links;
+use crate::store::people::identities;
 
 /// How long a preview waits for its confirmation.
 const CONFIRMED_WITHIN: TimeDelta = TimeDelta::minutes(2);
@@ -167,7 +169,7 @@ async fn join(app: &App, tx: &mut TenantTx, speaker: &Speaker) -> Result<(Comman
         Ok(redeemed) => {
             let mut text = "Done: your accounts are one person now.".to_owned();
             if let Some(link) = &redeemed.session {
-                let continuation = folds::find_continuation(tx, link).await?;
+                let continuation = slot_aliases::find_continuation(tx, link).await?;
                 text.push_str(&what_goes_on(&continuation));
             }
             Ok((CommandAnswer::saying(text), true))

@@ -7,23 +7,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
 
+use crate::agent_runtime::Agent;
 use crate::app::App;
-use crate::domain::agent::{ChatType, GroupScope, OnBusy};
-use crate::domain::chat::Chat;
-use crate::domain::command::Command;
-use crate::domain::delivery::{Address, ReplyTo, ReplyVia};
-use crate::domain::inbound;
-use crate::domain::session::{ChainName, Need};
-use crate::domain::session_name::SessionRef;
+use crate::domain::bridge::chat::Chat;
+use crate::domain::bridge::command::Command;
+use crate::domain::bridge::delivery::{Address, ReplyTo, ReplyVia};
+use crate::domain::bridge::inbound;
+use crate::domain::conversation::session::{ChainName, Need};
+use crate::domain::conversation::session_name::SessionRef;
+use crate::domain::people::access::{Namespace, Viewer};
+use crate::domain::people::user::Identity;
+use crate::domain::tenant::agent::{ChatType, GroupScope, OnBusy};
 use crate::domain::turn::{ToldReset, Turn, TurnInput};
-use crate::domain::user::Identity;
-use crate::domain::viewer::{Namespace, Viewer};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{BootId, TurnId, UserId};
-use crate::model::Agent;
 use crate::sessions;
-use crate::store::receipts::{self, ReceiptName};
-use crate::store::{TenantTx, replies, turns as rows};
+use crate::store::TenantTx;
+use crate::store::bridge::inbound_receipts::{self, ReceiptName};
+use crate::store::bridge::replies;
+use crate::store::turn::turns as rows;
 use crate::turns::{self, Accepted, Asked, Claimed, Place};
 
 mod commands;
@@ -184,10 +186,10 @@ pub async fn claim(
         return Ok(None);
     };
     let now = app.clock.now();
-    if receipts::claim(tx, name, now, now - REMEMBERED).await? {
+    if inbound_receipts::claim(tx, name, now, now - REMEMBERED).await? {
         return Ok(None);
     }
-    let known = receipts::find(tx, name).await?;
+    let known = inbound_receipts::find(tx, name).await?;
     let gone = || Error::internal(anyhow::anyhow!("a receipt vanished while it was read"));
     let known = known.ok_or_else(gone)?;
     if let Some(turn_id) = known.turn_id {
@@ -205,7 +207,7 @@ pub async fn claim(
 fn context(tx: &TenantTx, name: ReceiptName<'_>) -> String {
     let address = name.address;
     let place = [&address.platform, &address.scope, &address.chat_ref].map(String::as_str);
-    receipts::seal_context(tx.tenant_id(), place, name.identity_id, name.message_id)
+    inbound_receipts::seal_context(tx.tenant_id(), place, name.identity_id, name.message_id)
 }
 
 /// Lets the agent answer: the turn is accepted in `tx`.
@@ -243,7 +245,7 @@ pub async fn ask(
     };
     let accepted = turns::accept(app, tx, asked, app.clock.now()).await?;
     if let Some(name) = name(speaker, message) {
-        receipts::update(tx, name, Some(accepted.turn_id), None, None).await?;
+        inbound_receipts::update(tx, name, Some(accepted.turn_id), None, None).await?;
     }
     Ok(accepted)
 }
@@ -276,7 +278,7 @@ pub async fn command(
     if let (Done::Answered(answer, _), Some(name)) = (&done, name(speaker, message)) {
         let plain = serde_json::to_vec(answer).map_err(Error::internal)?;
         let sealed = app.keyring.seal(&context(tx, name), &plain)?;
-        receipts::update(tx, name, None, Some(&sealed), None).await?;
+        inbound_receipts::update(tx, name, None, Some(&sealed), None).await?;
     }
     Ok(done)
 }
@@ -295,7 +297,7 @@ pub async fn edit(
         return Err(Error::invalid(vec![error]));
     };
     // Of a message that was never brought there is nothing to change; it may still come.
-    let Some(known) = receipts::find(tx, name).await? else {
+    let Some(known) = inbound_receipts::find(tx, name).await? else {
         return Ok(None);
     };
     let turn_id = known.turn_id;
@@ -307,7 +309,7 @@ pub async fn edit(
         }
     }
     let kept = serde_json::to_value(&input.messages).map_err(Error::internal)?;
-    receipts::update(tx, name, None, None, Some(&kept)).await?;
+    inbound_receipts::update(tx, name, None, None, Some(&kept)).await?;
     Ok(turn_id)
 }
 

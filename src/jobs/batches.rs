@@ -9,10 +9,11 @@ use crate::app::App;
 use crate::auth::JobCaller;
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, UserId};
-use crate::store::conversations::{self, Part};
-use crate::store::erased_people;
-use crate::store::expiry::{self, Expiring};
-use crate::store::{TenantTx, idempotency};
+use crate::store::TenantTx;
+use crate::store::conversation::conversations::{self, Part};
+use crate::store::db::idempotency;
+use crate::store::people::erased_people;
+use crate::store::tenant::expiry::{self, Expiring};
 
 /// Few enough that a batch takes a fraction of a second, also of rows that are not in memory.
 const LARGEST: i64 = 250;

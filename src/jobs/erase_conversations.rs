@@ -9,7 +9,7 @@ use super::batches::{Task, finish};
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::error::Result;
-use crate::store::conversations::{self, Part};
+use crate::store::conversation::conversations::{self, Part};
 
 const CONVERSATIONS: i64 = 100;
 /// Well within the job's lease; what is left is for the next run.

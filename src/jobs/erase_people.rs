@@ -9,12 +9,12 @@ use chrono::{DateTime, TimeDelta, Utc};
 use super::batches::{Task, finish};
 use crate::app::App;
 use crate::auth::JobCaller;
-use crate::domain::erasure::Erasure;
+use crate::domain::people::erasure::Erasure;
 use crate::error::Result;
 use crate::idempotency;
 use crate::people::SETTLED_AFTER;
-use crate::store::erased_people;
-use crate::store::idempotency::RequestName;
+use crate::store::db::idempotency::RequestName;
+use crate::store::people::erased_people;
 
 /// Answers are opened one by one.
 const ANSWERS: i64 = 200;

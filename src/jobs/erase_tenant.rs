@@ -8,7 +8,7 @@ use super::batches::BatchSize;
 use crate::app::App;
 use crate::error::Result;
 use crate::ids::TenantId;
-use crate::store::tenants;
+use crate::store::tenant::tenants;
 
 const BATCH: i64 = 1000;
 /// Well within the job's lease; what is left is for the next run.

@@ -8,7 +8,7 @@ use super::batches::{Task, finish};
 use crate::app::App;
 use crate::auth::JobCaller;
 use crate::error::Result;
-use crate::store::expiry::{self, Expiring};
+use crate::store::tenant::expiry::{self, Expiring};
 
 /// Then the other kinds get their turn; what is left is for the next run.
 const AT_ONCE: Duration = Duration::from_secs(5);

@@ -9,8 +9,8 @@ use crate::auth::JobCaller;
 use crate::error::Result;
 use crate::idempotency::{KEPT, SECRETS_KEPT};
 use crate::ids::TenantId;
-use crate::store::expiry::Expiring;
-use crate::store::idempotency;
+use crate::store::db::idempotency;
+use crate::store::tenant::expiry::Expiring;
 
 /// Of tenants that are gone, at once.
 const LOST: i32 = 1000;

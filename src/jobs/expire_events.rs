@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::auth::JobCaller;
 use crate::error::Result;
 use crate::inbound;
-use crate::store::expiry::Expiring;
+use crate::store::tenant::expiry::Expiring;
 
 /// How long a stream can be resumed.
 pub const KEPT: TimeDelta = TimeDelta::hours(24);

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::within;
 use crate::app::App;
-use crate::store::nodes;
+use crate::store::db::nodes;
 
 const TICK: Duration = Duration::from_secs(5);
 

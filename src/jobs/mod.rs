@@ -18,8 +18,8 @@ use crate::idempotency;
 use crate::ids::TenantId;
 use crate::people;
 use crate::sessions;
-use crate::store::jobs::{self, DueJob, Ended};
-use crate::store::nodes;
+use crate::store::db::jobs::{self, DueJob, Ended};
+use crate::store::db::nodes;
 use crate::tenants;
 
 mod batches;

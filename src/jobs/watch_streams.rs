@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{LOOK, within};
 use crate::app::App;
-use crate::live::Unsure;
+use crate::notifications::Unsure;
 use crate::streams::RENEWED;
 
 const TICK: Duration = Duration::from_secs(1);

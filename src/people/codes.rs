@@ -8,22 +8,23 @@ use super::resolve::{self, Asked};
 use crate::app::App;
 use crate::audit;
 use crate::crypto::Keyring;
-use crate::domain::agent::DEFAULT_AGENT;
-use crate::domain::audit::{Action, Detail, Entry};
-use crate::domain::chat::Chat;
-use crate::domain::code::{
+use crate::domain::bridge::chat::Chat;
+use crate::domain::conversation::session::NamedLink;
+use crate::domain::identity_links::link_code::{
     AttemptLimit, IDENTITY_ATTEMPTS, KEY_ATTEMPTS, LINK_LIFE, LinkCode, TENANT_ATTEMPTS,
     code_not_found,
 };
-use crate::domain::link::{Merge, MoveKind};
-use crate::domain::platform::PlatformScope;
-use crate::domain::session::NamedLink;
-use crate::domain::user::{Identity, KnownIdentity};
-use crate::domain::viewer::Namespace;
+use crate::domain::identity_links::{Merge, MoveKind};
+use crate::domain::people::access::Namespace;
+use crate::domain::people::platform::PlatformScope;
+use crate::domain::people::user::{Identity, KnownIdentity};
+use crate::domain::tenant::agent::DEFAULT_AGENT;
+use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::{Code, Error, Result};
 use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
-use crate::store::codes::{self, NewCode};
-use crate::store::{TenantTx, identities};
+use crate::store::TenantTx;
+use crate::store::identity_links::link_codes::{self, NewCode};
+use crate::store::people::identities;
 
 const CONTEXT: &str = "codes/link";
 /// So that one statement about a long text stays short.
@@ -47,8 +48,8 @@ pub async fn mint(
         platform,
         expires_at,
     };
-    if !codes::insert(tx, &new, now).await? {
-        let free_at = codes::find_next_expiry(tx, minted_by.user_id).await?;
+    if !link_codes::insert(tx, &new, now).await? {
+        let free_at = link_codes::find_next_expiry(tx, minted_by.user_id).await?;
         let detail = "three codes are pending: use one, or wait until one has run out";
         return Err(Error {
             retry_after: Some(seconds_until(free_at, now)),
@@ -99,11 +100,11 @@ pub async fn charge(
 ) -> Result<()> {
     let now = app.clock.now();
     for (subject, limit) in subjects(tx.tenant_id(), identity_id, key) {
-        if codes::charge_attempt(tx, &subject, limit, now)
+        if link_codes::charge_attempt(tx, &subject, limit, now)
             .await?
             .is_none()
         {
-            let free_at = codes::find_lock(tx, &subject, limit).await?;
+            let free_at = link_codes::find_lock(tx, &subject, limit).await?;
             return Err(Error {
                 retry_after: Some(seconds_until(free_at, now)),
                 ..Error::new(Code::TooManyAttempts, "there were too many wrong codes")
@@ -121,7 +122,7 @@ pub async fn refund(
 ) -> Result<()> {
     let subjects = subjects(tx.tenant_id(), identity_id, key);
     let names: Vec<String> = subjects.into_iter().map(|(subject, _)| subject).collect();
-    codes::refund_attempts(tx, &names).await
+    link_codes::refund_attempts(tx, &names).await
 }
 
 fn seconds_until(time: Option<DateTime<Utc>>, now: DateTime<Utc>) -> u32 {
@@ -132,14 +133,14 @@ fn seconds_until(time: Option<DateTime<Utc>>, now: DateTime<Utc>) -> u32 {
 /// Makes a code worthless that was shown where others read.
 pub async fn void(app: &App, tx: &mut TenantTx, typed: &str) -> Result<()> {
     let digests = digests(&app.keyring, tx, typed);
-    codes::void(tx, &digests, app.clock.now()).await
+    link_codes::void(tx, &digests, app.clock.now()).await
 }
 
 /// Makes every code worthless that a text shows where others read, whatever surrounds it.
 pub async fn void_shown(app: &App, tx: &mut TenantTx, text: &str) -> Result<()> {
     let now = app.clock.now();
     // Hashing every eight signs of a long text is worth it only then.
-    if !codes::is_any_pending(tx, now).await? {
+    if !link_codes::is_any_pending(tx, now).await? {
         return Ok(());
     }
     let digests: Vec<Vec<u8>> = LinkCode::find_all(text)
@@ -147,7 +148,7 @@ pub async fn void_shown(app: &App, tx: &mut TenantTx, text: &str) -> Result<()> 
         .flat_map(|shown| app.keyring.every_mac(CONTEXT, &message(tx, shown)))
         .collect();
     for batch in digests.chunks(VOIDED_AT_ONCE) {
-        codes::void(tx, batch, now).await?;
+        link_codes::void(tx, batch, now).await?;
     }
     Ok(())
 }
@@ -162,7 +163,7 @@ pub async fn consume(
     let digests = digests(&app.keyring, tx, typed);
     let platform = redeemer.name.platform();
     let now = app.clock.now();
-    let minter = codes::consume(tx, &digests, platform, redeemer.id, now).await?;
+    let minter = link_codes::consume(tx, &digests, platform, redeemer.id, now).await?;
     let minter = minter.ok_or_else(code_not_found)?;
     // Present ownership: the account that showed the code may have another person by now.
     let owner = identities::get(tx, minter.minted_by).await?;

@@ -6,16 +6,17 @@ use chrono::{DateTime, Utc};
 
 use crate::app::App;
 use crate::audit;
-use crate::domain::audit::{Action, Detail, Entry};
-use crate::domain::erasure::Erasure;
+use crate::domain::people::erasure::Erasure;
+use crate::domain::people::user::{IdentityRecord, User};
+use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::domain::turn::StopReason;
-use crate::domain::user::{IdentityRecord, User};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, UserId};
 use crate::sessions;
-use crate::store::{
-    TenantTx, erased_people, erasures, idempotency, identities, jobs, turn_stops, users,
-};
+use crate::store::TenantTx;
+use crate::store::db::{idempotency, jobs};
+use crate::store::people::{erased_people, erasures, identities, users};
+use crate::store::turn::turn_stops;
 
 /// The job that looks for what is left.
 pub const ERASE_JOB: &str = "erase_people";

@@ -8,17 +8,18 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::audit;
-use crate::domain::audit::{Action, Entry};
-use crate::domain::document::DocumentSignature;
-use crate::domain::export::JsonWriter;
-use crate::domain::person_document::{Head, PersonWriter};
-use crate::domain::user::User;
-use crate::domain::viewer::{Reach, Viewer};
+use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::user::User;
+use crate::domain::tenant::audit::{Action, Entry};
+use crate::domain::transfer::document::DocumentSignature;
+use crate::domain::transfer::export::JsonWriter;
+use crate::domain::transfer::person_document::{Head, PersonWriter};
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, UserId};
 use crate::sessions::{self, Export};
-use crate::store::person_records::{self, Place};
-use crate::store::{TenantTx, home_channels, identities, presence, users};
+use crate::store::TenantTx;
+use crate::store::people::person_records::{self, Place};
+use crate::store::people::{home_channels, identities, presence, users};
 
 /// Records and ids that are looked up at once.
 const PAGE: i64 = 200;

@@ -3,15 +3,16 @@
 
 use crate::app::App;
 use crate::audit;
-use crate::domain::audit::{Action, Entry};
-use crate::domain::chat::Chat;
-use crate::domain::identity::IdentityName;
-use crate::domain::platform::PlatformScope;
-use crate::domain::user::IdentityRecord;
-use crate::domain::viewer::{Reach, Viewer};
+use crate::domain::bridge::chat::Chat;
+use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::identity::IdentityName;
+use crate::domain::people::platform::PlatformScope;
+use crate::domain::people::user::IdentityRecord;
+use crate::domain::tenant::audit::{Action, Entry};
 use crate::error::{Error, FieldError, Result};
 use crate::ids::UserId;
-use crate::store::{TenantTx, home_channels, identities};
+use crate::store::TenantTx;
+use crate::store::people::{home_channels, identities};
 
 pub struct NewHomeChannel<'a> {
     pub user_id: UserId,

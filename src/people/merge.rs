@@ -4,17 +4,21 @@
 use chrono::{DateTime, Utc};
 use serde_json::json;
 
-use super::{notices, place};
+use super::{message_slot, notices};
 use crate::app::App;
 use crate::audit;
-use crate::domain::agent::LinkedSessions;
-use crate::domain::audit::{Action, Detail, Entry};
-use crate::domain::link::{Joining, Merge, MoveKind, merges_since};
-use crate::domain::user::{IdentityRecord, User};
+use crate::domain::identity_links::{Joining, Merge, MoveKind, merges_since};
+use crate::domain::people::user::{IdentityRecord, User};
+use crate::domain::tenant::agent::LinkedSessions;
+use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{IdentityId, UserId};
-use crate::store::moves::{self, NewMove};
-use crate::store::{TenantTx, agents, folds, identities, merges, users};
+use crate::store::TenantTx;
+use crate::store::conversation::slot_aliases;
+use crate::store::identity_links::identity_moves::{self, NewMove};
+use crate::store::identity_links::merges;
+use crate::store::people::{identities, users};
+use crate::store::tenant::agents;
 
 pub struct MergeRequest<'a> {
     /// Stays.
@@ -41,8 +45,13 @@ pub async fn merge(
         kind: request.kind,
         into: identities::list(tx, into.id).await?,
         from: identities::list(tx, from.id).await?,
-        merges_lately: moves::count_merges(tx, into.id, &MoveKind::COUNTED, merges_since(now))
-            .await?,
+        merges_lately: identity_moves::count_merges(
+            tx,
+            into.id,
+            &MoveKind::COUNTED,
+            merges_since(now),
+        )
+        .await?,
     };
     joining.check()?;
     let merge = Merge {
@@ -166,18 +175,18 @@ async fn record(
             profile: Some(profile.clone()),
             undo_until: None,
         };
-        moves::insert(tx, &change, now).await?;
+        identity_moves::insert(tx, &change, now).await?;
     }
     Ok(())
 }
 
 /// One slot for all DMs, with every agent that shares them between platforms.
 pub(super) async fn fold(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
-    for name in folds::list_dm_agents(tx, user_id).await? {
+    for name in slot_aliases::list_dm_agents(tx, user_id).await? {
         let agent = agents::find(tx, &name).await?;
         let shares = agent.is_none_or(|agent| agent.spec.linked_sessions == LinkedSessions::Shared);
         if shares {
-            place::fold_all(tx, user_id, &name, now).await?;
+            message_slot::fold_all(tx, user_id, &name, now).await?;
         }
     }
     Ok(())

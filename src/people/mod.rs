@@ -3,25 +3,25 @@
 //! it, but for the counting of wrong codes, which must outlive a refusal. Locks are taken in one order:
 //! users by id, slots by id, conversations by id.
 
-mod accounts;
 mod codes;
 mod erase;
 mod export;
 mod home_channels;
-mod import;
+mod identity_links;
 mod merge;
+mod message_slot;
 mod notices;
-mod place;
 mod resolve;
 mod unlink;
+mod users;
 
-pub use crate::domain::erasure::SETTLED_AFTER;
-pub use accounts::{NewUser, UserChange, create, update};
+pub use crate::domain::people::erasure::SETTLED_AFTER;
+pub use crate::people::identity_links::{Imported, ImportedChange, import};
+pub use crate::people::users::{NewUser, UserChange, create, update};
 pub use codes::{Redeem, Redeemed, charge, consume, mint, redeem, refund, void, void_shown};
 pub use erase::{ERASE_JOB, Erased, erase};
 pub use export::{PersonExport, export};
 pub use home_channels::{NewHomeChannel, delete as delete_home_channel, put as put_home_channel};
-pub use import::{Imported, ImportedChange, import};
 pub use merge::{MergeRequest, check_reason, merge};
 pub use resolve::{Asked, Resolved, resolve};
 pub use unlink::{Unlinked, find_seen as find_identity, undo_unlink, unlink};

@@ -3,10 +3,11 @@
 
 use chrono::{DateTime, Utc};
 
-use crate::domain::user::{Identity, IdentityRecord};
+use crate::domain::people::user::{Identity, IdentityRecord};
 use crate::error::Result;
 use crate::ids::IdentityId;
-use crate::store::{TenantTx, outbox};
+use crate::store::TenantTx;
+use crate::store::bridge::outbox;
 
 /// Tells all of `accounts` but `by`.
 pub async fn tell(

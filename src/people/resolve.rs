@@ -3,21 +3,24 @@
 
 use chrono::{DateTime, Utc};
 
-use super::place::{self, Who};
-use crate::domain::chat::Chat;
-use crate::domain::identity::IdentityName;
-use crate::domain::presence::GRAIN;
-use crate::domain::reset::{ResetReason, TimeZone, judge};
-use crate::domain::session::NamedLink;
-use crate::domain::session_key::{self, KeyPolicy, Place, Speaker};
-use crate::domain::user::Identity;
-use crate::domain::viewer::{Namespace, Viewer};
+use super::message_slot::{self, Who};
+use crate::domain::bridge::chat::Chat;
+use crate::domain::conversation::reset::{ResetReason, TimeZone, judge};
+use crate::domain::conversation::session::NamedLink;
+use crate::domain::conversation::session_key::{self, KeyPolicy, Place, Speaker};
+use crate::domain::people::access::{Namespace, Viewer};
+use crate::domain::people::identity::IdentityName;
+use crate::domain::people::presence::GRAIN;
+use crate::domain::people::user::Identity;
 use crate::error::{Error, FieldError, Result};
 use crate::ids::{IdentityId, SlotId, UserId};
 use crate::sessions::{self, Arrival};
-use crate::store::presence::Seen;
-use crate::store::resolve::{self as statement, Known, KnownPlace};
-use crate::store::{TenantTx, slots, users};
+use crate::store::TenantTx;
+use crate::store::conversation::slots;
+use crate::store::people::presence::Seen;
+use crate::store::people::resolve as statement;
+use crate::store::people::resolve::{Known, KnownPlace};
+use crate::store::people::users;
 
 /// As often as a person may be joined or parted under us before we give up.
 const ATTEMPTS: usize = 5;
@@ -201,7 +204,7 @@ async fn settle_held(
         user_id: known.user_id,
         linked: known.linked,
     };
-    let slot_id = place::obtain(tx, policy_of(asked, known)?, who, asked.chat, now).await?;
+    let slot_id = message_slot::obtain(tx, policy_of(asked, known)?, who, asked.chat, now).await?;
     let platform = asked.chat.platform_of(asked.identity);
     let arrival = Arrival {
         platform: Some(&platform),

@@ -4,20 +4,24 @@
 use chrono::{DateTime, Utc};
 
 use super::merge::{self, MergeRequest};
+use super::message_slot::{self, Who};
 use super::notices;
-use super::place::{self, Who};
 use crate::app::App;
 use crate::audit;
-use crate::domain::audit::{Action, Detail, Entry};
-use crate::domain::chat::Chat;
-use crate::domain::link::{Merge, MoveKind, Parting, UNDO_WINDOW, check_parting};
-use crate::domain::session_key::KeyPolicy;
-use crate::domain::user::{IdentityRecord, User};
-use crate::domain::viewer::{Reach, Viewer};
+use crate::domain::bridge::chat::Chat;
+use crate::domain::conversation::session_key::KeyPolicy;
+use crate::domain::identity_links::{Merge, MoveKind, Parting, UNDO_WINDOW, check_parting};
+use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::user::{IdentityRecord, User};
+use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
-use crate::store::moves::{self, NewMove};
-use crate::store::{TenantTx, agents, folds, identities, merges, partings, tenants, users};
+use crate::store::TenantTx;
+use crate::store::conversation::slot_aliases;
+use crate::store::identity_links::identity_moves::{self, NewMove};
+use crate::store::identity_links::{merges, unlinks};
+use crate::store::people::{identities, users};
+use crate::store::tenant::{agents, tenants};
 
 #[derive(Debug)]
 pub struct Unlinked {
@@ -127,15 +131,15 @@ pub(super) async fn part(
     users::insert(tx, &person).await?;
     merges::lock_slots(tx, &[from]).await?;
     merges::lock_conversations(tx, &[from]).await?;
-    let conversations = partings::list_own_conversations(tx, from, target.id).await?;
+    let conversations = unlinks::list_own_conversations(tx, from, target.id).await?;
     identities::update_user(tx, target.id, to, now).await?;
     let slots = home_slots(tx, target, to, &conversations, now).await?;
-    partings::move_conversations(tx, &conversations, &slots, from, to).await?;
+    unlinks::move_conversations(tx, &conversations, &slots, from, to).await?;
     for user_id in [from, to] {
-        let idle = partings::list_idle_slots(tx, user_id).await?;
-        folds::update_to_latest(tx, &idle).await?;
+        let idle = unlinks::list_idle_slots(tx, user_id).await?;
+        slot_aliases::update_to_latest(tx, &idle).await?;
     }
-    partings::end_belongings(tx, &target.identity(), now).await?;
+    unlinks::end_belongings(tx, &target.identity(), now).await?;
     let parting = Parting {
         identity_id: target.id,
         from_user: from,
@@ -151,7 +155,7 @@ pub(super) async fn part(
         profile: None,
         undo_until: Some(parting.undo_until),
     };
-    moves::insert(tx, &change, now).await?;
+    identity_moves::insert(tx, &change, now).await?;
     Ok(Unlinked {
         identity: target.clone(),
         parting,
@@ -168,20 +172,20 @@ async fn home_slots(
     conversations: &[SessionId],
     now: DateTime<Utc>,
 ) -> Result<Vec<SlotId>> {
-    let mut slots = partings::move_slots(tx, target.id, target.user_id, to).await?;
+    let mut slots = unlinks::move_slots(tx, target.id, target.user_id, to).await?;
     let identity = target.identity();
     let who = Who {
         identity: &identity,
         user_id: to,
         linked: false,
     };
-    for name in partings::list_homeless_agents(tx, conversations, &slots).await? {
+    for name in unlinks::list_homeless_agents(tx, conversations, &slots).await? {
         let Some(agent) = agents::find(tx, &name).await? else {
             continue;
         };
         let dm_scope = tenants::find_dm_scope(tx).await?;
         let policy = KeyPolicy::of(&name, &agent.spec, Some(dm_scope));
-        slots.push(place::obtain(tx, policy, who, &Chat::DM, now).await?);
+        slots.push(message_slot::obtain(tx, policy, who, &Chat::DM, now).await?);
     }
     Ok(slots)
 }
@@ -199,7 +203,7 @@ pub async fn undo_unlink(
     let now = app.clock.now();
     let target = find_seen(tx, viewer, identity_id).await?;
     let not_possible = |detail: &str| Error::new(Code::UndoNotPossible, detail);
-    let parting = moves::find_parting(tx, identity_id, now).await?;
+    let parting = identity_moves::find_parting(tx, identity_id, now).await?;
     let parting = parting.ok_or_else(|| not_possible("it was not unlinked within 30 days"))?;
     // Nor if that person was merged away: whoever they became is not asked here.
     if parting.to_user != target.user_id {
@@ -219,6 +223,6 @@ pub async fn undo_unlink(
         dry_run: false,
     };
     let merged = merge::merge(app, tx, actor, &request).await?;
-    moves::update_undone(tx, identity_id, now).await?;
+    identity_moves::update_undone(tx, identity_id, now).await?;
     Ok(merged)
 }

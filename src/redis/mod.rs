@@ -10,7 +10,7 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::error::{Error, Result};
 
 pub mod limits;
-pub mod pokes;
+pub mod pubsub;
 
 /// A Redis that takes longer is as good as down.
 const WAIT: Duration = Duration::from_millis(1500);

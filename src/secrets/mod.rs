@@ -7,11 +7,13 @@ use std::fmt::Write as _;
 use crate::app::App;
 use crate::auth::OperatorCaller;
 use crate::crypto::Keyring;
-use crate::domain::paging::{MAX_LIMIT, PageRequest};
 use crate::domain::tenant::TenantState;
+use crate::domain::values::paging::{MAX_LIMIT, PageRequest};
 use crate::error::Result;
 use crate::ids::TenantId;
-use crate::store::{TenantTx, sealed, tenants};
+use crate::store::TenantTx;
+use crate::store::db::sealed;
+use crate::store::tenant::tenants;
 
 mod reseal;
 mod status;

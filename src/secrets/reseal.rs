@@ -3,17 +3,17 @@
 
 use super::status::{count, print};
 use super::{all_tenants, enter};
+use crate::agent_runtime::key_context;
 use crate::app::App;
 use crate::audit;
 use crate::auth::{OperatorCaller, secret_context};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::domain::audit::{Action, Detail, Entry};
+use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::Result;
 use crate::ids::TenantId;
-use crate::model::key_context;
-use crate::store::receipts::seal_context;
-use crate::store::sealed;
+use crate::store::bridge::inbound_receipts::seal_context;
+use crate::store::db::sealed;
 
 const ROWS_AT_ONCE: i64 = 100;
 /// Most receipts have no answer of a command.

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::crypto::Keyring;
 use crate::error::Result;
 use crate::ids::TenantId;
-use crate::store::sealed;
+use crate::store::db::sealed;
 
 const ROWS_AT_ONCE: i64 = 5_000;
 

@@ -3,16 +3,18 @@
 use chrono::{DateTime, Utc};
 
 use super::find;
-use crate::domain::message::{self, NewMessage, Role};
-use crate::domain::session::{Need, Tip};
-use crate::domain::session_name::{SessionRef, session_not_found};
+use crate::domain::conversation::message::{self, NewMessage, Role};
+use crate::domain::conversation::session::{Need, Tip};
+use crate::domain::conversation::session_name::{SessionRef, session_not_found};
+use crate::domain::people::access::{Reach, Viewer};
 use crate::domain::turn::session_busy;
-use crate::domain::viewer::{Reach, Viewer};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
-use crate::store::messages::{self, Append};
-use crate::store::presence::Seen;
-use crate::store::{TenantTx, identities, turns};
+use crate::store::TenantTx;
+use crate::store::conversation::messages::{self, Append};
+use crate::store::people::identities;
+use crate::store::people::presence::Seen;
+use crate::store::turn::turns;
 
 /// As often as others may move the tip away under us before we give up.
 const ATTEMPTS: usize = 10;

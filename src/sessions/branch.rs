@@ -3,13 +3,13 @@
 use chrono::{DateTime, Utc};
 
 use super::{close_calls, find, insert};
-use crate::domain::session::{Edge, Need, NewConversation};
-use crate::domain::session_name::SessionRef;
-use crate::domain::viewer::Viewer;
+use crate::domain::conversation::session::{Edge, Need, NewConversation};
+use crate::domain::conversation::session_name::SessionRef;
+use crate::domain::people::access::Viewer;
 use crate::error::{Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
-use crate::store::messages::{self, Chosen, Copy};
+use crate::store::conversation::messages::{self, Chosen, Copy};
 
 pub struct Branch {
     /// The last message that is taken along; all but those of an active turn where none is named.

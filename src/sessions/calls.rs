@@ -2,11 +2,12 @@
 
 use chrono::{DateTime, Utc};
 
-use crate::domain::message::NewMessage;
+use crate::domain::conversation::message::NewMessage;
 use crate::domain::turn::interrupted_result;
 use crate::error::Result;
 use crate::ids::SessionId;
-use crate::store::{TenantTx, open_calls};
+use crate::store::TenantTx;
+use crate::store::conversation::open_calls;
 
 /// Gives every call at the end of a session a result that says why there is none. `tx` holds the conversation, and
 /// no turn is active in it.

@@ -7,17 +7,19 @@ use chrono::{DateTime, Utc};
 
 use super::append::put_first;
 use super::find;
-use crate::domain::compression::{MAX_KEEP_LAST, Plan, Totals, plan};
-use crate::domain::message;
-use crate::domain::session::{CompressionRecord, Need, Session, Tip};
-use crate::domain::session_name::{SessionRef, session_not_found};
+use crate::domain::conversation::message;
+use crate::domain::conversation::session::{CompressionRecord, Need, Session, Tip};
+use crate::domain::conversation::session_name::{SessionRef, session_not_found};
+use crate::domain::people::access::Viewer;
+use crate::domain::tenant::compression_settings::{MAX_KEEP_LAST, Plan, Totals, plan};
 use crate::domain::turn::session_busy;
-use crate::domain::viewer::Viewer;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
-use crate::store::messages::{self, Chosen, Copy};
-use crate::store::sessions::{NewChild, Taken};
-use crate::store::{TenantTx, conversations, sessions, turns};
+use crate::store::TenantTx;
+use crate::store::conversation::messages::{self, Chosen, Copy};
+use crate::store::conversation::sessions::{NewChild, Taken};
+use crate::store::conversation::{conversations, sessions};
+use crate::store::turn::turns;
 
 /// System messages that may stand at the beginning.
 const HEAD: i64 = 16;

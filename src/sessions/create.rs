@@ -3,13 +3,14 @@
 use chrono::{DateTime, Utc};
 
 use super::{agent_for, append::put_first, insert, keys};
-use crate::domain::message::{self, NewMessage};
-use crate::domain::session::NewConversation;
-use crate::domain::session_name::{ClientSessionId, SessionKey};
-use crate::domain::viewer::Viewer;
+use crate::domain::conversation::message::{self, NewMessage};
+use crate::domain::conversation::session::NewConversation;
+use crate::domain::conversation::session_name::{ClientSessionId, SessionKey};
+use crate::domain::people::access::Viewer;
 use crate::error::Result;
 use crate::ids::SessionId;
-use crate::store::{TenantTx, slots};
+use crate::store::TenantTx;
+use crate::store::conversation::slots;
 
 pub struct NewSession {
     pub id: Option<ClientSessionId>,

@@ -6,14 +6,17 @@ use super::find;
 use crate::app::App;
 use crate::audit;
 use crate::crypto;
-use crate::domain::audit::{Action, Detail, Entry};
-use crate::domain::session::{ChainName, Need};
-use crate::domain::session_name::{SessionRef, session_not_found};
+use crate::domain::conversation::session::{ChainName, Need};
+use crate::domain::conversation::session_name::{SessionRef, session_not_found};
+use crate::domain::people::access::{Namespace, Viewer};
+use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::domain::turn::StopReason;
-use crate::domain::viewer::{Namespace, Viewer};
 use crate::error::{Error, Result};
 use crate::ids::SessionId;
-use crate::store::{TenantTx, conversations, jobs, slots, turn_stops};
+use crate::store::TenantTx;
+use crate::store::conversation::{conversations, slots};
+use crate::store::db::jobs;
+use crate::store::turn::turn_stops;
 
 /// The job that removes the rows.
 pub const ERASE_JOB: &str = "erase_conversations";

@@ -7,15 +7,16 @@ use chrono::{DateTime, Utc};
 
 use super::{find, note_export};
 use crate::app::App;
-use crate::domain::document::Place;
-use crate::domain::export::{Head, LinkHead, Piece};
-use crate::domain::session::{ChainName, Need, Tip};
-use crate::domain::session_name::{SessionRef, session_not_found};
-use crate::domain::viewer::Viewer;
+use crate::domain::conversation::session::{ChainName, Need, Tip};
+use crate::domain::conversation::session_name::{SessionRef, session_not_found};
+use crate::domain::people::access::Viewer;
+use crate::domain::transfer::document::Place;
+use crate::domain::transfer::export::{Head, LinkHead, Piece};
 use crate::error::{Code, Error, Result};
 use crate::ids::SessionId;
-use crate::store::chains::{self, ChainMessage, Link};
-use crate::store::{TenantTx, sessions};
+use crate::store::TenantTx;
+use crate::store::conversation::chains::{self, ChainMessage, Link};
+use crate::store::conversation::sessions;
 
 /// How many pieces a page has: the first, the least and the most; where they are large, fewer.
 pub const FIRST_PAGE: usize = 16;

@@ -3,13 +3,14 @@
 use super::find;
 use crate::app::App;
 use crate::audit;
-use crate::domain::audit::{Action, Detail, Entry};
-use crate::domain::session::Need;
-use crate::domain::session_name::{SessionRef, session_not_found};
-use crate::domain::viewer::Viewer;
+use crate::domain::conversation::session::Need;
+use crate::domain::conversation::session_name::{SessionRef, session_not_found};
+use crate::domain::people::access::Viewer;
+use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::Result;
 use crate::ids::UserId;
-use crate::store::{TenantTx, conversations, grants};
+use crate::store::TenantTx;
+use crate::store::conversation::{conversations, grants};
 
 /// Revokes the grant of `user_id`, or every grant of the conversation. Who had none loses none.
 pub async fn revoke_grants(

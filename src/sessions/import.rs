@@ -4,14 +4,16 @@ use chrono::{DateTime, Utc};
 
 use super::{agent_for, insert, keys};
 use crate::app::App;
-use crate::domain::import::Import;
-use crate::domain::session::NewConversation;
-use crate::domain::session_name::SessionKey;
-use crate::domain::viewer::Viewer;
+use crate::domain::conversation::session::NewConversation;
+use crate::domain::conversation::session_name::SessionKey;
+use crate::domain::people::access::Viewer;
+use crate::domain::transfer::import::Import;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
-use crate::store::chains::{self, NewCopy, NewLink};
-use crate::store::{TenantTx, agents, conversations, slots};
+use crate::store::TenantTx;
+use crate::store::conversation::chains::{self, NewCopy, NewLink};
+use crate::store::conversation::{conversations, slots};
+use crate::store::tenant::agents;
 
 /// Messages that one statement writes.
 const BATCH: usize = 1000;

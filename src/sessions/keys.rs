@@ -4,18 +4,21 @@
 use chrono::{DateTime, Utc};
 
 use super::{agent_for, find, insert, who_became_of};
-use crate::domain::agent::ChatType;
-use crate::domain::platform::PlatformScope;
-use crate::domain::reset::{ResetReason, TimeZone, judge};
-use crate::domain::session::{Edge, EndReason, NamedLink, Need, NewConversation};
-use crate::domain::session_name::{
+use crate::domain::conversation::reset::{ResetReason, TimeZone, judge};
+use crate::domain::conversation::session::{Edge, EndReason, NamedLink, Need, NewConversation};
+use crate::domain::conversation::session_name::{
     SessionKey, SessionRef, session_key_not_found, session_not_found,
 };
-use crate::domain::slot::{NewSlot, Slot, SlotKind};
-use crate::domain::viewer::Viewer;
+use crate::domain::conversation::slot::{NewSlot, Slot, SlotKind};
+use crate::domain::people::access::Viewer;
+use crate::domain::people::platform::PlatformScope;
+use crate::domain::tenant::agent::ChatType;
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, SlotId};
-use crate::store::{TenantTx, agents, conversations, sessions, slots, users};
+use crate::store::TenantTx;
+use crate::store::conversation::{conversations, sessions, slots};
+use crate::store::people::users;
+use crate::store::tenant::agents;
 
 /// As often as a key may be led elsewhere under us before we give up.
 const ATTEMPTS: usize = 10;

@@ -6,15 +6,18 @@ use chrono::{DateTime, Utc};
 
 use crate::app::App;
 use crate::audit;
-use crate::domain::agent::DEFAULT_AGENT;
-use crate::domain::audit::{Action, Detail, Entry};
-use crate::domain::session::{Need, NewConversation, Tip};
-use crate::domain::session_name::{SessionRef, session_not_found};
-use crate::domain::slot::Slot;
-use crate::domain::viewer::{Reach, Viewer};
+use crate::domain::conversation::session::{Need, NewConversation, Tip};
+use crate::domain::conversation::session_name::{SessionRef, session_not_found};
+use crate::domain::conversation::slot::Slot;
+use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::tenant::agent::DEFAULT_AGENT;
+use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
-use crate::store::{TenantTx, agents, conversations, sessions, slots, tips, users};
+use crate::store::TenantTx;
+use crate::store::conversation::{conversations, sessions, slots, tips};
+use crate::store::people::users;
+use crate::store::tenant::agents;
 
 mod append;
 mod branch;

@@ -7,12 +7,14 @@ use chrono::{DateTime, Utc};
 use super::delete::delete_held;
 use crate::app::App;
 use crate::audit;
-use crate::domain::audit::{Action, Detail, Entry};
-use crate::domain::retention::{Sweep, check_days, cutoff};
+use crate::domain::tenant::audit::{Action, Detail, Entry};
+use crate::domain::tenant::retention::{Sweep, check_days, cutoff};
 use crate::error::{Code, Error, Result};
 use crate::ids::SessionId;
-use crate::store::retention::{self, Old};
-use crate::store::{TenantTx, jobs, tenants};
+use crate::store::TenantTx;
+use crate::store::db::jobs;
+use crate::store::tenant::retention::{self, Old};
+use crate::store::tenant::tenants;
 
 /// The job that sweeps.
 pub const SWEEP_JOB: &str = "sweep_conversations";

@@ -11,68 +11,13 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
-use limited::Limited;
-use outages::Outages;
-use pool::{Lease, Pool};
+use crate::store::db::limited::Limited;
+use crate::store::db::outages::Outages;
+use crate::store::db::pool::{Lease, Pool};
+use crate::store::people::presence;
+use db::{migrate, roles};
 
-pub use pool::Urgency;
-
-pub mod admin;
-pub mod agents;
-pub mod api_keys;
-pub mod audit;
-pub mod chains;
-pub mod codes;
-pub mod conversations;
-pub mod deliveries;
-pub mod delivery_leases;
-pub mod erased_people;
-pub mod erasures;
-pub mod events;
-pub mod expiry;
-pub mod folds;
-pub mod grants;
-pub mod home_channels;
-pub mod idempotency;
-pub mod identities;
-pub mod imports;
-pub mod issuers;
-pub mod jobs;
-mod limited;
-pub mod merges;
-pub mod messages;
-pub mod migrate;
-pub mod moves;
-pub mod nodes;
-pub mod open_calls;
-pub mod outages;
-pub mod outbox;
-mod page_bytes;
-pub mod partings;
-pub mod past;
-pub mod pending_links;
-pub mod person_records;
-mod pool;
-pub mod presence;
-pub mod receipts;
-pub mod replies;
-pub mod resolve;
-pub mod retention;
-pub mod roles;
-pub mod sealed;
-pub mod sessions;
-pub mod slots;
-pub mod stream_rights;
-pub mod tenants;
-pub mod tips;
-pub mod turn_claims;
-pub mod turn_counts;
-pub mod turn_starts;
-pub mod turn_stops;
-pub mod turn_writes;
-pub mod turns;
-pub mod usage;
-pub mod users;
+pub use crate::store::db::pool::Urgency;
 
 /// The oldest server whose views and policies we rely on.
 const MIN_SERVER_VERSION: i32 = 150_000;
@@ -280,3 +225,10 @@ impl From<sqlx::Error> for Error {
         }
     }
 }
+pub mod bridge;
+pub mod conversation;
+pub mod db;
+pub mod identity_links;
+pub mod people;
+pub mod tenant;
+pub mod turn;

@@ -9,13 +9,13 @@ use tokio::time::Instant;
 
 use super::{BATCH, Verdict, lock};
 use crate::auth::JobCaller;
-use crate::domain::session::{Need, Ownership};
-use crate::domain::session_name::session_not_found;
-use crate::domain::viewer::{Reach, Viewer};
+use crate::domain::conversation::session::{Need, Ownership};
+use crate::domain::conversation::session_name::session_not_found;
+use crate::domain::people::access::{Reach, Viewer};
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, SlotId, TenantId, UserId};
 use crate::store::Db;
-use crate::store::stream_rights::{self, Asked, Found};
+use crate::store::people::stream_rights::{self, Asked, Found};
 
 /// Who reads what. Two streams with equal ones have one right.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -8,11 +8,12 @@ use tokio::time::Instant;
 
 use super::{BATCH, lock};
 use crate::auth::JobCaller;
-use crate::domain::event::Event;
+use crate::domain::turn::event::Event;
 use crate::error::Result;
 use crate::ids::{SessionId, TenantId, TurnId};
-use crate::live::{Live, News, Watching};
-use crate::store::{Db, events};
+use crate::notifications::{Live, News, Watching};
+use crate::store::Db;
+use crate::store::turn::events;
 
 /// Events that are read at once.
 pub const MAX_BATCH: i64 = 100;

@@ -8,31 +8,33 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::limit;
 use super::outcome::{interrupted, try_begin_next};
-use super::place::{self, Found, Place};
 use super::runner;
+use crate::agent_runtime::Agent;
 use crate::app::App;
-use crate::domain::agent::OnBusy;
-use crate::domain::delivery::{ReplyTo, ReplyVia};
-use crate::domain::event::{NewEvent, TURN_STARTED};
-use crate::domain::message::{NewMessage, Role};
-use crate::domain::prompt::{PastMessage, token_budget};
-use crate::domain::session::ChainName;
-use crate::domain::session_name::session_not_found;
+use crate::domain::bridge::delivery::{ReplyTo, ReplyVia};
+use crate::domain::conversation::message::{NewMessage, Role};
+use crate::domain::conversation::session::ChainName;
+use crate::domain::conversation::session_name::session_not_found;
+use crate::domain::people::access::Viewer;
+use crate::domain::tenant::agent::OnBusy;
+use crate::domain::turn::event::{NewEvent, TURN_STARTED};
+use crate::domain::turn::prompt::{PastMessage, token_budget};
 use crate::domain::turn::{
     Admission, StopReason, Told, TurnInput, TurnState, interrupted_result, match_results,
     unknown_call,
 };
-use crate::domain::viewer::Viewer;
 use crate::error::{Error, Result};
 use crate::ids::{BootId, SessionId, TurnId, UserId};
-use crate::model::Agent;
-use crate::store::presence::Seen;
-use crate::store::turn_claims::{self, Taken};
-use crate::store::turn_starts::{self, Allowance, Started};
-use crate::store::turn_stops;
-use crate::store::turn_writes::{self, Change, Fence, Write};
-use crate::store::turns::{self, NewTurn};
-use crate::store::{TenantTx, conversations, past};
+use crate::store::TenantTx;
+use crate::store::conversation::conversations;
+use crate::store::people::presence::Seen;
+use crate::store::turn::prompt_history;
+use crate::store::turn::turn_claims::{self, Taken};
+use crate::store::turn::turn_starts::{self, Allowance, Started};
+use crate::store::turn::turn_stops;
+use crate::store::turn::turn_writes::{self, Change, Fence, Write};
+use crate::store::turn::turns::{self, NewTurn};
+use crate::turns::target::{self, Found, Place};
 
 /// What somebody asks of an agent, in a session.
 pub struct Asked<'a> {
@@ -110,8 +112,8 @@ pub async fn accept(
     // Before it is asked whether there is time: whoever waits for this node's turns waits for this one.
     let _accepting = app.turn_tasks.token();
     app.shutdown.check_takes_turns()?;
-    for _ in 0..place::ATTEMPTS {
-        let found = place::find(tx, asked.viewer, &asked.place, agent, &asked.input, now).await?;
+    for _ in 0..target::ATTEMPTS {
+        let found = target::find(tx, asked.viewer, &asked.place, agent, &asked.input, now).await?;
         let running = limit::uncounted(app, asked.agent.limits.concurrent_turns);
         if asked.is_new()
             && running > 0
@@ -119,14 +121,14 @@ pub async fn accept(
         {
             // A chat's sender was checked by the statement itself, which began after the slot was held.
             if found.chat_of.is_none() {
-                place::still_holds(tx, asked.viewer, &found, now).await?;
+                target::still_holds(tx, asked.viewer, &found, now).await?;
             }
             note_presence(tx, &asked, &found, now);
             return Ok(found.started(app, claimed));
         }
         let tip = conversations::lock(tx, found.tip.name.conversation_id).await?;
         let tip = tip.ok_or_else(session_not_found)?;
-        if place::still_holds(tx, asked.viewer, &found, now).await? {
+        if target::still_holds(tx, asked.viewer, &found, now).await? {
             return accept_held(app, tx, asked, (found, tip), now).await;
         }
     }
@@ -370,7 +372,7 @@ async fn go_on(
     let told: Vec<NewEvent> = (0..said.len()).map(NewEvent::of_message).collect();
     put(app, tx, &mut taken, tip, (&said, &told), now).await?;
     let budget = token_budget(&asked.agent.spec);
-    let past = past::list(tx, tip, budget).await?;
+    let past = prompt_history::list(tx, tip, budget).await?;
     Ok(Claimed {
         taken,
         session_id: tip,

@@ -10,12 +10,12 @@ use tokio::time::{Instant, sleep_until};
 
 use super::launch::{Ahead, Direct, Piece};
 use super::writer::{Writer, Wrote};
-use crate::domain::answer::Answer;
-use crate::domain::completion_object::CompletionObject;
+use crate::agent_runtime::{Agent, Chunks};
 use crate::domain::turn::StopReason;
+use crate::domain::turn::answer::Answer;
+use crate::domain::turn::completion_object::CompletionObject;
 use crate::error::{Code, Error, Result};
-use crate::live::Running;
-use crate::model::{Agent, Chunks};
+use crate::notifications::Running;
 use crate::telemetry;
 
 /// How long pieces of an answer wait to be written together, and how much of them at most. The first wait

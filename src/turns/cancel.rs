@@ -9,7 +9,9 @@ use crate::app::App;
 use crate::domain::turn::{StopReason, Turn, TurnState};
 use crate::error::Result;
 use crate::ids::BootId;
-use crate::store::{TenantTx, conversations, events, turn_claims, turn_stops, turns};
+use crate::store::TenantTx;
+use crate::store::conversation::conversations;
+use crate::store::turn::{events, turn_claims, turn_stops, turns};
 
 /// What has to be done after the commit.
 #[derive(Debug, Default)]

@@ -10,12 +10,13 @@ use tokio::time::Instant;
 use super::outcome::Outcome;
 use crate::app::App;
 use crate::auth::JobCaller;
-use crate::domain::event::Event;
 use crate::domain::turn::TurnState;
+use crate::domain::turn::event::Event;
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
-use crate::live::News;
-use crate::store::{TenantTx, events, turns};
+use crate::notifications::News;
+use crate::store::TenantTx;
+use crate::store::turn::{events, turns};
 use crate::streams::{MAX_BATCH, Read, Tail};
 
 /// Before the database is asked again that did not answer.

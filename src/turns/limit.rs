@@ -3,7 +3,8 @@
 use crate::app::App;
 use crate::domain::turn::too_many_turns;
 use crate::error::Result;
-use crate::store::{TenantTx, turn_counts};
+use crate::store::TenantTx;
+use crate::store::turn::turn_counts;
 
 /// How many turns of a tenant may run for another one to start beside other starts. Every transaction that starts
 /// one has a connection; so many may have started one that is not committed, and not counted, yet. Twice that,

@@ -11,24 +11,24 @@ mod follow;
 mod launch;
 mod limit;
 mod outcome;
-mod place;
 mod recover;
 mod reply;
 mod run;
+mod target;
 mod writer;
 
+pub use crate::turns::target::Place;
 pub use accept::{Accepted, Asked, Became, Claimed, accept};
 pub use cancel::cancel;
 pub use follow::Follower;
 pub use launch::{Ahead, Piece, launch};
 pub use outcome::{Outcome, Said};
-pub use place::Place;
 pub use recover::sweep;
 pub use reply::{Waiter, deliver_untold, failure_notice, text_of};
 pub use run::start;
 
 use crate::app::App;
-use crate::store::turn_claims::Runner;
+use crate::store::turn::turn_claims::Runner;
 
 /// This node, as the holder of a turn.
 fn runner(app: &App) -> Runner {

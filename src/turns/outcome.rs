@@ -8,18 +8,20 @@ use super::limit;
 use super::reply::{self, AnsweredTurn};
 use super::runner;
 use crate::app::App;
-use crate::domain::completion::TokenUsage;
-use crate::domain::delivery::ReplyVia;
-use crate::domain::event::{NewEvent, TURN_WAITING, of_end};
-use crate::domain::extra::Extra;
-use crate::domain::message::NewMessage;
+use crate::domain::bridge::delivery::ReplyVia;
+use crate::domain::conversation::message::NewMessage;
+use crate::domain::conversation::message_extra::Extra;
+use crate::domain::turn::completion::TokenUsage;
+use crate::domain::turn::event::{NewEvent, TURN_WAITING, of_end};
 use crate::domain::turn::{StopReason, Told, Turn, TurnState, interrupted_result};
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, TurnId};
-use crate::store::turn_claims::{self, Taken};
-use crate::store::turn_writes::{self, Change, Fence, Write};
-use crate::store::turns;
-use crate::store::{TenantTx, conversations, tenants};
+use crate::store::TenantTx;
+use crate::store::conversation::conversations;
+use crate::store::tenant::tenants;
+use crate::store::turn::turn_claims::{self, Taken};
+use crate::store::turn::turn_writes::{self, Change, Fence, Write};
+use crate::store::turn::turns;
 
 /// What a client hears at the end of a turn, or when the turn waits for its tools.
 #[derive(Debug, Clone)]

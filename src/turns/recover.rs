@@ -12,14 +12,16 @@ use super::run::start;
 use super::runner;
 use crate::app::App;
 use crate::auth::JobCaller;
-use crate::domain::event::{MESSAGE_DISCARDED, NewEvent};
-use crate::domain::message::NewMessage;
+use crate::domain::conversation::message::NewMessage;
+use crate::domain::turn::event::{MESSAGE_DISCARDED, NewEvent};
 use crate::domain::turn::{MAX_LOST, StopReason, TurnState, interrupted_result};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
-use crate::store::turn_claims::{self, Taken};
-use crate::store::turn_writes::{self, Change, Fence, Write};
-use crate::store::{TenantTx, conversations, events, open_calls, turn_stops, turns};
+use crate::store::TenantTx;
+use crate::store::conversation::{conversations, open_calls};
+use crate::store::turn::turn_claims::{self, Taken};
+use crate::store::turn::turn_writes::{self, Change, Fence, Write};
+use crate::store::turn::{events, turn_stops, turns};
 use crate::{sessions, telemetry};
 
 /// As many as one look takes; the rest is for the other nodes, or the next look.

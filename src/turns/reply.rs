@@ -10,12 +10,14 @@ use super::launch::Ahead;
 use super::outcome::{Outcome, Said};
 use crate::app::App;
 use crate::auth::JobCaller;
-use crate::domain::delivery::{DeliveryKind, NewDelivery, ReplyTo};
-use crate::domain::message::shown_text;
+use crate::domain::bridge::delivery::{DeliveryKind, NewDelivery, ReplyTo};
+use crate::domain::conversation::message::shown_text;
 use crate::domain::turn::StopReason;
 use crate::error::{Code, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
-use crate::store::{TenantTx, outbox, replies, turn_claims, turns};
+use crate::store::TenantTx;
+use crate::store::bridge::{outbox, replies};
+use crate::store::turn::{turn_claims, turns};
 
 /// The reason of a notice about an answer that has no text.
 const EMPTY_ANSWER: &str = "empty_answer";

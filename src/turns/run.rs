@@ -11,24 +11,24 @@ use super::call::{Called, call};
 use super::launch::{Ahead, Direct};
 use super::outcome::{Outcome, Said};
 use super::writer::{Writer, Wrote};
+use crate::agent_runtime::Agent;
 use crate::app::App;
 use crate::auth::JobCaller;
-use crate::domain::answer::Answer;
-use crate::domain::completion::TokenUsage;
-use crate::domain::event::{NewEvent, TURN_WAITING, of_end};
-use crate::domain::extra::UsageDetails;
-use crate::domain::message::{NewMessage, ToolCall};
-use crate::domain::prompt::{PastMessage, begin_with_a_question, request_body, token_budget};
+use crate::domain::conversation::message::{NewMessage, ToolCall};
+use crate::domain::conversation::message_extra::UsageDetails;
+use crate::domain::tenant::usage::{UsageCounts, UsageName};
+use crate::domain::turn::answer::Answer;
+use crate::domain::turn::completion::TokenUsage;
+use crate::domain::turn::event::{NewEvent, TURN_WAITING, of_end};
+use crate::domain::turn::prompt::{PastMessage, begin_with_a_question, request_body, token_budget};
 use crate::domain::turn::{StopReason, TurnState};
-use crate::domain::usage::{UsageCounts, UsageName};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId};
-use crate::live::Running;
-use crate::model::Agent;
-use crate::store::past;
-use crate::store::turn_claims::Taken;
-use crate::store::turn_writes::{Change, Fence, Heard};
-use crate::store::turns;
+use crate::notifications::Running;
+use crate::store::turn::prompt_history;
+use crate::store::turn::turn_claims::Taken;
+use crate::store::turn::turn_writes::{Change, Fence, Heard};
+use crate::store::turn::turns;
 use crate::telemetry::{self, CalledFor};
 
 /// Between two looks whether the database is back.
@@ -146,7 +146,7 @@ async fn try_prepare(
     let budget = token_budget(&agent.spec);
     let caller = JobCaller::of_served_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
-    let past = past::list(&mut tx, session_id, budget).await?;
+    let past = prompt_history::list(&mut tx, session_id, budget).await?;
     Ok(Some((agent, past)))
 }
 

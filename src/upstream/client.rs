@@ -20,8 +20,8 @@ use super::address;
 use super::own_ports::{OwnPorts, is_of_this_machine};
 use super::url_rules::{self, UrlRefused};
 use crate::config::PrivateUpstreams;
-use crate::domain::hop;
-use crate::domain::node_place::NodePlace;
+use crate::domain::tenant::hop;
+use crate::domain::tenant::node_place::NodePlace;
 
 /// Name, handshake and all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);

@@ -19,8 +19,8 @@ use super::breaker::Breaker;
 use super::call_error::CallError;
 use super::client::{FetchError, GuardedClient};
 use super::sse::Events;
-use crate::domain::completion_object::{CompletionObject, NoCompletion};
-use crate::domain::json_text;
+use crate::domain::turn::completion_object::{CompletionObject, NoCompletion};
+use crate::domain::values::json_text;
 
 /// Of an answer that is no success.
 const ERROR_BODY: Duration = Duration::from_secs(30);

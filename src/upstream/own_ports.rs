@@ -12,7 +12,7 @@ use url::Url;
 
 use super::interfaces;
 use crate::config::Config;
-use crate::domain::node_place::{NodePlace, address_of};
+use crate::domain::tenant::node_place::{NodePlace, address_of};
 
 const POSTGRES_PORT: u16 = 5432;
 const REDIS_PORT: u16 = 6379;

@@ -195,7 +195,7 @@ async fn a_key_with_one_wrong_character_or_of_a_made_up_tenant_is_unknown() {
         assert_eq!(reply.header("x-should-retry"), "false");
     }
     // Well formed, right checksum, but of no key.
-    let forged = throughline::domain::api_key::key_text(
+    let forged = throughline::domain::tenant::api_key::key_text(
         tenant.id.parse().unwrap(),
         throughline::ids::ApiKeyId::generate(),
         [7; 24],

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 28] = [
+const ALLOWED: [(&str, &[&str]); 25] = [
     ("domain", &["ground"]),
     (
         "main",
@@ -17,29 +17,26 @@ const ALLOWED: [(&str, &[&str]); 28] = [
     (
         "dev",
         &[
-            "server", "app", "auth", "api_keys", "tenants", "store", "domain", "ground",
+            "server", "app", "auth", "tenants", "store", "domain", "ground",
         ],
     ),
     (
         "server",
-        &["http", "jobs", "secrets", "app", "live", "ground"],
+        &["http", "jobs", "secrets", "app", "notifications", "ground"],
     ),
     (
         "http",
         &[
-            "agents",
-            "api_keys",
-            "chat",
+            "completions",
             "idempotency",
             "inbound",
-            "issuers",
             "people",
             "sessions",
             "tenants",
             "turns",
             "app",
             "limits",
-            "live",
+            "notifications",
             "streams",
             "auth",
             "store",
@@ -57,7 +54,7 @@ const ALLOWED: [(&str, &[&str]); 28] = [
             "tenants",
             "turns",
             "app",
-            "live",
+            "notifications",
             "streams",
             "auth",
             "store",
@@ -68,26 +65,12 @@ const ALLOWED: [(&str, &[&str]); 28] = [
     (
         "turns",
         &[
-            "people", "sessions", "app", "live", "model", "streams", "auth", "store", "domain",
-            "ground",
-        ],
-    ),
-    (
-        "inbound",
-        &[
-            "people", "sessions", "turns", "app", "model", "store", "domain", "ground",
-        ],
-    ),
-    ("chat", &["app", "limits", "model", "domain", "ground"]),
-    (
-        "tenants",
-        &[
-            "agents",
-            "api_keys",
-            "audit",
-            "idempotency",
+            "people",
             "sessions",
             "app",
+            "notifications",
+            "agent_runtime",
+            "streams",
             "auth",
             "store",
             "domain",
@@ -95,15 +78,37 @@ const ALLOWED: [(&str, &[&str]); 28] = [
         ],
     ),
     (
-        "agents",
-        &["app", "audit", "model", "store", "domain", "ground"],
+        "inbound",
+        &[
+            "people",
+            "sessions",
+            "turns",
+            "app",
+            "agent_runtime",
+            "store",
+            "domain",
+            "ground",
+        ],
     ),
-    ("api_keys", &["audit", "store", "domain", "ground"]),
-    ("audit", &["app", "auth", "store", "domain", "ground"]),
     (
-        "issuers",
-        &["app", "audit", "auth", "store", "domain", "ground"],
+        "completions",
+        &["app", "limits", "agent_runtime", "domain", "ground"],
     ),
+    (
+        "tenants",
+        &[
+            "audit",
+            "idempotency",
+            "sessions",
+            "app",
+            "agent_runtime",
+            "auth",
+            "store",
+            "domain",
+            "ground",
+        ],
+    ),
+    ("audit", &["app", "auth", "store", "domain", "ground"]),
     (
         "people",
         &["app", "audit", "sessions", "store", "domain", "ground"],
@@ -112,18 +117,40 @@ const ALLOWED: [(&str, &[&str]); 28] = [
     ("idempotency", &["app", "store", "ground"]),
     (
         "secrets",
-        &["audit", "app", "model", "auth", "store", "domain", "ground"],
+        &[
+            "audit",
+            "app",
+            "agent_runtime",
+            "auth",
+            "store",
+            "domain",
+            "ground",
+        ],
     ),
     (
         "app",
         &[
-            "limits", "live", "model", "streams", "usage", "auth", "store", "redis", "upstream",
+            "limits",
+            "notifications",
+            "agent_runtime",
+            "streams",
+            "usage",
+            "auth",
+            "store",
+            "redis",
+            "upstream",
             "ground",
         ],
     ),
-    ("streams", &["live", "auth", "store", "domain", "ground"]),
-    ("model", &["auth", "store", "upstream", "domain", "ground"]),
-    ("live", &["redis", "ground"]),
+    (
+        "streams",
+        &["notifications", "auth", "store", "domain", "ground"],
+    ),
+    (
+        "agent_runtime",
+        &["auth", "store", "upstream", "domain", "ground"],
+    ),
+    ("notifications", &["redis", "ground"]),
     ("limits", &["redis", "ground"]),
     ("usage", &["auth", "store", "domain", "ground"]),
     ("auth", &["limits", "store", "upstream", "domain", "ground"]),
@@ -138,7 +165,7 @@ const GROUND: [&str; 12] = [
     "descriptors",
     "error",
     "fair_queue",
-    "guard",
+    "child_guard",
     "ids",
     "recent",
     "shutdown",
@@ -155,17 +182,17 @@ const KEPT_IN: [(&str, &[&str]); 9] = [
         "operator_enter(",
         &[
             "store/",
-            "tenants.rs",
+            "tenants/mod.rs",
             "audit/verify.rs",
             "secrets/",
             "dev/",
         ],
     ),
     ("actix_web", &["http/", "server.rs"]),
-    ("std::process::Command", &["guard.rs", "dev/"]),
+    ("std::process::Command", &["child_guard.rs", "dev/"]),
     ("aws_lc_rs", &["crypto.rs"]),
     ("reqwest", &["upstream/"]),
-    ("jsonwebtoken", &["auth/", "domain/issuer.rs"]),
+    ("jsonwebtoken", &["auth/", "domain/tenant/issuer.rs"]),
 ];
 
 /// Statements without a tenant: on global tables, on Postgres' own catalog, on definer functions.

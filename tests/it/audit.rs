@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use throughline::app::App;
 use throughline::audit;
 use throughline::audit::verify::{Verdict, verify};
-use throughline::domain::audit::{Action, Detail, Entry};
+use throughline::domain::tenant::audit::{Action, Detail, Entry};
 use throughline::ids::{ApiKeyId, TenantId};
 use throughline::store::TenantTx;
 
@@ -39,7 +39,7 @@ fn told(entries: &[Value]) -> Vec<(&str, &str, &str)> {
 }
 
 fn key_id(tenant: &Tenant) -> String {
-    let parsed = throughline::domain::api_key::PresentedKey::parse(&tenant.key).unwrap();
+    let parsed = throughline::domain::tenant::api_key::PresentedKey::parse(&tenant.key).unwrap();
     parsed.id.to_string()
 }
 

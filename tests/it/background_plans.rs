@@ -2,11 +2,13 @@
 
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use throughline::store::conversations::Part;
-use throughline::store::deliveries::END;
-use throughline::store::delivery_leases::{LEASE, LOCK_DUE};
-use throughline::store::expiry::Expiring;
-use throughline::store::{erased_people, idempotency, merges};
+use throughline::store::bridge::deliveries::END;
+use throughline::store::bridge::delivery_leases::{LEASE, LOCK_DUE};
+use throughline::store::conversation::conversations::Part;
+use throughline::store::db::idempotency;
+use throughline::store::identity_links::merges;
+use throughline::store::people::erased_people;
+use throughline::store::tenant::expiry::Expiring;
 
 use crate::support::cluster::cluster;
 use crate::support::{Tenant, World};

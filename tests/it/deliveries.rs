@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use throughline::auth::JobCaller;
-use throughline::store::deliveries::Covered;
-use throughline::store::delivery_leases::lease;
+use throughline::store::bridge::deliveries::Covered;
+use throughline::store::bridge::delivery_leases::lease;
 
 use crate::support::linking::bridge;
 use crate::support::{Reply, Tenant, World};

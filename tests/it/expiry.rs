@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use sqlx::Connection;
 use throughline::auth::JobCaller;
-use throughline::store::expiry::{Expiring, delete, find_oldest};
+use throughline::store::tenant::expiry::{Expiring, delete, find_oldest};
 
 use crate::support::{Tenant, World, eventually};
 use crate::tenancy::uuid_of;

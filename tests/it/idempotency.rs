@@ -5,7 +5,7 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 use throughline::auth::JobCaller;
-use throughline::store::idempotency::{RequestName, claim};
+use throughline::store::db::idempotency::{RequestName, claim};
 
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, Tenant, World, eventually};

@@ -13,7 +13,7 @@ use throughline::auth::JobCaller;
 use throughline::ids::TenantId;
 use throughline::jobs;
 use throughline::store::Db;
-use throughline::store::jobs::{DueJob, Ended, claim, insert, reschedule};
+use throughline::store::db::jobs::{DueJob, Ended, claim, insert, reschedule};
 
 async fn stored_answers(world: &World) -> (i64, i64) {
     sqlx::query_as("select count(*), count(secrets_enc) from idempotency")
@@ -51,7 +51,7 @@ async fn two_nodes_asking_at_once_never_get_the_same_job() {
     let db = &world.app().db;
     let now = world.clock.now() + Duration::from_secs(3600);
     let lease = TimeDelta::seconds(60);
-    let claims = (0..8).map(|_| throughline::store::jobs::claim(db, now, lease, 3, &[]));
+    let claims = (0..8).map(|_| throughline::store::db::jobs::claim(db, now, lease, 3, &[]));
     let claimed = futures_util::future::try_join_all(claims).await.unwrap();
     let mut ids: Vec<String> = claimed
         .iter()

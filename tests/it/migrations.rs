@@ -6,9 +6,10 @@ use sqlx::migrate::Migrator;
 use sqlx::{Connection, PgConnection};
 use throughline::auth::JobCaller;
 use throughline::ids::TenantId;
-use throughline::store::deliveries::Covered;
-use throughline::store::delivery_leases::lease;
-use throughline::store::{Db, migrate};
+use throughline::store::Db;
+use throughline::store::bridge::deliveries::Covered;
+use throughline::store::bridge::delivery_leases::lease;
+use throughline::store::db::migrate;
 
 use crate::support::cluster::{cluster, project};
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection};
 use throughline::fair_queue::Holder;
 use throughline::ids::TenantId;
-use throughline::store::messages::LIST_NEWEST;
+use throughline::store::conversation::messages::LIST_NEWEST;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;

@@ -14,8 +14,8 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use throughline::auth::JobCaller;
 use throughline::ids::{IdentityId, UserId};
 use throughline::jobs;
-use throughline::store::erased_people::{take_due, update_opened};
-use throughline::store::idempotency::RequestName;
+use throughline::store::db::idempotency::RequestName;
+use throughline::store::people::erased_people::{take_due, update_opened};
 
 use crate::support::catalog::{copy_rows, disable_row_level_security, dump_people, tenant_tables};
 use crate::support::cluster::cluster;

@@ -13,7 +13,10 @@ use throughline::auth::JobCaller;
 use throughline::clock::Clock;
 use throughline::error::{Code, Result};
 use throughline::ids::{TenantId, TurnId};
-use throughline::store::{Db, agents, jobs, tenants, turns};
+use throughline::store::Db;
+use throughline::store::db::jobs;
+use throughline::store::tenant::{agents, tenants};
+use throughline::store::turn::turns;
 
 use crate::support::cluster::cluster;
 use crate::support::{World, eventually};

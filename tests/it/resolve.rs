@@ -8,10 +8,10 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use throughline::domain::chat::Chat;
-use throughline::domain::identity::IdentityName;
-use throughline::domain::session_key::{possible_keys, user_key_prefix};
-use throughline::store::resolve::RESOLVE;
+use throughline::domain::bridge::chat::Chat;
+use throughline::domain::conversation::session_key::{possible_keys, user_key_prefix};
+use throughline::domain::people::identity::IdentityName;
+use throughline::store::people::resolve::RESOLVE;
 
 use crate::support::cluster::cluster;
 use crate::support::linking::bridge;

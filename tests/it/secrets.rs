@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use throughline::agent_runtime::key_context;
 use throughline::app::App;
 use throughline::crypto::Keyring;
-use throughline::model::key_context;
 use throughline::server::Node;
 
 use crate::support::cluster::{cluster, scratch_dir};

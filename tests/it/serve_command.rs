@@ -168,7 +168,7 @@ async fn it_refuses_an_old_schema_and_migrate_mends_it() {
 async fn eight_migrations_at_once_apply_each_migration_once() {
     let database = cluster().new_empty_database().await;
     let config = cluster().migrate_config(&database);
-    let runs = (0..8).map(|_| throughline::store::migrate::run(&config));
+    let runs = (0..8).map(|_| throughline::store::db::migrate::run(&config));
     let applied = futures_util::future::try_join_all(runs).await.unwrap();
     assert_eq!(
         applied.iter().filter(|count| **count > 0).count(),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sqlx::types::Uuid;
 use sqlx::{Connection, PgConnection};
 use throughline::ids::SessionId;
-use throughline::store::tips::TIP_BY_ID;
+use throughline::store::conversation::tips::TIP_BY_ID;
 
 use crate::support::cluster::cluster;
 use crate::support::conversations::{answered, id_of, said};

@@ -5,7 +5,7 @@ use reqwest::Method;
 use secrecy::ExposeSecret;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use throughline::domain::api_key::{digest, key_text};
+use throughline::domain::tenant::api_key::{digest, key_text};
 use throughline::ids::ApiKeyId;
 
 use crate::support::catalog::{tenant_tables, violations};

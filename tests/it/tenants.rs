@@ -178,7 +178,7 @@ async fn a_large_tenant_goes_in_batches_and_the_service_cannot_erase_a_living_on
     .unwrap();
     let id = tenant.id.parse().unwrap();
     assert_eq!(
-        throughline::store::tenants::erase(&world.app().db, id, 1000)
+        throughline::store::tenant::tenants::erase(&world.app().db, id, 1000)
             .await
             .unwrap(),
         0
@@ -191,7 +191,7 @@ async fn a_large_tenant_goes_in_batches_and_the_service_cannot_erase_a_living_on
         .unwrap();
     let mut batches = Vec::new();
     loop {
-        match throughline::store::tenants::erase(&world.app().db, id, 1000)
+        match throughline::store::tenant::tenants::erase(&world.app().db, id, 1000)
             .await
             .unwrap()
         {

@@ -180,14 +180,14 @@ impl Servers {
             redis: Some(Self::start_redis(None).await),
         };
         let superuser = servers.postgres.superuser("postgres");
-        store::admin::ensure_database(&superuser, "throughline_owner", PASSWORD, "throughline")
+        store::db::admin::ensure_database(&superuser, "throughline_owner", PASSWORD, "throughline")
             .await
             .unwrap();
         let config = MigrateConfig {
             owner_url: servers.url("throughline_owner").into(),
             service_url: servers.url("throughline").into(),
         };
-        store::migrate::run(&config).await.unwrap();
+        store::db::migrate::run(&config).await.unwrap();
         servers
     }
 

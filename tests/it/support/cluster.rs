@@ -78,8 +78,8 @@ async fn start() -> anyhow::Result<Cluster> {
         .await;
     cluster.admin_sql("select pg_reload_conf()").await;
     let superuser = cluster.postgres.superuser("postgres");
-    store::admin::ensure_database(&superuser, OWNER, PASSWORD, TEMPLATE).await?;
-    store::migrate::run(&cluster.migrate_config(TEMPLATE)).await?;
+    store::db::admin::ensure_database(&superuser, OWNER, PASSWORD, TEMPLATE).await?;
+    store::db::migrate::run(&cluster.migrate_config(TEMPLATE)).await?;
     cluster
         .admin_sql(&format!(
             "alter database {TEMPLATE} allow_connections false"

@@ -1,0 +1,6 @@
+//! What bridges bring in and take out: chats, commands, deliveries.
+
+pub mod chat;
+pub mod command;
+pub mod delivery;
+pub mod inbound;

@@ -1,0 +1,405 @@
+//! Messages: what a client may give, what is stored, and how large it is for a model.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use utoipa::openapi::schema::{
+    AdditionalProperties, ArrayBuilder, ObjectBuilder, OneOfBuilder, Type,
+};
+use utoipa::openapi::{RefOr, Schema};
+
+use crate::domain::conversation::message_extra::Extra;
+use crate::domain::conversation::session::words;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::{SessionId, TurnId};
+
+/// As many as one call may give.
+pub const MAX_MESSAGES: usize = 1000;
+const MAX_PARTS: usize = 256;
+const MAX_TOOL_CALLS: usize = 128;
+const MAX_ID_CHARS: usize = 256;
+pub const MAX_CONTENT_CHARS: usize = 1024 * 1024;
+/// What a value in a part, or in a tool call, costs beside its characters; and how much of that is not counted: so a
+/// message in parts may say as much as one in a text.
+const VALUE_CHARS: usize = 16;
+const FRAME_CHARS: usize = 64 * MAX_PARTS;
+pub const MAX_TOKENS: u32 = 10_000_000;
+
+words!(
+    /// Who says it.
+    Role { System = "system", User = "user", Assistant = "assistant", Tool = "tool" }
+);
+words!(
+    /// What it is to the conversation.
+    MessageKind { Normal = "normal", Summary = "summary", Handoff = "handoff", Notice = "notice" }
+);
+
+/// A text, or a list of parts as OpenAI's API has them; kept as it was given.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Content(Value);
+
+impl Content {
+    pub fn text(text: &str) -> Self {
+        Self(Value::from(text))
+    }
+
+    /// Of an assistant that refuses to answer, in OpenAI's words, after what it said before.
+    pub fn refusal(text: &str, refusal: &str) -> Self {
+        let refusal = json!({"type": "refusal", "refusal": refusal});
+        Self(match text.is_empty() {
+            true => json!([refusal]),
+            false => json!([{"type": "text", "text": text}, refusal]),
+        })
+    }
+
+    pub fn value(&self) -> &Value {
+        &self.0
+    }
+}
+
+/// Whether a text has more characters; they are only counted where its bytes leave it open.
+pub fn is_longer(text: &str, most_chars: usize) -> bool {
+    text.len() > most_chars && text.chars().count() > most_chars
+}
+
+/// The characters of all names and texts in a value, and what the values cost beside them.
+fn count_chars(value: &Value) -> usize {
+    let inside = match value {
+        Value::String(text) => text.chars().count(),
+        Value::Array(items) => items.iter().map(count_chars).sum(),
+        Value::Object(members) => members
+            .iter()
+            .map(|(name, value)| name.chars().count() + count_chars(value))
+            .sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    VALUE_CHARS + inside
+}
+
+/// What people read of a content: its texts, and why an answer was refused.
+pub fn shown_text(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let text = |part: &Value| {
+                part["text"]
+                    .as_str()
+                    .or(part["refusal"].as_str())
+                    .map(str::to_owned)
+            };
+            parts.iter().filter_map(text).collect::<Vec<_>>().join("\n")
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => String::new(),
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let is_part = |part: &Value| part.get("type").is_some_and(Value::is_string);
+        let is_long = match &value {
+            Value::String(text) => is_longer(text, MAX_CONTENT_CHARS),
+            Value::Array(parts) => {
+                let texts = parts.iter().filter_map(|part| part["text"].as_str());
+                let is_long = |text: &str| is_longer(text, MAX_CONTENT_CHARS);
+                let together = count_chars(&value);
+                together > MAX_CONTENT_CHARS + FRAME_CHARS || texts.into_iter().any(is_long)
+            }
+            Value::Object(_) | Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        };
+        if is_long {
+            let detail = format!(
+                "a text, or what is in all parts, has at most {MAX_CONTENT_CHARS} characters"
+            );
+            return Err(serde::de::Error::custom(detail));
+        }
+        let fine = match &value {
+            Value::String(_) => true,
+            Value::Array(parts) => {
+                (1..=MAX_PARTS).contains(&parts.len()) && parts.iter().all(is_part)
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => false,
+        };
+        match fine {
+            true => Ok(Self(value)),
+            false => Err(serde::de::Error::custom(format!(
+                "must be a text, or 1 to {MAX_PARTS} parts that each have a type"
+            ))),
+        }
+    }
+}
+
+impl utoipa::PartialSchema for Content {
+    fn schema() -> RefOr<Schema> {
+        let text = || {
+            ObjectBuilder::new()
+                .schema_type(Type::String)
+                .max_length(Some(MAX_CONTENT_CHARS))
+        };
+        let part = ObjectBuilder::new()
+            .property("type", text())
+            .property("text", text())
+            .required("type")
+            .additional_properties(Some(AdditionalProperties::FreeForm(true)));
+        let parts = ArrayBuilder::new()
+            .items(part)
+            .min_items(Some(1))
+            .max_items(Some(MAX_PARTS));
+        Schema::OneOf(OneOfBuilder::new().item(text()).item(parts).build()).into()
+    }
+}
+
+impl utoipa::ToSchema for Content {}
+
+/// A tool that an assistant called. What else a provider put in is kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ToolCall {
+    #[schema(min_length = 1, max_length = 256)]
+    pub id: String,
+    #[serde(rename = "type")]
+    #[schema(min_length = 1, max_length = 256)]
+    pub kind: String,
+    pub function: ToolFunction,
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    pub rest: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ToolFunction {
+    #[schema(min_length = 1, max_length = 256)]
+    pub name: String,
+    /// JSON, as the model wrote it.
+    #[schema(max_length = 1_048_576)]
+    pub arguments: String,
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    pub rest: Map<String, Value>,
+}
+
+impl ToolCall {
+    fn count_chars(&self) -> usize {
+        let rest = self.rest.iter().chain(&self.function.rest);
+        let rest = rest.map(|(name, value)| name.chars().count() + count_chars(value));
+        self.function.arguments.chars().count() + rest.sum::<usize>()
+    }
+}
+
+/// A message as a client gives it. Place, time, identity and platform are the service's to set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NewMessage {
+    pub role: Role,
+    pub kind: MessageKind,
+    pub content: Option<Content>,
+    pub tool_calls: Option<Vec<ToolCall>>,
+    pub tool_call_id: Option<String>,
+    /// As its maker counted; estimated where nobody did.
+    pub token_count: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extra: Option<Box<Extra>>,
+}
+
+impl NewMessage {
+    /// What a tool answered, or what is to be said of it.
+    pub fn tool_result(call_id: &str, text: &str) -> Self {
+        Self {
+            role: Role::Tool,
+            kind: MessageKind::Normal,
+            content: Some(Content::text(text)),
+            tool_calls: None,
+            tool_call_id: Some(call_id.to_owned()),
+            token_count: None,
+            extra: None,
+        }
+    }
+
+    /// What people read of it.
+    pub fn text(&self) -> String {
+        self.content
+            .as_ref()
+            .map(|content| shown_text(&content.0))
+            .unwrap_or_default()
+    }
+
+    /// An assistant's answer without a word.
+    pub fn silence() -> Self {
+        Self {
+            role: Role::Assistant,
+            kind: MessageKind::Normal,
+            content: Some(Content::text("")),
+            tool_calls: None,
+            tool_call_id: None,
+            token_count: None,
+            extra: None,
+        }
+    }
+
+    /// What breaks a rule, with pointers below `at`.
+    pub fn check(&self, at: &str, errors: &mut Vec<FieldError>) {
+        let mut refuse = |member: &str, detail: String| {
+            errors.push(FieldError::new(format!("{at}/{member}"), detail));
+        };
+        let calls = self.tool_calls.as_deref().unwrap_or_default();
+        if self.content.is_none() && (self.role != Role::Assistant || calls.is_empty()) {
+            refuse("content", "is required".to_owned());
+        }
+        if self.tool_calls.is_some() && self.role != Role::Assistant {
+            refuse("tool_calls", "only an assistant calls tools".to_owned());
+        }
+        if self.tool_calls.is_some() && !(1..=MAX_TOOL_CALLS).contains(&calls.len()) {
+            refuse("tool_calls", format!("must be 1 to {MAX_TOOL_CALLS}"));
+        }
+        let long = |text: &str| !(1..=MAX_ID_CHARS).contains(&text.chars().count());
+        for (place, call) in calls.iter().enumerate() {
+            let twice = calls[..place].iter().any(|other| other.id == call.id);
+            if long(&call.id) || long(&call.function.name) || long(&call.kind) || twice {
+                let detail = format!(
+                    "id, type and name have 1 to {MAX_ID_CHARS} characters, and an id is given once"
+                );
+                refuse(&format!("tool_calls/{place}"), detail);
+            }
+            if is_longer(&call.function.arguments, MAX_CONTENT_CHARS) {
+                let detail = format!("must have at most {MAX_CONTENT_CHARS} characters");
+                refuse(&format!("tool_calls/{place}/function/arguments"), detail);
+            }
+        }
+        let chars: usize = calls.iter().map(ToolCall::count_chars).sum();
+        if chars > MAX_CONTENT_CHARS + FRAME_CHARS {
+            let detail = format!("all together have at most {MAX_CONTENT_CHARS} characters");
+            refuse("tool_calls", detail);
+        }
+        match (&self.tool_call_id, self.role) {
+            (None, Role::Tool) => refuse("tool_call_id", "says which call this answers".to_owned()),
+            (Some(id), Role::Tool) if long(id) => {
+                refuse(
+                    "tool_call_id",
+                    format!("must have 1 to {MAX_ID_CHARS} characters"),
+                );
+            }
+            (Some(_), Role::System | Role::User | Role::Assistant) => {
+                refuse("tool_call_id", "only a tool's answer has one".to_owned());
+            }
+            (None | Some(_), _) => {}
+        }
+        match self.name() {
+            Some(_) if self.role != Role::User => {
+                refuse("name", "only a user's message has one".to_owned());
+            }
+            Some(name) if long(name) => {
+                refuse("name", format!("must have 1 to {MAX_ID_CHARS} characters"));
+            }
+            Some(_) | None => {}
+        }
+        if self.token_count.is_some_and(|count| count > MAX_TOKENS) {
+            refuse("token_count", format!("must be at most {MAX_TOKENS}"));
+        }
+    }
+
+    /// That a client gave its author.
+    pub fn name(&self) -> Option<&str> {
+        self.extra.as_ref()?.name.as_deref()
+    }
+
+    pub fn tokens(&self) -> i32 {
+        let counted = self.token_count.unwrap_or_else(|| self.estimate());
+        i32::try_from(counted).unwrap_or(i32::MAX)
+    }
+
+    fn estimate(&self) -> u32 {
+        let content = self.content.as_ref().map_or(0, |content| weigh(&content.0));
+        let calls = self
+            .tool_calls
+            .iter()
+            .flatten()
+            .map(|call| weigh_text(&call.function.name) + weigh_text(&call.function.arguments));
+        let quarters = content + calls.sum::<u64>();
+        PER_MESSAGE + u32::try_from(quarters.div_ceil(4)).unwrap_or(u32::MAX - PER_MESSAGE)
+    }
+}
+
+/// What framing a message costs most models.
+const PER_MESSAGE: u32 = 4;
+
+/// A summary that stands for earlier messages: data that is quoted to the model, in nobody's name.
+pub fn summary(text: &str) -> NewMessage {
+    NewMessage {
+        role: Role::User,
+        kind: MessageKind::Summary,
+        content: Some(Content::text(text)),
+        tool_calls: None,
+        tool_call_id: None,
+        token_count: None,
+        extra: None,
+    }
+}
+
+/// Checks a list of messages that stands at `pointer`, and that whoever gives it may write such roles.
+pub fn check_all(messages: &[NewMessage], pointer: &str, every_role: bool) -> Result<()> {
+    if messages.len() > MAX_MESSAGES {
+        let detail = format!("at most {MAX_MESSAGES} messages at once");
+        return Err(Error::invalid(vec![FieldError::new(pointer, detail)]));
+    }
+    let mut errors = Vec::new();
+    for (place, message) in messages.iter().enumerate() {
+        message.check(&format!("{pointer}/{place}"), &mut errors);
+    }
+    Error::check(errors)?;
+    let foreign = messages
+        .iter()
+        .position(|message| message.role != Role::User);
+    match foreign {
+        Some(place) if !every_role => {
+            let pointer = format!("{pointer}/{place}/role");
+            let detail = "only admin and chat keys write other roles than user";
+            Err(Error::fields(
+                Code::RoleNotAllowed,
+                vec![FieldError::new(pointer, detail)],
+            ))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// The size of every text in a value, in quarters of a token.
+fn weigh(value: &Value) -> u64 {
+    match value {
+        Value::String(text) => weigh_text(text),
+        Value::Array(items) => items.iter().map(weigh).sum(),
+        Value::Object(members) => members.values().map(weigh).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
+/// Four ASCII characters are about a token; a character of another script is about one.
+fn weigh_text(text: &str) -> u64 {
+    text.chars().map(|c| if c.is_ascii() { 1 } else { 4 }).sum()
+}
+
+/// A message as it is stored.
+#[derive(Debug, Clone)]
+pub struct Message {
+    pub session_id: SessionId,
+    pub seq: i64,
+    pub role: Role,
+    pub kind: MessageKind,
+    pub content: Option<Box<RawValue>>,
+    pub tool_calls: Option<Box<RawValue>>,
+    pub tool_call_id: Option<String>,
+    /// `platform:external_id` of who spoke.
+    pub identity: Option<String>,
+    pub platform: Option<String>,
+    pub token_count: i32,
+    pub turn_id: Option<TurnId>,
+    /// Where the original is, of a copy.
+    pub copied_from: Option<(SessionId, i64)>,
+    pub created_at: DateTime<Utc>,
+    /// When it was taken back: no model is shown it.
+    pub undone_at: Option<DateTime<Utc>>,
+    pub extra: Option<Box<Extra>>,
+}
+
+#[cfg(test)]
+#[path = "message_tests.rs"]
+mod tests;

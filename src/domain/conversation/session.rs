@@ -1,0 +1,330 @@
+//! Sessions, and the chains they form: what one is, who may do what with it, and how it is shown.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use crate::domain::conversation::reset::ResetReason;
+use crate::domain::conversation::session_name::is_built_key;
+use crate::domain::people::access::{Namespace, Reach, Viewer};
+use crate::error::{Code, Error, Result};
+use crate::ids::{SessionId, SlotId, UserId};
+
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+        #[serde(rename_all = "snake_case")]
+        pub enum $name { $($variant),+ }
+
+        impl $name {
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+
+            /// What a column holds; its check constraint knows the same words.
+            pub fn from_column(text: &str) -> Result<Self> {
+                match text {
+                    $($word => Ok(Self::$variant),)+
+                    other => Err(Error::internal(anyhow::anyhow!(
+                        concat!("a column holds no ", stringify!($name), ": {}"), other
+                    ))),
+                }
+            }
+        }
+    };
+}
+pub(crate) use words;
+
+words!(
+    /// How a session came out of another.
+    Edge { Compression = "compression", Reset = "reset", Branch = "branch" }
+);
+words!(SessionState { Open = "open", Ended = "ended" });
+words!(
+    /// Why a session ended. All but the first and the last can be spoken to again.
+    EndReason {
+        Compression = "compression",
+        Reset = "reset",
+        Idle = "idle",
+        Daily = "daily",
+        Switch = "switch",
+        Uncompressed = "uncompressed",
+    }
+);
+
+impl From<ResetReason> for EndReason {
+    fn from(reason: ResetReason) -> Self {
+        match reason {
+            ResetReason::Idle => Self::Idle,
+            ResetReason::Daily => Self::Daily,
+        }
+    }
+}
+
+/// The names of a chain: its id, which is that of its first session, and what its maker called it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainName {
+    pub conversation_id: SessionId,
+    pub namespace: Namespace,
+    pub client_id: Option<String>,
+    pub user_id: Option<UserId>,
+    /// Whether the viewer has a name of their own that is equal, and finds that one by it.
+    pub hidden: bool,
+}
+
+impl ChainName {
+    /// The conversation's id as `viewer` can use it: by a name that they find nothing or something else
+    /// by, it is not shown.
+    pub fn shown(&self, viewer: &Viewer) -> String {
+        let own = self.namespace == viewer.namespace;
+        let found_next = self.namespace == Namespace::Service && self.user_id == viewer.person;
+        let usable = own || (found_next && !self.hidden);
+        match &self.client_id {
+            Some(name) if usable => name.clone(),
+            Some(_) | None => self.conversation_id.to_string(),
+        }
+    }
+
+    /// The id of a link of this chain as `viewer` can use it: only the first has the client's name.
+    pub fn shown_link(&self, session_id: SessionId, viewer: &Viewer) -> String {
+        match session_id == self.conversation_id {
+            true => self.shown(viewer),
+            false => session_id.to_string(),
+        }
+    }
+}
+
+/// What decides who may do what with a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ownership {
+    pub user_id: Option<UserId>,
+    pub session_key: Option<String>,
+    /// Whether the viewer has a grant that still holds.
+    pub granted: bool,
+}
+
+/// What a call wants to do with a conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// A guest may, too.
+    ReadOrSpeak,
+    Own,
+}
+
+impl Ownership {
+    /// Foreign things are not there, whether they exist or not.
+    pub fn check(&self, viewer: &Viewer, need: Need) -> Result<()> {
+        self.check_reach(viewer.reach, need)
+    }
+
+    pub fn check_reach(&self, reach: Reach, need: Need) -> Result<()> {
+        let own = match reach {
+            Reach::Tenant => true,
+            Reach::Service => {
+                let of_a_chat = self.session_key.as_deref().is_some_and(is_built_key);
+                self.user_id.is_none() && !of_a_chat
+            }
+            Reach::Person(user_id) => self.user_id == Some(user_id),
+        };
+        match (own, self.granted, need) {
+            (true, _, _) | (false, true, Need::ReadOrSpeak) => Ok(()),
+            (false, true, Need::Own) => Err(Error::new(
+                Code::GuestNotAllowed,
+                "a guest may read and speak here, and nothing else",
+            )),
+            (false, false, _) => Err(super::session_name::session_not_found()),
+        }
+    }
+}
+
+/// Where a name or an old id leads: the newest link of its chain.
+#[derive(Debug, Clone)]
+pub struct Tip {
+    pub asked_id: SessionId,
+    pub asked_depth: i32,
+    pub asked_undone: bool,
+    pub session_id: SessionId,
+    pub depth: i32,
+    pub parent_id: Option<SessionId>,
+    pub state: SessionState,
+    pub end_reason: Option<EndReason>,
+    pub next_seq: i64,
+    pub born_seq: i64,
+    pub token_count: i64,
+    pub last_person_at: DateTime<Utc>,
+    pub name: ChainName,
+    pub owner: Ownership,
+    pub agent: String,
+    pub slot_id: Option<SlotId>,
+}
+
+impl Tip {
+    pub fn last_seq(&self) -> i64 {
+        self.next_seq - 1
+    }
+
+    /// Whether nothing was said since a compression made this link.
+    pub fn is_fresh_child(&self) -> bool {
+        self.depth > 0 && self.last_seq() == self.born_seq
+    }
+
+    /// Links between what was asked for and the tip.
+    pub fn hops(&self) -> i32 {
+        match self.asked_undone {
+            true => (self.depth - self.asked_depth).abs().max(1),
+            false => self.depth - self.asked_depth,
+        }
+    }
+}
+
+/// A session, whole.
+#[derive(Debug, Clone)]
+pub struct Session {
+    pub id: SessionId,
+    pub name: ChainName,
+    pub owner: Ownership,
+    pub agent: String,
+    /// What it came out of: a link of its own chain, or a session of another.
+    pub parent: Option<NamedLink>,
+    pub edge: Option<Edge>,
+    pub state: SessionState,
+    pub end_reason: Option<EndReason>,
+    pub title: Option<String>,
+    pub depth: i32,
+    pub current: bool,
+    pub last_seq: i64,
+    pub message_count: i64,
+    pub token_count: i64,
+    pub created_at: DateTime<Utc>,
+    pub last_active_at: DateTime<Utc>,
+    pub ended_at: Option<DateTime<Utc>>,
+    pub archived: bool,
+    pub pinned: bool,
+    pub compression: Option<CompressionRecord>,
+}
+
+/// Another session that is told of, with the names of its chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedLink {
+    pub id: SessionId,
+    pub name: ChainName,
+}
+
+impl NamedLink {
+    pub fn shown(&self, viewer: &Viewer) -> String {
+        self.name.shown_link(self.id, viewer)
+    }
+}
+
+/// What the compression that made a link did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct CompressionRecord {
+    /// Messages of the parent that the summary stands for.
+    pub summarised: i64,
+    /// Messages that were taken over as they are.
+    pub kept: i64,
+    pub tokens_before: i64,
+    pub tokens_after: i64,
+    /// Who wrote the summary; null where the caller gave it.
+    pub model: Option<String>,
+    pub duration_ms: i64,
+}
+
+/// What a conversation is made with.
+#[derive(Debug, Clone)]
+pub struct NewConversation {
+    pub id: SessionId,
+    pub slot_id: Option<SlotId>,
+    pub namespace: Namespace,
+    pub client_id: Option<String>,
+    pub user_id: Option<UserId>,
+    pub agent: String,
+    pub title: Option<String>,
+    /// The session it came out of, and how; never by compression, which makes no conversation.
+    pub origin: Option<(SessionId, Edge)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn viewer(reach: Reach, namespace: Namespace) -> Viewer {
+        Viewer {
+            reach,
+            namespace,
+            person: None,
+            speaker: None,
+            writes_every_role: false,
+        }
+    }
+
+    #[test]
+    fn rights_follow_ownership_and_grants() {
+        let (ada, bob) = (UserId::generate(), UserId::generate());
+        let (fine, guest, gone) = (
+            None,
+            Some(Code::GuestNotAllowed),
+            Some(Code::SessionNotFound),
+        );
+        let person = |user| Reach::Person(user);
+        for (reach, owner, key, granted, read, own) in [
+            (Reach::Tenant, Some(ada), None, false, fine, fine),
+            (Reach::Service, None, Some("mine"), false, fine, fine),
+            (Reach::Service, None, None, false, fine, fine),
+            (
+                Reach::Service,
+                None,
+                Some("agent:main:irc:group:1"),
+                false,
+                gone,
+                gone,
+            ),
+            (Reach::Service, Some(ada), None, false, gone, gone),
+            (person(ada), Some(ada), None, false, fine, fine),
+            (person(bob), Some(ada), None, false, gone, gone),
+            (person(bob), Some(ada), None, true, fine, guest),
+            (person(bob), None, None, false, gone, gone),
+        ] {
+            let owner = Ownership {
+                user_id: owner,
+                session_key: key.map(str::to_owned),
+                granted,
+            };
+            let viewer = viewer(reach, Namespace::Service);
+            let code = |need| owner.check(&viewer, need).err().map(|error| error.code);
+            assert_eq!(code(Need::ReadOrSpeak), read, "{reach:?} {owner:?}");
+            assert_eq!(code(Need::Own), own, "{reach:?} {owner:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_shown_to_whoever_finds_the_session_by_it() {
+        let (ada, bob) = (UserId::generate(), UserId::generate());
+        let (id, child) = (SessionId::generate(), SessionId::generate());
+        let of_key = viewer(Reach::Tenant, Namespace::Service);
+        let of = |user| Viewer {
+            person: Some(user),
+            ..viewer(Reach::Person(user), Namespace::User(user))
+        };
+        let (by_name, by_id) = ("chat-1".to_owned(), id.to_string());
+        for (namespace, hidden, viewer, shown) in [
+            (Namespace::Service, false, &of_key, &by_name),
+            (Namespace::Service, false, &of(ada), &by_name),
+            (Namespace::Service, true, &of(ada), &by_id),
+            (Namespace::Service, false, &of(bob), &by_id),
+            (Namespace::User(ada), false, &of(ada), &by_name),
+            (Namespace::User(ada), false, &of_key, &by_id),
+        ] {
+            let name = ChainName {
+                conversation_id: id,
+                namespace,
+                client_id: Some(by_name.clone()),
+                user_id: Some(ada),
+                hidden,
+            };
+            assert_eq!(&name.shown(viewer), shown);
+            assert_eq!(&name.shown_link(id, viewer), shown);
+            assert_eq!(name.shown_link(child, viewer), child.to_string());
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! A slot: what a session key names. It outlives every session it leads to.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use crate::domain::conversation::session::{ChainName, Ownership, words};
+use crate::domain::conversation::session_name::{SessionKey, is_built_key, session_key_not_found};
+use crate::domain::people::access::{Reach, Viewer};
+use crate::error::{Error, Result};
+use crate::ids::{IdentityId, SessionId, SlotId, UserId};
+
+words!(
+    /// What a slot is for; all but the first are made by the service, for a chat of a platform.
+    SlotKind { Client = "client", Dm = "dm", Group = "group", Thread = "thread" }
+);
+
+/// A slot as it is shown, with where it leads.
+#[derive(Debug, Clone)]
+pub struct Slot {
+    pub id: SlotId,
+    pub key: String,
+    pub user_id: Option<UserId>,
+    pub agent: String,
+    pub generation: i64,
+    pub last_person_at: DateTime<Utc>,
+    pub created_at: DateTime<Utc>,
+    pub current: Option<Current>,
+}
+
+/// The conversation a slot leads to, and its tip.
+#[derive(Debug, Clone)]
+pub struct Current {
+    pub session_id: SessionId,
+    pub name: ChainName,
+    pub owner: Ownership,
+    pub last_active_at: DateTime<Utc>,
+}
+
+impl Slot {
+    /// Foreign keys are not there, whether they exist or not.
+    pub fn check(&self, viewer: &Viewer) -> Result<()> {
+        let own = match viewer.reach {
+            Reach::Tenant => true,
+            Reach::Service => self.user_id.is_none() && !is_built_key(&self.key),
+            Reach::Person(user_id) => self.user_id == Some(user_id),
+        };
+        match own {
+            true => Ok(()),
+            false => Err(session_key_not_found()),
+        }
+    }
+}
+
+/// What a slot is made with.
+#[derive(Debug, Clone)]
+pub struct NewSlot {
+    pub id: SlotId,
+    pub kind: SlotKind,
+    pub key: SessionKey,
+    pub user_id: Option<UserId>,
+    /// The account it is made through.
+    pub identity_id: Option<IdentityId>,
+    pub agent: String,
+}

@@ -1,0 +1,343 @@
+use chrono::TimeDelta;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::domain::identity_links::group::Origin;
+
+/// People in a few words, and what a document then changes for them.
+#[derive(Default)]
+struct Sample(Vec<LinkedPerson>);
+
+fn minute(minute: i64) -> chrono::DateTime<chrono::Utc> {
+    chrono::DateTime::UNIX_EPOCH + TimeDelta::minutes(minute)
+}
+
+/// An account, when it came to its person, and how.
+fn account(name: &str, at: i64, imported: bool, origin: Option<Origin>) -> LinkedAccount {
+    LinkedAccount {
+        id: IdentityId::generate(),
+        name: name.parse().unwrap(),
+        imported,
+        linked_at: minute(at),
+        origin,
+    }
+}
+
+/// Came by itself, by a code or by an admin.
+fn own(name: &str, at: i64) -> LinkedAccount {
+    account(name, at, false, None)
+}
+
+/// The same, and then a document listed it.
+fn listed(name: &str, at: i64) -> LinkedAccount {
+    account(name, at, true, None)
+}
+
+/// An import made it.
+fn made(name: &str, at: i64) -> LinkedAccount {
+    let origin = Origin {
+        path: vec![UserId::generate()],
+        made: true,
+        at: minute(at),
+    };
+    account(name, at, true, Some(origin))
+}
+
+/// An import joined the person `from` with it.
+fn joined(name: &str, at: i64, imported: bool, from: UserId) -> LinkedAccount {
+    let origin = Origin {
+        path: vec![from],
+        made: false,
+        at: minute(at),
+    };
+    account(name, at, imported, Some(origin))
+}
+
+impl Sample {
+    fn person(mut self, name: Option<&str>, by_import: bool, accounts: Vec<LinkedAccount>) -> Self {
+        self.0.push(LinkedPerson {
+            id: UserId::generate(),
+            external_id: name.map(str::to_owned),
+            named_by_import: by_import,
+            accounts,
+        });
+        self
+    }
+
+    fn imported(self, name: &str, accounts: Vec<LinkedAccount>) -> Self {
+        self.person(Some(name), true, accounts)
+    }
+
+    fn nameless(self, accounts: Vec<LinkedAccount>) -> Self {
+        self.person(None, false, accounts)
+    }
+
+    fn plan(&self, document: Value) -> Result<Plan> {
+        let entries = document.as_object().unwrap().iter();
+        let entries: Vec<LinkEntry> = entries
+            .map(|(name, list)| LinkEntry {
+                name: name.clone(),
+                accounts: list
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .enumerate()
+                    .map(|(place, text)| Listed {
+                        name: text.as_str().unwrap().parse().unwrap(),
+                        place,
+                    })
+                    .collect(),
+            })
+            .collect();
+        plan(&entries, &self.0)
+    }
+
+    /// A person by their place, a new one by the place of their entry.
+    fn show(&self, target: Target) -> String {
+        match target {
+            Target::Known(id) => {
+                let place = self.0.iter().position(|person| person.id == id);
+                format!("p{}", place.unwrap())
+            }
+            Target::New(entry) => format!("new{entry}"),
+        }
+    }
+
+    fn changes(&self, document: Value) -> Vec<String> {
+        let plan = self.plan(document).unwrap();
+        let show = |change: &Change| {
+            let action = serde_json::to_value(change.action).unwrap();
+            let mut words = vec![
+                action.as_str().unwrap().to_owned(),
+                change.name.clone().unwrap_or("-".to_owned()),
+                self.show(change.user),
+            ];
+            words.extend(change.identity.as_ref().map(ToString::to_string));
+            let from = change.from.map(|from| self.show(Target::Known(from)));
+            words.extend(from.map(|from| format!("< {from}")));
+            words.join(" ")
+        };
+        plan.changes.iter().map(show).collect()
+    }
+
+    fn faults(&self, document: Value) -> Vec<String> {
+        let error = self.plan(document).unwrap_err();
+        let found = error.errors.into_iter();
+        found
+            .map(|one| one.pointer.replace("/session/identityLinks/", ""))
+            .collect()
+    }
+}
+
+#[test]
+fn nobody_known_is_made_with_all_that_is_listed() {
+    let plan = Sample::default();
+    let document = json!({"ann": ["irc:a", "web:a"], "bob": []});
+    let expected = [
+        "create_user ann new0",
+        "create_user bob new1",
+        "add ann new0 irc:a",
+        "add ann new0 web:a",
+    ];
+    assert_eq!(plan.changes(document.clone()), expected);
+    let plan = plan.plan(document).unwrap();
+    assert_eq!(plan.linked, [Target::New(0)]);
+    assert!(plan.touched().is_empty());
+}
+
+#[test]
+fn what_is_there_already_changes_nothing() {
+    let sample = Sample::default()
+        .imported("ann", vec![made("irc:a", 1), made("web:a", 1)])
+        .imported("bob", vec![])
+        .imported(
+            "eve",
+            vec![listed("irc:e", 1), own("web:e", 2), made("sms:1", 3)],
+        )
+        .nameless(vec![own("irc:x", 1)]);
+    let plan = sample
+        .plan(json!({"ann": ["web:a", "irc:A"], "bob": [], "eve": ["irc:e", "sms:1"]}))
+        .unwrap();
+    assert!(plan.is_empty() && plan.touched().is_empty() && plan.warnings.is_empty());
+}
+
+#[test]
+fn people_with_listed_accounts_are_joined_whole_with_whoever_has_the_name() {
+    let sample = Sample::default()
+        .nameless(vec![own("irc:a", 1)])
+        .nameless(vec![own("web:a", 1), own("web:b", 2)])
+        .person(Some("bob"), false, vec![own("sms:1", 1)]);
+    let expected = [
+        "name_user ann p0",
+        "merge ann p0 web:a < p1",
+        "merge ann p0 web:b < p1",
+        "add bob p2 sms:2",
+    ];
+    let document = json!({"ann": ["irc:a", "web:a"], "bob": ["sms:2", "sms:1"]});
+    assert_eq!(sample.changes(document.clone()), expected);
+    let plan = sample.plan(document).unwrap();
+    assert_eq!(plan.merges.len(), 1);
+    assert_eq!(plan.linked, [Target::Known(sample.0[2].id)]);
+    assert_eq!(plan.listed.len(), 3, "the companion is not listed");
+    assert_eq!(plan.touched().len(), 3);
+}
+
+#[test]
+fn an_account_that_is_no_longer_listed_leaves_if_an_import_linked_it() {
+    let ann = || {
+        Sample::default().imported(
+            "ann",
+            vec![made("irc:a", 1), made("web:a", 1), own("sms:1", 5)],
+        )
+    };
+    assert_eq!(
+        ann().changes(json!({"ann": ["irc:a"]})),
+        ["remove ann p0 web:a"]
+    );
+    // The name is gone: one that came by a code keeps the person.
+    let expected = [
+        "unname_user ann p0",
+        "remove ann p0 irc:a",
+        "remove ann p0 web:a",
+    ];
+    assert_eq!(ann().changes(json!({})), expected);
+    // Without that one, the oldest does.
+    let sample = Sample::default().imported("ann", vec![made("irc:a", 1), made("web:a", 1)]);
+    let expected = ["unname_user ann p0", "remove ann p0 web:a"];
+    assert_eq!(sample.changes(json!({})), expected);
+    assert_eq!(sample.plan(json!({})).unwrap().unlisted.len(), 2);
+    assert_eq!(sample.changes(json!({"ann": []})), ["remove ann p0 web:a"]);
+    let expected = [
+        "remove ann p0 irc:a",
+        "remove ann p0 web:a",
+        "add ann p0 sms:9",
+    ];
+    assert_eq!(sample.changes(json!({"ann": ["sms:9"]})), expected);
+}
+
+#[test]
+fn what_a_code_linked_stays_linked_though_it_was_listed() {
+    let sample = Sample::default().imported("ann", vec![listed("irc:a", 1), listed("web:a", 2)]);
+    for (document, changes, warned) in [
+        (json!({"ann": ["irc:a"]}), vec![], 1),
+        (json!({}), vec!["unname_user ann p0"], 2),
+    ] {
+        assert_eq!(sample.changes(document.clone()), changes);
+        assert_eq!(sample.plan(document).unwrap().warnings.len(), warned);
+    }
+    let split = json!({"ann": ["irc:a"], "bob": ["web:a"]});
+    assert_eq!(sample.faults(split), ["ann/0", "bob/0"]);
+}
+
+#[test]
+fn the_base_leaves_with_what_it_came_with_and_not_with_what_came_later() {
+    let accounts = vec![
+        listed("irc:a", 1),
+        own("web:before", 2),
+        made("sms:1", 5),
+        own("web:later", 9),
+    ];
+    let sample = Sample::default().imported("ann", accounts.clone());
+    let expected = ["remove ann p0 irc:a", "remove ann p0 web:before"];
+    let document = json!({"ann": ["sms:1"]});
+    assert_eq!(sample.changes(document.clone()), expected);
+    let plan = sample.plan(document.clone()).unwrap();
+    assert_eq!(plan.leaving.len(), 1, "they leave together");
+    // The tenant itself said that this account is Ann's.
+    let sample = Sample::default().person(Some("ann"), false, accounts);
+    assert_eq!(sample.changes(document), Vec::<String>::new());
+}
+
+#[test]
+fn those_who_were_joined_together_leave_together() {
+    let from = UserId::generate();
+    let sample = Sample::default().imported(
+        "ann",
+        vec![
+            listed("irc:a", 1),
+            joined("web:1", 2, true, from),
+            joined("web:2", 2, true, from),
+            joined("web:3", 2, false, from),
+        ],
+    );
+    let plan = sample.plan(json!({"ann": ["irc:a"]})).unwrap();
+    assert_eq!(plan.leaving.len(), 1);
+    assert_eq!(plan.leaving[0].accounts.len(), 3);
+    let one_left = json!({"ann": ["irc:a", "web:2"]});
+    assert_eq!(sample.changes(one_left), Vec::<String>::new());
+    let torn = json!({"ann": ["irc:a", "web:1"], "bob": ["web:2"]});
+    assert_eq!(sample.faults(torn), ["ann/1", "bob/0"]);
+}
+
+#[test]
+fn an_account_moves_from_one_name_to_another() {
+    let sample = Sample::default()
+        .imported("ann", vec![made("irc:a", 1), made("web:a", 1)])
+        .imported("bob", vec![made("irc:b", 1)]);
+    let expected = ["remove ann p0 web:a", "add bob p1 web:a < p0"];
+    let document = json!({"ann": ["irc:a"], "bob": ["irc:b", "web:a"]});
+    assert_eq!(sample.changes(document.clone()), expected);
+    assert_eq!(sample.plan(document).unwrap().listed.len(), 1);
+    // To someone new, in a swap, and with the person when only the name changes.
+    let expected = [
+        "create_user eve new2",
+        "remove ann p0 web:a",
+        "add eve new2 web:a < p0",
+    ];
+    let document = json!({"ann": ["irc:a"], "bob": ["irc:b"], "eve": ["web:a"]});
+    assert_eq!(sample.changes(document), expected);
+    let expected = [
+        "remove ann p0 irc:a",
+        "add bob p1 irc:a < p0",
+        "remove ann p0 web:a",
+        "add bob p1 web:a < p0",
+        "remove bob p1 irc:b",
+        "add ann p0 irc:b < p1",
+    ];
+    let document = json!({"ann": ["irc:b"], "bob": ["irc:a", "web:a"]});
+    assert_eq!(sample.changes(document), expected);
+    let expected = ["unname_user ann p0", "name_user eve p0"];
+    let document = json!({"bob": ["irc:b"], "eve": ["irc:a", "web:a"]});
+    assert_eq!(sample.changes(document), expected);
+    // One name is gone, and all of it listed under the other.
+    let expected = ["unname_user bob p1", "merge ann p0 irc:b < p1"];
+    let document = json!({"ann": ["irc:a", "web:a", "irc:b"]});
+    assert_eq!(sample.changes(document), expected);
+}
+
+#[test]
+fn an_account_of_someone_with_another_name_stays_theirs() {
+    let sample = Sample::default()
+        .person(Some("ann"), false, vec![own("irc:a", 1)])
+        .person(
+            Some("bob"),
+            false,
+            vec![listed("irc:b", 1), made("web:b", 2)],
+        );
+    assert_eq!(
+        sample.faults(json!({"eve": ["web:9", "irc:a", "irc:b"]})),
+        ["eve/1", "eve/2"]
+    );
+    let expected = [
+        "create_user eve new0",
+        "remove bob p1 web:b",
+        "add eve new0 web:b < p1",
+    ];
+    assert_eq!(sample.changes(json!({"eve": ["web:b"]})), expected);
+}
+
+#[test]
+fn a_person_has_a_hundred_accounts_with_what_they_have_besides() {
+    let besides: Vec<LinkedAccount> = (0..60).map(|n| own(&format!("irc:{n}"), 1)).collect();
+    let others: Vec<LinkedAccount> = (0..30).map(|n| own(&format!("sms:{n}"), 1)).collect();
+    let sample = Sample::default()
+        .person(Some("ann"), false, besides)
+        .nameless(others);
+    let list = |new: usize| {
+        let new = (0..new).map(|n| format!("web:{n}"));
+        let list: Vec<String> = new.chain(["sms:3".to_owned()]).collect();
+        json!({ "ann": list })
+    };
+    assert!(sample.plan(list(10)).is_ok());
+    assert_eq!(sample.faults(list(11)), ["ann"]);
+}

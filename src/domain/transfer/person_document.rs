@@ -1,0 +1,322 @@
+//! The document with everything of a person, written piece by piece, so that it never has to fit in
+//! memory. It holds no secret: of codes only that there were some.
+
+use chrono::{DateTime, NaiveDate, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::domain::bridge::chat::Chat;
+use crate::domain::conversation::grant::GrantVia;
+use crate::domain::conversation::message::{Content, Message, MessageKind, Role};
+use crate::domain::conversation::slot::SlotKind;
+use crate::domain::identity_links::MoveKind;
+use crate::domain::people::access::Viewer;
+use crate::domain::people::home_channel::HomeChannel;
+use crate::domain::people::identity::IdentityName;
+use crate::domain::people::platform::PlatformScope;
+use crate::domain::people::presence::Presence;
+use crate::domain::people::user::{IdentityRecord, User};
+use crate::domain::transfer::document::Document;
+use crate::domain::transfer::export::write_open;
+use crate::error::{Error, Result};
+use crate::ids::{DeliveryId, IdentityId, SessionId, UserId};
+
+const FORMAT: &str = "throughline.person";
+const VERSION: u32 = 1;
+
+/// Everything of a person.
+#[derive(utoipa::ToSchema)]
+pub struct PersonDocument {
+    /// `throughline.person`.
+    pub format: String,
+    pub version: u32,
+    pub exported_at: DateTime<Utc>,
+    pub user: PersonProfile,
+    pub identities: Vec<PersonIdentity>,
+    /// Ids of those who were merged into the person.
+    pub merged_user_ids: Vec<UserId>,
+    pub home_channels: Vec<PersonHomeChannel>,
+    pub presence: Vec<PersonPresence>,
+    pub session_keys: Vec<PersonSessionKey>,
+    /// Rights in others' conversations, and others' rights in the person's.
+    pub grants: Vec<PersonGrant>,
+    /// Link codes that the person showed; what they were is not kept.
+    pub codes: Vec<PersonCode>,
+    /// How the accounts came to the person.
+    pub moves: Vec<PersonMove>,
+    pub deliveries: Vec<PersonDelivery>,
+    /// Sums by the month.
+    pub usage: Vec<PersonUsage>,
+    /// Each can be imported as it is. One that went away while it was written ends early, and its
+    /// `signature` is null.
+    pub conversations: Vec<Document>,
+    /// What the person said in conversations that are not theirs.
+    pub messages_elsewhere: Vec<PersonMessage>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonProfile {
+    pub id: UserId,
+    pub external_id: Option<String>,
+    pub display_name: Option<String>,
+    pub time_zone: Option<String>,
+    /// Since when all platforms share one key.
+    pub linked_since: Option<DateTime<Utc>>,
+    pub created_at: DateTime<Utc>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonIdentity {
+    pub id: IdentityId,
+    #[schema(value_type = IdentityName)]
+    pub identity: String,
+    pub raw: String,
+    pub issuer: Option<String>,
+    pub imported: bool,
+    pub linked_at: DateTime<Utc>,
+    pub created_at: DateTime<Utc>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonHomeChannel {
+    pub platform: PlatformScope,
+    #[schema(value_type = IdentityName)]
+    pub identity: String,
+    pub chat: Chat,
+    pub updated_at: DateTime<Utc>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonPresence {
+    #[schema(value_type = IdentityName)]
+    pub identity: String,
+    pub last_seen_at: Option<DateTime<Utc>>,
+    pub session_key: Option<String>,
+    pub session_id: Option<String>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonSessionKey {
+    pub session_key: String,
+    /// Every name that leads to it.
+    pub names: Vec<String>,
+    pub kind: SlotKind,
+    pub agent: String,
+    /// What it leads to.
+    pub conversation_id: Option<SessionId>,
+    pub generation: i64,
+    pub created_at: DateTime<Utc>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonGrant {
+    pub conversation_id: SessionId,
+    /// Who may read and speak there.
+    pub user_id: UserId,
+    pub via: GrantVia,
+    pub created_at: DateTime<Utc>,
+    pub expires_at: DateTime<Utc>,
+    pub revoked_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonCode {
+    pub purpose: String,
+    /// In whose chat it was shown.
+    pub identity_id: IdentityId,
+    pub platform: Option<String>,
+    pub created_at: DateTime<Utc>,
+    pub expires_at: DateTime<Utc>,
+    pub consumed_at: Option<DateTime<Utc>>,
+    pub voided_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonMove {
+    pub identity_id: IdentityId,
+    pub from_user_id: UserId,
+    pub to_user_id: UserId,
+    pub kind: MoveKind,
+    pub reason: Option<String>,
+    /// What the person was called who was merged away.
+    #[schema(value_type = Option<Object>)]
+    pub profile: Option<Value>,
+    pub created_at: DateTime<Utc>,
+    pub undo_until: Option<DateTime<Utc>>,
+    pub undone_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonDelivery {
+    pub id: DeliveryId,
+    pub kind: String,
+    pub platform: String,
+    pub scope: Option<String>,
+    pub chat: String,
+    pub identity_id: IdentityId,
+    /// What is said.
+    #[schema(value_type = Object)]
+    pub payload: Value,
+    pub state: String,
+    pub created_at: DateTime<Utc>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonUsage {
+    /// Its first day.
+    pub month: NaiveDate,
+    pub source: String,
+    pub agent: Option<String>,
+    pub model: Option<String>,
+    pub requests: i64,
+    pub turns: i64,
+    pub input_tokens: i64,
+    pub output_tokens: i64,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PersonMessage {
+    pub conversation_id: SessionId,
+    pub session_id: SessionId,
+    pub seq: i64,
+    pub role: Role,
+    pub kind: MessageKind,
+    #[schema(value_type = Option<Content>)]
+    pub content: Option<Box<RawValue>>,
+    pub identity: Option<String>,
+    pub platform: Option<String>,
+    pub token_count: i32,
+    pub created_at: DateTime<Utc>,
+}
+
+impl PersonMessage {
+    pub fn new(conversation_id: SessionId, message: Message) -> Self {
+        Self {
+            conversation_id,
+            session_id: message.session_id,
+            seq: message.seq,
+            role: message.role,
+            kind: message.kind,
+            content: message.content,
+            identity: message.identity,
+            platform: message.platform,
+            token_count: message.token_count,
+            created_at: message.created_at,
+        }
+    }
+
+    pub fn size(&self) -> usize {
+        self.content.as_ref().map_or(0, |text| text.get().len())
+    }
+}
+
+/// What stands before the long lists.
+#[derive(Serialize)]
+pub struct Head {
+    format: &'static str,
+    version: u32,
+    exported_at: DateTime<Utc>,
+    user: PersonProfile,
+    identities: Vec<PersonIdentity>,
+    merged_user_ids: Vec<UserId>,
+    home_channels: Vec<PersonHomeChannel>,
+    presence: Vec<PersonPresence>,
+}
+
+impl Head {
+    pub fn new(user: User, exported_at: DateTime<Utc>) -> Self {
+        Self {
+            format: FORMAT,
+            version: VERSION,
+            exported_at,
+            user: PersonProfile {
+                id: user.id,
+                external_id: user.external_id,
+                display_name: user.display_name,
+                time_zone: user.time_zone,
+                linked_since: user.shared_since,
+                created_at: user.created_at,
+            },
+            identities: Vec::new(),
+            merged_user_ids: Vec::new(),
+            home_channels: Vec::new(),
+            presence: Vec::new(),
+        }
+    }
+
+    pub fn with_identities(mut self, accounts: Vec<IdentityRecord>, merged: Vec<UserId>) -> Self {
+        let shown = |account: IdentityRecord| PersonIdentity {
+            id: account.id,
+            identity: account.name.to_string(),
+            raw: account.raw,
+            issuer: account.issuer,
+            imported: account.imported,
+            linked_at: account.linked_at,
+            created_at: account.created_at,
+        };
+        self.identities = accounts.into_iter().map(shown).collect();
+        self.merged_user_ids = merged;
+        self
+    }
+
+    pub fn with_places(
+        mut self,
+        homes: Vec<HomeChannel>,
+        presence: Vec<Presence>,
+        viewer: &Viewer,
+    ) -> Self {
+        let home = |home: HomeChannel| PersonHomeChannel {
+            platform: home.platform,
+            identity: home.identity.name.to_string(),
+            chat: home.chat,
+            updated_at: home.updated_at,
+        };
+        let heard = |one: Presence| PersonPresence {
+            identity: one.identity.name.to_string(),
+            last_seen_at: one.last_seen_at,
+            session_key: one.session_key,
+            session_id: one.session.map(|session| session.shown(viewer)),
+        };
+        self.home_channels = homes.into_iter().map(home).collect();
+        self.presence = presence.into_iter().map(heard).collect();
+        self
+    }
+}
+
+/// Writes the lists of the document, one after the other.
+pub struct PersonWriter {
+    after_item: bool,
+}
+
+impl PersonWriter {
+    /// The head, and the beginning of the first list.
+    pub fn begin(head: &Head, list: &str, out: &mut Vec<u8>) -> Result<Self> {
+        write_open(head, list, out)?;
+        Ok(Self { after_item: false })
+    }
+
+    pub fn item(&mut self, item: &impl Serialize, out: &mut Vec<u8>) -> Result<()> {
+        self.next(out);
+        serde_json::to_writer(out, item).map_err(Error::internal)
+    }
+
+    /// Makes room for an item that someone else writes.
+    pub fn next(&mut self, out: &mut Vec<u8>) {
+        if self.after_item {
+            out.push(b',');
+        }
+        out.push(b'\n');
+        self.after_item = true;
+    }
+
+    /// Ends a list and begins another.
+    pub fn list(&mut self, list: &str, out: &mut Vec<u8>) {
+        out.extend_from_slice(format!("],\n\"{list}\":[").as_bytes());
+        self.after_item = false;
+    }
+
+    pub fn end(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"]}\n");
+    }
+}

@@ -1,0 +1,398 @@
+//! Turns: one accepted message and everything the agent does to answer it. How a turn stands, what it was
+//! accepted with, and whether a conversation takes another one.
+
+pub mod answer;
+pub mod completion;
+pub mod completion_object;
+pub mod demo_model;
+pub mod event;
+pub mod prompt;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::domain::conversation::message::{Content, MessageKind, NewMessage, Role, ToolCall};
+use crate::domain::conversation::session::words;
+use crate::domain::tenant::agent::OnBusy;
+use crate::domain::turn::completion::TokenUsage;
+use crate::domain::values::raw_members::RawMembers;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::{BootId, IdentityId, SessionId, TurnId};
+
+/// As many messages as may wait in one conversation.
+pub const MAX_QUEUED: i64 = 100;
+/// A turn that was lost this often, with its node each time, is not tried again.
+pub const MAX_LOST: i32 = 5;
+/// How long a turn waits for its client's tools.
+pub const CLIENT_PATIENCE: TimeDelta = TimeDelta::minutes(10);
+
+words!(
+    /// How a turn stands. The last four are its end.
+    TurnState {
+        Queued = "queued",
+        Running = "running",
+        WaitingClient = "waiting_client",
+        Completed = "completed",
+        Failed = "failed",
+        Cancelled = "cancelled",
+        Interrupted = "interrupted",
+    }
+);
+
+impl TurnState {
+    pub const fn has_ended(self) -> bool {
+        match self {
+            Self::Queued | Self::Running | Self::WaitingClient => false,
+            Self::Completed | Self::Failed | Self::Cancelled | Self::Interrupted => true,
+        }
+    }
+}
+
+/// Why a turn was stopped. A turn that failed has the code of its error as its reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// Somebody asked for it.
+    Cancelled,
+    /// Another message came, and the agent lets messages interrupt.
+    Superseded,
+    /// Nobody brought the results of the client's tools.
+    ToolResultsMissing,
+    TenantSuspended,
+    ConversationDeleted,
+    PersonErased,
+}
+
+impl StopReason {
+    pub const ALL: [Self; 6] = [
+        Self::Cancelled,
+        Self::Superseded,
+        Self::ToolResultsMissing,
+        Self::TenantSuspended,
+        Self::ConversationDeleted,
+        Self::PersonErased,
+    ];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cancelled => "cancelled",
+            Self::Superseded => "superseded",
+            Self::ToolResultsMissing => "tool_results_missing",
+            Self::TenantSuspended => "tenant_suspended",
+            Self::ConversationDeleted => "conversation_deleted",
+            Self::PersonErased => "person_erased",
+        }
+    }
+
+    /// In which state a turn ends that is stopped for this.
+    pub const fn state(self) -> TurnState {
+        match self {
+            Self::Superseded | Self::ToolResultsMissing => TurnState::Interrupted,
+            Self::Cancelled
+            | Self::TenantSuspended
+            | Self::ConversationDeleted
+            | Self::PersonErased => TurnState::Cancelled,
+        }
+    }
+
+    /// What was asked of a running turn, as its row holds it.
+    pub fn from_column(text: Option<&str>) -> Self {
+        match text {
+            Some("superseded") => Self::Superseded,
+            Some(_) | None => Self::Cancelled,
+        }
+    }
+}
+
+/// What a turn was accepted with: all that is needed to run it, on whichever node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TurnInput {
+    pub messages: Vec<NewMessage>,
+    /// The request's own instruction for this turn; no part of the transcript.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instruction: Option<String>,
+    /// Members of the request that the model's server gets as they came.
+    #[serde(default, skip_serializing_if = "RawMembers::is_empty")]
+    pub options: RawMembers,
+}
+
+impl TurnInput {
+    /// What a person says, and nothing else.
+    pub fn said(contents: impl IntoIterator<Item = Content>) -> Self {
+        let message = |content| NewMessage {
+            role: Role::User,
+            kind: MessageKind::Normal,
+            content: Some(content),
+            tool_calls: None,
+            tool_call_id: None,
+            token_count: None,
+            extra: None,
+        };
+        Self {
+            messages: contents.into_iter().map(message).collect(),
+            instruction: None,
+            options: RawMembers::default(),
+        }
+    }
+
+    /// Whether the client has a tool of this name.
+    pub fn gives_tool(&self, name: &str) -> bool {
+        /// No more of a tool than its name.
+        #[derive(Deserialize)]
+        struct Tool {
+            function: ToolName,
+        }
+        #[derive(Deserialize)]
+        struct ToolName {
+            name: String,
+        }
+        let tools = self.options.read::<Vec<Box<RawValue>>>("tools");
+        let mut tools = tools.iter().flatten();
+        tools.any(|tool| {
+            let tool = serde_json::from_str::<Tool>(tool.get());
+            tool.is_ok_and(|tool| tool.function.name == name)
+        })
+    }
+
+    /// Whether it only brings results of tools.
+    pub fn answers_tools(&self) -> bool {
+        let first = self.messages.first();
+        first.is_some_and(|message| message.role == Role::Tool)
+    }
+}
+
+/// What the client was told of the session when its turn was accepted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    pub session_key: Option<String>,
+    pub memory_key: Option<String>,
+    pub requested_session_id: Option<String>,
+    pub reset: Option<ToldReset>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ToldReset {
+    pub reason: String,
+    pub previous_session_id: String,
+}
+
+/// A turn as it stands.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    pub id: TurnId,
+    pub conversation_id: SessionId,
+    pub turn_no: i64,
+    pub state: TurnState,
+    pub reason: Option<String>,
+    pub detail: Option<String>,
+    pub agent: String,
+    pub identity_id: Option<IdentityId>,
+    pub told: Told,
+    pub start_session_id: Option<SessionId>,
+    pub end_session_id: Option<SessionId>,
+    pub finish_reason: Option<String>,
+    pub attempt: i32,
+    pub node: Option<BootId>,
+    pub usage: TokenUsage,
+    pub created_at: DateTime<Utc>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub ended_at: Option<DateTime<Utc>>,
+}
+
+impl Turn {
+    /// Where what it says can be read: the session it ended in, or is in now.
+    pub fn session_id(&self) -> SessionId {
+        self.end_session_id
+            .or(self.start_session_id)
+            .unwrap_or(self.conversation_id)
+    }
+
+    pub fn compressed(&self) -> bool {
+        self.end_session_id.is_some() && self.end_session_id != self.start_session_id
+    }
+
+    /// What a client is told of a turn that brought no answer. It is final: asking again changes nothing.
+    pub fn failure(&self) -> Error {
+        let reason = self.reason.as_deref().unwrap_or_default();
+        let code = match self.state {
+            TurnState::Cancelled | TurnState::Interrupted => Code::TurnStopped,
+            TurnState::Failed => Code::of(reason).unwrap_or(Code::Internal),
+            TurnState::Queued
+            | TurnState::Running
+            | TurnState::WaitingClient
+            | TurnState::Completed => Code::Internal,
+        };
+        let told = self.detail.clone().unwrap_or_else(|| reason.to_owned());
+        Error {
+            is_final: true,
+            ..Error::new(code, format!("turn {}: {told}", self.id))
+        }
+    }
+}
+
+/// How busy a conversation is, as whoever holds it sees it.
+#[derive(Debug, Clone, Default)]
+pub struct Busy {
+    /// The turn that runs or waits for its client.
+    pub active: Option<(TurnId, TurnState)>,
+    pub queued: i64,
+    /// Turns of the whole tenant that run.
+    pub running_in_tenant: i64,
+}
+
+/// What becomes of a message that comes now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    Start,
+    Queue,
+    /// It waits for the running turn, which is asked to stop.
+    Interrupt(TurnId),
+    /// It ends the turn that waits for its client, and starts.
+    Supersede(TurnId),
+}
+
+impl Busy {
+    /// A turn that waits for its client holds its place only until the client says something else.
+    pub fn admit(&self, on_busy: OnBusy, concurrent_turns: u32) -> Result<Admission> {
+        let Some((active, state)) = self.active else {
+            if self.queued > 0 {
+                return self.queue();
+            }
+            if self.running_in_tenant >= i64::from(concurrent_turns) {
+                return Err(too_many_turns(concurrent_turns));
+            }
+            return Ok(Admission::Start);
+        };
+        if state == TurnState::WaitingClient && self.queued == 0 {
+            return Ok(Admission::Supersede(active));
+        }
+        match on_busy {
+            OnBusy::Queue => self.queue(),
+            OnBusy::Interrupt => self.queue().map(|_| Admission::Interrupt(active)),
+            OnBusy::Reject => Err(session_busy(active)),
+        }
+    }
+
+    fn queue(&self) -> Result<Admission> {
+        if self.queued >= MAX_QUEUED {
+            let detail = format!("{MAX_QUEUED} messages wait in this conversation");
+            return Err(Error {
+                retry_after: Some(1),
+                ..Error::new(Code::QueueFull, detail)
+            });
+        }
+        Ok(Admission::Queue)
+    }
+}
+
+pub fn too_many_turns(concurrent_turns: u32) -> Error {
+    let detail = format!("the limit is {concurrent_turns} turns at one time");
+    Error {
+        retry_after: Some(1),
+        ..Error::new(Code::TooManyTurns, detail)
+    }
+}
+
+pub fn session_busy(active: TurnId) -> Error {
+    Error {
+        retry_after: Some(1),
+        ..Error::new(Code::SessionBusy, format!("the turn {active} is active"))
+    }
+}
+
+/// What the results that a client brings are to the calls that its turn waits for: all of them, in the
+/// order of the calls. Those that it did not bring are `None`.
+pub fn match_results<'a>(
+    calls: &'a [ToolCall],
+    brought: &'a [NewMessage],
+) -> Result<Vec<(&'a ToolCall, Option<&'a NewMessage>)>> {
+    for (place, message) in brought.iter().enumerate() {
+        let Some(id) = &message.tool_call_id else {
+            continue;
+        };
+        if !calls.iter().any(|call| call.id == *id) {
+            return Err(unknown_call(place));
+        }
+    }
+    let answer_to = |call: &ToolCall| {
+        let answers = |message: &&NewMessage| message.tool_call_id.as_deref() == Some(&*call.id);
+        brought.iter().find(answers)
+    };
+    Ok(calls.iter().map(|call| (call, answer_to(call))).collect())
+}
+
+pub fn unknown_call(place: usize) -> Error {
+    let pointer = format!("/messages/{place}/tool_call_id");
+    let error = FieldError::new(pointer, "no turn waits for this call");
+    Error::fields(Code::ToolCallUnknown, vec![error])
+}
+
+/// What a tool's answer says whose outcome nobody knows.
+pub fn interrupted_result(call_id: &str, why: &str) -> NewMessage {
+    NewMessage::tool_result(call_id, &format!("[interrupted: {why}]"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn busy(state: Option<TurnState>, queued: i64, running: i64) -> Busy {
+        Busy {
+            active: state.map(|state| (TurnId::generate(), state)),
+            queued,
+            running_in_tenant: running,
+        }
+    }
+
+    #[test]
+    fn a_conversation_takes_one_turn_at_a_time() {
+        use TurnState::{Running, WaitingClient};
+        let code = |busy: &Busy, on_busy| busy.admit(on_busy, 2).err().map(|error| error.code);
+        assert_eq!(
+            busy(None, 0, 1).admit(OnBusy::Reject, 2).unwrap(),
+            Admission::Start
+        );
+        assert_eq!(
+            code(&busy(None, 0, 2), OnBusy::Queue),
+            Some(Code::TooManyTurns)
+        );
+        let running = busy(Some(Running), 3, 2);
+        let active = running.active.unwrap().0;
+        assert_eq!(running.admit(OnBusy::Queue, 2).unwrap(), Admission::Queue);
+        assert_eq!(
+            running.admit(OnBusy::Interrupt, 2).unwrap(),
+            Admission::Interrupt(active)
+        );
+        assert_eq!(code(&running, OnBusy::Reject), Some(Code::SessionBusy));
+        for on_busy in [OnBusy::Queue, OnBusy::Interrupt] {
+            let full = busy(Some(Running), MAX_QUEUED, 1);
+            assert_eq!(code(&full, on_busy), Some(Code::QueueFull));
+        }
+        let waiting = busy(Some(WaitingClient), 0, 0);
+        let active = waiting.active.unwrap().0;
+        assert_eq!(
+            waiting.admit(OnBusy::Reject, 2).unwrap(),
+            Admission::Supersede(active)
+        );
+    }
+
+    #[test]
+    fn results_are_matched_to_the_calls_that_are_waited_for() {
+        let call = |id: &str| -> ToolCall {
+            serde_json::from_value(json!({"id": id, "type": "function",
+                                          "function": {"name": "f", "arguments": "{}"}}))
+            .unwrap()
+        };
+        let calls = [call("a"), call("b")];
+        let brought = [NewMessage::tool_result("b", "two")];
+        let matched = match_results(&calls, &brought).unwrap();
+        assert_eq!(matched[0], (&calls[0], None));
+        assert_eq!(matched[1], (&calls[1], Some(&brought[0])));
+        let unknown = [NewMessage::tool_result("c", "x")];
+        let error = match_results(&calls, &unknown).unwrap_err();
+        assert_eq!(error.code, Code::ToolCallUnknown);
+        assert_eq!(error.errors[0].pointer, "/messages/0/tool_call_id");
+    }
+}

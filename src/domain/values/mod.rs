@@ -1,0 +1,8 @@
+//! Texts and numbers that every shelf uses: names, times, pages, JSON as text.
+
+pub mod json_text;
+pub mod outside_text;
+pub mod paging;
+pub mod raw_members;
+pub mod resource_name;
+pub mod timestamp;

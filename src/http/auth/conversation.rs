@@ -1,0 +1,464 @@
+//! For whom a call touches conversations: one extractor for those who converse and one for those who
+//! also only read, and the person that the body or `X-Throughline-Identity` names. A name is never a
+//! right: whose it is, is looked up at every call.
+
+use std::future::{Ready, ready};
+use std::str::FromStr;
+
+use actix_web::dev::Payload;
+use actix_web::{FromRequest, HttpRequest};
+
+use super::callers::{IDENTITY, caller, key_with, missing_scope, not_proven};
+use crate::app::App;
+use crate::auth::{Caller, KeyCaller, UserCaller};
+use crate::domain::bridge::chat::Chat;
+use crate::domain::people::access::{Reach, Viewer, scope_in_use, speaker_through};
+use crate::domain::people::identity::{IdentityName, PersonName};
+use crate::domain::people::user::{Account, Identity, IdentityRecord, User};
+use crate::domain::tenant::api_key::Scope;
+use crate::domain::tenant::limits::Limits;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
+use crate::store::people::{identities, users};
+use crate::store::{Db, TenantTx};
+
+/// What acts for people; the operator never does.
+pub(in crate::http) enum Credential {
+    Key(KeyCaller),
+    User(UserCaller),
+}
+
+impl Credential {
+    /// A person's token, or a key with one of `scopes`.
+    pub(in crate::http) fn of(request: &HttpRequest, scopes: &[Scope]) -> Result<Self> {
+        match caller(request)? {
+            Caller::User(user) => Ok(Self::User(user)),
+            Caller::Key(_) | Caller::Operator(_) => key_with(request, scopes).map(Self::Key),
+        }
+    }
+
+    pub(in crate::http) async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        match self {
+            Self::Key(key) => key.begin(db).await,
+            Self::User(user) => user.begin(db).await,
+        }
+    }
+
+    pub(in crate::http) fn tenant_id(&self) -> TenantId {
+        match self {
+            Self::Key(key) => key.tenant_id(),
+            Self::User(user) => user.tenant_id(),
+        }
+    }
+
+    pub(in crate::http) fn key_id(&self) -> Option<ApiKeyId> {
+        match self {
+            Self::Key(key) => Some(key.key_id()),
+            Self::User(_) => None,
+        }
+    }
+
+    /// Names it, for the audit.
+    pub(in crate::http) fn principal(&self) -> String {
+        match self {
+            Self::Key(key) => key.principal(),
+            Self::User(user) => user.principal(),
+        }
+    }
+
+    /// A user token proves one account, and so its direct chat. Every other chat, and a direct chat by an id or in
+    /// a scope that the token does not prove, is a bridge's to name.
+    pub(in crate::http) fn check_chat(&self, chat: &Chat) -> Result<()> {
+        match self {
+            Self::User(_) if *chat != Chat::DM => Err(not_proven()),
+            Self::User(_) | Self::Key(_) => Ok(()),
+        }
+    }
+}
+
+/// A call that has not yet said, or not in full, for whom it is.
+struct Call {
+    credential: Credential,
+    /// The scopes that the endpoint takes.
+    taken: &'static [Scope],
+    header: Option<PersonName>,
+}
+
+macro_rules! extractor {
+    ($(#[$doc:meta])* $name:ident, $scopes:expr) => {
+        $(#[$doc])*
+        pub struct $name(Call);
+
+        impl $name {
+            /// For whom the call is. `named` is the person in the body, which wins over the header.
+            /// Call it before a transaction is open: it opens its own.
+            pub async fn acting(self, app: &App, named: Option<&PersonName>) -> Result<Acting> {
+                self.0.acting(app, named).await
+            }
+        }
+
+        impl FromRequest for $name {
+            type Error = Error;
+            type Future = Ready<Result<Self>>;
+
+            fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+                ready(Call::of(request, $scopes).map(Self))
+            }
+        }
+    };
+}
+
+extractor!(
+    /// Whoever may take part in conversations: a person, or a key with `admin`, `bridge` or `chat`.
+    Converser,
+    &[Scope::Admin, Scope::Bridge, Scope::Chat]
+);
+impl Converser {
+    /// For whom the call is, where the body's `user` may name the sender: an identity that the key vouches
+    /// for, or `me` with a token. Then that identity comes with it. Any other value is a label. A token
+    /// speaks for its own identity, unless it names nobody and asks that nothing is stored.
+    pub async fn speaking(
+        self,
+        app: &App,
+        user: Option<&str>,
+        stores: bool,
+    ) -> Result<(Acting, Option<Identity>)> {
+        let named = user.and_then(|user| user.parse::<IdentityName>().ok());
+        let vouched = match (&self.0.credential, named) {
+            (Credential::User(_), _) => {
+                let is_me = user == Some("me") || self.0.header == Some(PersonName::Me);
+                let acting = self.0.acting(app, None).await?;
+                let speaker = acting.viewer.speaker.clone();
+                return Ok((acting, speaker.filter(|_| stores || is_me)));
+            }
+            (Credential::Key(key), Some(named)) if key.has_scope(Scope::Admin) => {
+                // Naming an account here is a first contact.
+                known_or_new(app, key, &named).await?;
+                Some(named)
+            }
+            (Credential::Key(key), Some(named)) if key.has_scope(Scope::Bridge) => {
+                Some(named).filter(|named| named.is_covered_by(key.platforms()))
+            }
+            (Credential::Key(_), _) => None,
+        };
+        let Some(named) = vouched.map(PersonName::Identity) else {
+            return Ok((self.0.acting(app, None).await?, None));
+        };
+        let acting = self.0.acting(app, Some(&named)).await?;
+        let speaker = acting.viewer.speaker.clone();
+        Ok((acting, speaker))
+    }
+}
+
+extractor!(
+    /// Whoever may read conversations: the same, and a key with `read`.
+    ConversationReader,
+    &[Scope::Admin, Scope::Bridge, Scope::Chat, Scope::Read]
+);
+
+extractor!(
+    /// Whoever may change what is a person's own: the person, a bridge that names them, or an admin.
+    PersonActor,
+    &[Scope::Admin, Scope::Bridge]
+);
+extractor!(
+    /// Whoever may take everything of a person along: the person, or an admin.
+    PersonExporter,
+    &[Scope::Admin]
+);
+extractor!(
+    /// Whoever may read what is a person's own: the person, a bridge that names them, an admin, and a key
+    /// with `read`.
+    PersonViewer,
+    &[Scope::Admin, Scope::Bridge, Scope::Read]
+);
+
+impl Call {
+    fn of(request: &HttpRequest, taken: &'static [Scope]) -> Result<Self> {
+        let credential = Credential::of(request, taken)?;
+        let header = read_header(request, &credential)?;
+        Ok(Self {
+            credential,
+            taken,
+            header,
+        })
+    }
+
+    async fn acting(self, app: &App, named: Option<&PersonName>) -> Result<Acting> {
+        let named = named.or(self.header.as_ref());
+        let viewer = match &self.credential {
+            Credential::Key(key) => viewer_of_key(app, key, self.taken, named).await?,
+            Credential::User(user) => viewer_of_user(app, user, named).await?,
+        };
+        let name = match &self.credential {
+            Credential::Key(_) => named.map(ToString::to_string),
+            Credential::User(user) => Some(user.identity().name.to_string()),
+        };
+        Ok(Acting {
+            viewer,
+            name,
+            credential: self.credential,
+        })
+    }
+}
+
+/// Who the header `X-Throughline-Identity` names: an identity, or with a user's token `me`.
+pub(in crate::http) fn read_header(
+    request: &HttpRequest,
+    credential: &Credential,
+) -> Result<Option<PersonName>> {
+    let Some(value) = request.headers().get(IDENTITY) else {
+        return Ok(None);
+    };
+    let malformed = |detail: String| {
+        let error = FieldError::new("/header/X-Throughline-Identity", detail);
+        Error::fields(Code::InvalidRequest, vec![error])
+    };
+    let text =
+        std::str::from_utf8(value.as_bytes()).map_err(|error| malformed(error.to_string()))?;
+    if text == "me" {
+        return match credential {
+            Credential::User(_) => Ok(Some(PersonName::Me)),
+            Credential::Key(_) => Err(malformed(
+                "an API key is nobody: name an identity in X-Throughline-Identity".to_owned(),
+            )),
+        };
+    }
+    let name = IdentityName::from_str(text).map_err(|error| malformed(error.to_string()))?;
+    Ok(Some(PersonName::Identity(name)))
+}
+
+async fn viewer_of_key(
+    app: &App,
+    key: &KeyCaller,
+    taken: &[Scope],
+    named: Option<&PersonName>,
+) -> Result<Viewer> {
+    let scope = scope_in_use(key.scopes(), taken, named.is_some());
+    match scope.ok_or_else(|| missing_scope(taken))? {
+        Scope::Admin => {
+            let (person, speaker) = match named {
+                Some(named) => find_person(app, key, named).await?,
+                None => (None, None),
+            };
+            Ok(Viewer::of_admin_key(person, speaker))
+        }
+        Scope::Bridge => viewer_of_bridge(app, key, named).await,
+        Scope::Chat if named.is_some() => {
+            let detail = "a chat key acts for no person";
+            Err(Error::new(Code::MissingScope, detail))
+        }
+        Scope::Chat => Ok(Viewer::of_chat_key()),
+        Scope::Read => Ok(Viewer::of_read_key()),
+    }
+}
+
+/// Someone the tenant knows; naming an account is no first contact here.
+async fn find_person(
+    app: &App,
+    key: &KeyCaller,
+    named: &PersonName,
+) -> Result<(Option<UserId>, Option<Identity>)> {
+    let mut tx = key.begin(&app.db).await?;
+    match named {
+        PersonName::Me => Err(key_is_nobody()),
+        PersonName::User(id) => {
+            let user = users::find(&mut tx, *id).await?.ok_or_else(no_such_user)?;
+            Ok((Some(user.id), None))
+        }
+        PersonName::Identity(name) => {
+            let known = identities::find(&mut tx, name).await?;
+            let known = known.ok_or_else(no_such_user)?;
+            let speaker = Identity {
+                id: known.id,
+                name: name.clone(),
+            };
+            Ok((Some(known.user_id), Some(speaker)))
+        }
+    }
+}
+
+async fn viewer_of_bridge(
+    app: &App,
+    key: &KeyCaller,
+    named: Option<&PersonName>,
+) -> Result<Viewer> {
+    let named = named.ok_or_else(|| {
+        let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
+        Error::new(Code::IdentityRequired, detail)
+    })?;
+    let (person, speaker) = match named {
+        PersonName::Me => return Err(key_is_nobody()),
+        PersonName::User(id) => {
+            let mut tx = key.begin(&app.db).await?;
+            let user = users::find(&mut tx, *id).await?.ok_or_else(no_such_user)?;
+            let accounts = identities::list(&mut tx, user.id).await?;
+            let accounts: Vec<Identity> = accounts.iter().map(IdentityRecord::identity).collect();
+            let speaker = speaker_through(key.platforms(), &accounts);
+            (user.id, speaker.ok_or_else(no_such_user)?)
+        }
+        PersonName::Identity(name) => {
+            let (person, speaker) = contact(app, key, name).await?;
+            (person, Some(speaker))
+        }
+    };
+    let chats_too = key.has_scope(Scope::Chat);
+    Ok(Viewer::of_bridge_key(person, speaker, chats_too))
+}
+
+async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Identity)> {
+    if !name.is_covered_by(key.platforms()) {
+        let detail = "the identity is of none of the key's platforms";
+        return Err(Error::new(Code::PlatformNotAllowed, detail));
+    }
+    known_or_new(app, key, name).await
+}
+
+async fn known_or_new(
+    app: &App,
+    key: &KeyCaller,
+    name: &IdentityName,
+) -> Result<(UserId, Identity)> {
+    let account = Account {
+        name: name.clone(),
+        issuer: None,
+    };
+    let people = &app.verifiers.people;
+    let known = people
+        .contact(key.tenant_id(), &account, key.limits())
+        .await?;
+    let speaker = Identity {
+        id: known.id,
+        name: name.clone(),
+    };
+    Ok((known.user_id, speaker))
+}
+
+async fn viewer_of_user(
+    app: &App,
+    user: &UserCaller,
+    named: Option<&PersonName>,
+) -> Result<Viewer> {
+    let own = user.user_id();
+    let meant = match named {
+        None | Some(PersonName::Me) => Some(own),
+        Some(PersonName::User(id)) if *id == own => Some(own),
+        Some(PersonName::User(id)) => {
+            let mut tx = user.begin(&app.db).await?;
+            users::find(&mut tx, *id).await?.map(|user| user.id)
+        }
+        Some(PersonName::Identity(name)) if *name == user.identity().name => Some(own),
+        Some(PersonName::Identity(_)) => return Err(not_proven()),
+    };
+    if meant != Some(own) {
+        return Err(no_such_user());
+    }
+    Ok(Viewer::of_user(own, user.identity().clone()))
+}
+
+/// The user of an identity now, if that is `user_id` or the survivor of a merge.
+pub(in crate::http) async fn find_present_user(
+    tx: &mut TenantTx,
+    identity_id: IdentityId,
+    user_id: UserId,
+) -> Result<UserId> {
+    let identity = identities::get(tx, identity_id).await?;
+    let present = identity.ok_or_else(no_such_user)?.user_id;
+    let same = present == user_id || users::find_redirect(tx, user_id).await? == Some(present);
+    same.then_some(present).ok_or_else(no_such_user)
+}
+
+fn key_is_nobody() -> Error {
+    let detail = "an API key is nobody: give a user's id or an identity";
+    Error::invalid(vec![FieldError::new("/user", detail)])
+}
+
+fn no_such_user() -> Error {
+    Error::not_found("user")
+}
+
+/// A call and for whom it is.
+pub struct Acting {
+    pub viewer: Viewer,
+    /// Who is acted for, as the caller names them: it stays the same when users are merged.
+    name: Option<String>,
+    credential: Credential,
+}
+
+impl Acting {
+    /// The person of an id, or who became of it, if there for this caller to see.
+    pub async fn find_user(&self, tx: &mut TenantTx, id: UserId) -> Result<User> {
+        let user = users::find(tx, id).await?.ok_or_else(no_such_user)?;
+        match self.viewer.reach {
+            Reach::Tenant => Ok(user),
+            Reach::Person(own) if own == user.id => Ok(user),
+            Reach::Person(_) | Reach::Service => Err(no_such_user()),
+        }
+    }
+
+    /// Fails for a chat that the credential does not prove.
+    pub fn check_chat(&self, chat: &Chat) -> Result<()> {
+        self.credential.check_chat(chat)
+    }
+
+    /// Fails when the account that speaks has another person by now: for what goes on long after the call
+    /// was judged.
+    pub async fn check_present(&self, tx: &mut TenantTx) -> Result<()> {
+        let (Reach::Person(person), Some(speaker)) = (self.viewer.reach, &self.viewer.speaker)
+        else {
+            return Ok(());
+        };
+        find_present_user(tx, speaker.id, person).await.map(drop)
+    }
+
+    /// Whom a list is narrowed to by an id of a person: who became of it. A person sees their own alone.
+    pub async fn narrowed_to(
+        &self,
+        tx: &mut TenantTx,
+        user_id: Option<UserId>,
+    ) -> Result<Option<UserId>> {
+        let Some(asked) = user_id else {
+            return Ok(None);
+        };
+        let present = users::find_redirect(tx, asked).await?.unwrap_or(asked);
+        match self.viewer.reach {
+            Reach::Person(own) if own != present => Err(no_such_user()),
+            Reach::Person(_) | Reach::Tenant | Reach::Service => Ok(Some(present)),
+        }
+    }
+
+    pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
+        self.credential.begin(db).await
+    }
+
+    pub fn tenant_id(&self) -> TenantId {
+        self.credential.tenant_id()
+    }
+
+    /// What its tenant may use.
+    pub fn limits(&self) -> &Limits {
+        match &self.credential {
+            Credential::Key(key) => key.limits(),
+            Credential::User(user) => user.limits(),
+        }
+    }
+
+    /// The credential, for the audit.
+    pub fn actor(&self) -> String {
+        self.credential.principal()
+    }
+
+    pub(in crate::http) fn credential(&self) -> &Credential {
+        &self.credential
+    }
+
+    /// The credential and who it acts for: one key's retries for two users never meet. An unlink deletes what
+    /// is stored under an identity's name.
+    pub fn principal(&self) -> String {
+        let actor = self.actor();
+        match &self.name {
+            Some(name) => format!("{actor}/{name}"),
+            None => actor,
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Answers that are written while they are read: a page and a transaction at a time, so that a client who
+//! reads slowly holds no connection to the database.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::web::Bytes;
+use actix_web::{rt, web};
+use futures_util::stream;
+use tokio::sync::SemaphorePermit;
+
+use super::slow_readers::{Patience, Watched};
+use crate::app::App;
+use crate::error::{Error, Result};
+use crate::fair_queue::Place;
+use crate::http::auth::callers::Credential;
+use crate::http::auth::conversation::Acting;
+use crate::store::TenantTx;
+use crate::streams::CheckedCredential;
+
+/// How often a page is tried that the database has no connection for, and how long after.
+const ATTEMPTS: usize = 5;
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// For whom the pages are.
+pub struct Pages {
+    pub app: web::Data<App>,
+    pub acting: Acting,
+    pub credential: Arc<CheckedCredential>,
+    _place: Place,
+}
+
+impl Pages {
+    /// Waits until the tenant may have another download.
+    pub async fn open(app: web::Data<App>, acting: Acting, credential: Credential) -> Result<Self> {
+        Ok(Self {
+            _place: app.shares.download(acting.tenant_id()).await?,
+            credential: credential.share(&app),
+            app,
+            acting,
+        })
+    }
+
+    /// Waits for a turn to read: however many download leave connections to the rest. Held until the page
+    /// is read.
+    pub async fn turn(app: &App) -> Result<SemaphorePermit<'_>> {
+        app.export_turns.acquire().await.map_err(Error::internal)
+    }
+
+    /// Checks the credential and whose account it is again, and begins. What is under way for minutes should outlive a moment
+    /// without the database.
+    pub async fn begin(&self) -> Result<TenantTx> {
+        let mut attempt = 1;
+        loop {
+            let begun = match self.credential.check(&self.app.verifiers).await {
+                Ok(()) => self.begin_present().await,
+                Err(error) => Err(error),
+            };
+            match begun {
+                Err(error) if error.is_transient() && attempt < ATTEMPTS => {}
+                Ok(_) | Err(_) => return begun,
+            }
+            attempt += 1;
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn begin_present(&self) -> Result<TenantTx> {
+        let mut tx = self.acting.begin(&self.app.db).await?;
+        self.acting.check_present(&mut tx).await?;
+        Ok(tx)
+    }
+
+    pub fn log_broken_off(&self, error: &Error) {
+        tracing::warn!(
+            tenant = %self.acting.tenant_id(),
+            code = error.code.as_str(),
+            cause = error.cause.as_ref().map(|cause| format!("{cause:#}")),
+            "an export broke off"
+        );
+    }
+}
+
+/// The bytes of a download: `chunk` answers the next, and what comes after them, if anything does. An
+/// error breaks the answer off, and so does the end of its credential, or a client that does not read.
+pub fn stream<D, F>(
+    credential: Arc<CheckedCredential>,
+    download: D,
+    chunk: impl Fn(D) -> F + Copy + 'static,
+) -> Watched
+where
+    D: 'static,
+    F: Future<Output = Result<(Bytes, Option<D>)>> + 'static,
+{
+    let chunks = stream::try_unfold(Some(download), move |download| async move {
+        match download {
+            // As a task of its own it comes to its end, also when nobody polls the answer any more.
+            Some(download) => rt::spawn(chunk(download))
+                .await
+                .map_err(Error::internal)?
+                .map(Some),
+            None => Ok(None),
+        }
+    });
+    let refused = async move { credential.refused().await };
+    Watched::new(chunks, Patience::endless(), refused)
+}

@@ -1,0 +1,7 @@
+//! Writing answers: problems, event streams, downloads, and clients that read slowly.
+
+pub(super) mod download;
+pub(super) mod event_stream;
+pub(super) mod held_answer;
+pub(super) mod problem;
+pub(super) mod slow_readers;

@@ -1,0 +1,283 @@
+//! What a session id is a link of: the tip, the lineage, and what makes and takes back links.
+
+use actix_web::{HttpResponse, get, post, web};
+use serde::{Deserialize, Serialize};
+
+use super::sessions::{SessionResponse, shown};
+use crate::app::App;
+use crate::domain::conversation::session::{CompressionRecord, Need};
+use crate::domain::conversation::session_name::SessionRef;
+use crate::domain::people::display_name::DisplayName;
+use crate::domain::tenant::compression_settings::MAX_KEEP_LAST;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::request::extract::{PathSession, Query};
+use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::json_body::{JsonBody, LargeJsonBody};
+use crate::http::request::paging::{ListName, ListResponse};
+use crate::idempotency::Answer;
+use crate::sessions::{self, Branch, Compress};
+use crate::store;
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct TipResponse {
+    pub requested_id: String,
+    /// The newest session of the chain: the only one that takes new messages.
+    pub session_id: String,
+    pub conversation_id: String,
+    /// Links between the two.
+    pub hops: i32,
+}
+
+/// One link of a chain.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct LinkResponse {
+    #[serde(flatten)]
+    pub session: SessionResponse,
+    /// What the compression that made it did; null for the first.
+    pub compression: Option<CompressionRecord>,
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct LineageParams {
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
+    cursor: Option<String>,
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BranchRequest {
+    /// The last message that is taken along; where none is named, all but those of a turn that runs or waits. A call
+    /// whose result is not taken along gets one that says so.
+    #[schema(minimum = 1)]
+    pub from_seq: Option<i64>,
+    pub title: Option<DisplayName>,
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CompressRequest {
+    /// What stands for everything that is not kept.
+    #[schema(min_length = 1, max_length = 1_000_000)]
+    pub summary: Option<String>,
+    /// How many of the last messages stay as they are. A call is never parted from its result, and the
+    /// last message of a person always stays.
+    #[schema(minimum = 0, maximum = 1000)]
+    pub keep_last: Option<u32>,
+    /// What a summary that the service writes should mind: not together with `summary`.
+    #[schema(min_length = 1, max_length = 1000)]
+    pub focus: Option<String>,
+    /// Tell what would become of it, and change nothing.
+    #[serde(default)]
+    pub preview: bool,
+}
+
+const _: () = assert!(MAX_KEEP_LAST == 1000);
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct CompressedResponse {
+    /// The new tip; null for a preview.
+    pub session_id: Option<String>,
+    pub parent_id: String,
+    pub conversation_id: String,
+    /// Messages that stay as they are.
+    pub kept: i64,
+    pub tokens_before: i64,
+    pub tokens_after: i64,
+}
+
+/// Where an id leads.
+#[utoipa::path(
+    operation_id = "get_tip",
+    tag = "sessions",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
+    responses((status = 200, description = "The tip", body = TipResponse))
+)]
+#[get("/sessions/{id}/tip")]
+pub async fn get_tip(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    PathSession(id): PathSession,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let mut tx = acting.begin(&app.db).await?;
+    let now = app.clock.now();
+    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::Ok().json(TipResponse {
+        requested_id: id.to_string(),
+        session_id: tip.name.shown_link(tip.session_id, viewer),
+        conversation_id: tip.name.shown(viewer),
+        hops: tip.hops(),
+    }))
+}
+
+/// The chain, oldest link first.
+#[utoipa::path(
+    operation_id = "list_lineage",
+    tag = "sessions",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), LineageParams),
+    responses((status = 200, description = "A page", body = ListResponse<LinkResponse>))
+)]
+#[get("/sessions/{id}/lineage")]
+pub async fn list_lineage(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    PathSession(id): PathSession,
+    Query(params): Query<LineageParams>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let mut tx = acting.begin(&app.db).await?;
+    let now = app.clock.now();
+    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
+    let chain = tip.name.conversation_id;
+    let name = ListName::of_acting(&acting, format!("lineage/{chain}"));
+    let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
+    let page = store::conversation::sessions::list_lineage(&mut tx, viewer, chain, &page).await?;
+    tx.commit().await?;
+    let response = name.close(&app.keyring, page, |link| LinkResponse {
+        compression: link.compression.clone(),
+        session: SessionResponse::new(link, viewer),
+    })?;
+    Ok(HttpResponse::Ok().json(response))
+}
+
+/// Begin a conversation of its own with what was said so far.
+#[utoipa::path(
+    operation_id = "branch_session",
+    tag = "sessions",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
+    request_body = BranchRequest,
+    responses((status = 201, description = "The branch", body = SessionResponse))
+)]
+#[post("/sessions/{id}/branch")]
+pub async fn branch_session(
+    app: web::Data<App>,
+    caller: Converser,
+    PathSession(id): PathSession,
+    retryable: Retryable,
+    body: JsonBody<BranchRequest>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let request = Branch {
+        from_seq: body.value.from_seq,
+        title: body.value.title.map(|title| title.as_str().to_owned()),
+    };
+    let tx = acting.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+            let (viewer, now) = (&acting.viewer, app.clock.now());
+            let tip = sessions::find(tx, viewer, &id, Need::Own, now).await?;
+            let branch = sessions::branch(tx, viewer, &id, request, now).await?;
+            let response = shown(tx, viewer, branch).await?;
+            sessions::note_reading(&app, tx, &acting.actor(), viewer, &tip).await?;
+            Answer::new(201, &response)
+        })
+        .await
+}
+
+/// Put a summary in the place of all but the last messages.
+#[utoipa::path(
+    operation_id = "compress_session",
+    tag = "sessions",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
+    request_body = CompressRequest,
+    responses(
+        (status = 201, description = "The new tip", body = CompressedResponse),
+        (status = 200, description = "Another caller was first, or it was a preview", body = CompressedResponse)
+    )
+)]
+#[post("/sessions/{id}/compress")]
+pub async fn compress_session(
+    app: web::Data<App>,
+    caller: Converser,
+    PathSession(id): PathSession,
+    retryable: Retryable,
+    body: LargeJsonBody<CompressRequest>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let request = read_compress(body.value)?;
+    let tx = acting.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+            let (viewer, now) = (&acting.viewer, app.clock.now());
+            let done = sessions::compress(tx, viewer, &id, &request, now).await?;
+            let name = &done.tip.name;
+            let response = CompressedResponse {
+                session_id: done.child.map(|child| name.shown_link(child, viewer)),
+                parent_id: name.shown_link(done.parent, viewer),
+                conversation_id: name.shown(viewer),
+                kept: done.record.kept,
+                tokens_before: done.record.tokens_before,
+                tokens_after: done.record.tokens_after,
+            };
+            Answer::new(if done.made { 201 } else { 200 }, &response)
+        })
+        .await
+}
+
+const MAX_SUMMARY_CHARS: usize = 1_000_000;
+
+fn read_compress(request: CompressRequest) -> Result<Compress> {
+    let Some(summary) = request.summary else {
+        let detail = "the service writes no summaries yet: give one";
+        let error = FieldError::new("/summary", detail);
+        return Err(Error::fields(Code::SummaryRequired, vec![error]));
+    };
+    let mut errors = Vec::new();
+    if summary.trim().is_empty() || summary.chars().count() > MAX_SUMMARY_CHARS {
+        let detail = format!("must have 1 to {MAX_SUMMARY_CHARS} characters, and not only spaces");
+        errors.push(FieldError::new("/summary", detail));
+    }
+    if request.focus.is_some() {
+        let detail = "is for a summary that the service writes: leave it out when you give one";
+        errors.push(FieldError::new("/focus", detail));
+    }
+    Error::check(errors)?;
+    Ok(Compress {
+        summary,
+        keep_last: request.keep_last,
+        preview: request.preview,
+    })
+}
+
+/// Take the newest compression back, while nothing was said since.
+#[utoipa::path(
+    operation_id = "uncompress_session",
+    tag = "sessions",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
+    responses(
+        (status = 200, description = "The session that is the tip again", body = SessionResponse),
+        (status = 409, description = "It is not compressed, or something was said since", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+    )
+)]
+#[post("/sessions/{id}/uncompress")]
+pub async fn uncompress_session(
+    app: web::Data<App>,
+    caller: Converser,
+    PathSession(id): PathSession,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let mut tx = acting.begin(&app.db).await?;
+    let parent = sessions::uncompress(&mut tx, viewer, &id, app.clock.now()).await?;
+    let response = shown(&mut tx, viewer, parent).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::Ok().json(response))
+}

@@ -1,0 +1,111 @@
+//! `/v1/sessions/{id}/grants`: whom else a conversation is open to, and closing it to them.
+
+use actix_web::{HttpResponse, delete, get, web};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use crate::app::App;
+use crate::domain::conversation::grant::{Grant, GrantVia};
+use crate::domain::conversation::session::Need;
+use crate::domain::conversation::session_name::SessionRef;
+use crate::error::Result;
+use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::request::extract::{PathSession, Query};
+use crate::http::request::paging::{ListName, ListResponse};
+use crate::ids::UserId;
+use crate::sessions;
+use crate::store;
+
+/// The right of another person to read and speak in a conversation. It holds until it expires or is
+/// revoked.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct GrantResponse {
+    pub user_id: UserId,
+    pub via: GrantVia,
+    pub created_at: DateTime<Utc>,
+    pub expires_at: DateTime<Utc>,
+    pub revoked_at: Option<DateTime<Utc>>,
+}
+
+impl From<Grant> for GrantResponse {
+    fn from(grant: Grant) -> Self {
+        Self {
+            user_id: grant.user_id,
+            via: grant.via,
+            created_at: grant.created_at,
+            expires_at: grant.expires_at,
+            revoked_at: grant.revoked_at,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListGrantsParams {
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
+    cursor: Option<String>,
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RevokeGrantsParams {
+    /// Whose; everyone's where nobody is named.
+    user_id: Option<UserId>,
+}
+
+/// The grants of a conversation, newest first, also those that hold no more.
+#[utoipa::path(
+    operation_id = "list_grants",
+    tag = "sessions",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListGrantsParams),
+    responses((status = 200, description = "A page", body = ListResponse<GrantResponse>))
+)]
+#[get("/sessions/{id}/grants")]
+pub async fn list_grants(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    PathSession(id): PathSession,
+    Query(params): Query<ListGrantsParams>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    let now = app.clock.now();
+    let tip = sessions::find(&mut tx, &acting.viewer, &id, Need::Own, now).await?;
+    let chain = tip.name.conversation_id;
+    let name = ListName::of_acting(&acting, format!("grants/{chain}"));
+    let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
+    let page = store::conversation::grants::list(&mut tx, chain, &page).await?;
+    tx.commit().await?;
+    let response = name.close(&app.keyring, page, GrantResponse::from)?;
+    Ok(HttpResponse::Ok().json(response))
+}
+
+/// Revoke one person's grant, or all. Revoking again changes nothing.
+#[utoipa::path(
+    operation_id = "revoke_grants",
+    tag = "sessions",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), RevokeGrantsParams),
+    responses((status = 204, description = "From now on it is not there for them"))
+)]
+#[delete("/sessions/{id}/grants")]
+pub async fn revoke_grants(
+    app: web::Data<App>,
+    caller: Converser,
+    PathSession(id): PathSession,
+    Query(params): Query<RevokeGrantsParams>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let (actor, viewer) = (acting.actor(), &acting.viewer);
+    let mut tx = acting.begin(&app.db).await?;
+    sessions::revoke_grants(&app, &mut tx, &actor, viewer, &id, params.user_id).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::NoContent().finish())
+}

@@ -1,0 +1,320 @@
+//! `/v1/session-keys`: stable names that outlive every session they lead to.
+
+use actix_web::{HttpResponse, get, post, web};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use super::session_messages::{MessageResponse, NewMessageRequest, appended_messages};
+use crate::app::App;
+use crate::domain::conversation::message::{NewMessage, Role};
+use crate::domain::conversation::reset::ResetReason;
+use crate::domain::conversation::session_name::{SessionKey, SessionRef};
+use crate::domain::conversation::slot::{Current, Slot};
+use crate::domain::people::access::Viewer;
+use crate::domain::people::identity::PersonName;
+use crate::domain::values::resource_name::ResourceName;
+use crate::error::Result;
+use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::request::extract::{PathKey, Query};
+use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::json_body::{BodyHash, JsonBody, LargeJsonBody};
+use crate::http::request::paging::{ListName, ListResponse};
+use crate::http::request::precondition::{IfMatch, etag};
+use crate::idempotency::Answer;
+use crate::ids::UserId;
+use crate::sessions::{self, Arrival};
+use crate::store;
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct SlotResponse {
+    /// The key it has now, also when it was asked for by an older one.
+    pub session_key: String,
+    /// The tip of what it leads to; null before its first session and after that was deleted.
+    pub session_id: Option<String>,
+    pub conversation_id: Option<String>,
+    pub user_id: Option<UserId>,
+    pub agent: String,
+    /// Counts the moves of the current session: give it back as `If-Match`.
+    pub generation: i64,
+    pub last_active_at: DateTime<Utc>,
+}
+
+impl SlotResponse {
+    fn new(slot: Slot, viewer: &Viewer) -> Self {
+        let current = slot.current.as_ref();
+        let shown = |current: &Current| current.name.shown_link(current.session_id, viewer);
+        Self {
+            session_id: current.map(shown),
+            conversation_id: current.map(|current| current.name.shown(viewer)),
+            last_active_at: current.map_or(slot.last_person_at, |current| current.last_active_at),
+            session_key: slot.key,
+            user_id: slot.user_id,
+            agent: slot.agent,
+            generation: slot.generation,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListSlotsParams {
+    /// Answers this one slot instead of a list: for keys that a path cannot hold.
+    #[param(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
+    session_key: Option<String>,
+    /// Of this person.
+    user_id: Option<UserId>,
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
+    cursor: Option<String>,
+}
+
+/// A page of slots, or the one that was asked for.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[serde(untagged)]
+pub enum SlotsResponse {
+    Page(ListResponse<SlotResponse>),
+    One(SlotResponse),
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SwitchRequest {
+    /// Any id of the chain that becomes the current one.
+    #[schema(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
+    pub session_id: String,
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AppendToKeyRequest {
+    /// All of them are written, in this order, or none.
+    #[schema(min_items = 1, max_items = 1000)]
+    pub messages: Vec<NewMessageRequest>,
+    /// For a new key: `main` where none is named.
+    pub agent: Option<ResourceName>,
+    /// Whose key it is: `usr_…`, `platform:external_id`, or `me` with a user token.
+    pub user: Option<PersonName>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct AppendedToKeyResponse {
+    pub session_key: String,
+    /// The tip, which took the messages.
+    pub session_id: String,
+    pub conversation_id: String,
+    /// Whether the session is new.
+    pub created: bool,
+    /// Why it began anew, where it did.
+    pub reset: Option<ResetResponse>,
+    pub messages: Vec<MessageResponse>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct ResetResponse {
+    pub reason: ResetReason,
+    pub previous_session_id: String,
+}
+
+/// Keys, newest first.
+#[utoipa::path(
+    operation_id = "list_session_keys",
+    tag = "session keys",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(ListSlotsParams),
+    responses((status = 200, description = "A page, or with `session_key` the one slot", body = SlotsResponse))
+)]
+#[get("/session-keys")]
+pub async fn list_session_keys(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    Query(params): Query<ListSlotsParams>,
+) -> Result<HttpResponse> {
+    if let Some(key) = &params.session_key {
+        let key = SessionKey::parse(key, "/query/session_key")?;
+        let (slot, generation) = find(&app, caller, &key).await?;
+        let response = SlotsResponse::One(slot);
+        return Ok(HttpResponse::Ok()
+            .insert_header(etag(generation))
+            .json(response));
+    }
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let name = ListName::of_acting(&acting, format!("session_keys?{:?}", params.user_id));
+    let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
+    let mut tx = acting.begin(&app.db).await?;
+    let user_id = acting.narrowed_to(&mut tx, params.user_id).await?;
+    let page =
+        store::conversation::slots::list(&mut tx, viewer, user_id, app.clock.now(), &page).await?;
+    tx.commit().await?;
+    let page = name.close(&app.keyring, page, |slot| SlotResponse::new(slot, viewer))?;
+    Ok(HttpResponse::Ok().json(SlotsResponse::Page(page)))
+}
+
+/// The slot of a key, and its generation.
+async fn find(
+    app: &App,
+    caller: ConversationReader,
+    key: &SessionKey,
+) -> Result<(SlotResponse, i64)> {
+    let acting = caller.acting(app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    let slot = sessions::find_slot(&mut tx, &acting.viewer, key, app.clock.now()).await?;
+    tx.commit().await?;
+    let generation = slot.generation;
+    Ok((SlotResponse::new(slot, &acting.viewer), generation))
+}
+
+/// What a key leads to.
+#[utoipa::path(
+    operation_id = "get_session_key",
+    tag = "session keys",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("key" = inline(SessionKey), Path, description = "The key, percent-encoded")),
+    responses((status = 200, description = "The slot; its ETag is its generation", body = SlotResponse))
+)]
+#[get("/session-keys/{key}")]
+pub async fn get_session_key(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    PathKey(key): PathKey,
+) -> Result<HttpResponse> {
+    let (slot, generation) = find(&app, caller, &key).await?;
+    Ok(HttpResponse::Ok()
+        .insert_header(etag(generation))
+        .json(slot))
+}
+
+/// Begin anew: a fresh session becomes the current one.
+#[utoipa::path(
+    operation_id = "reset_session_key",
+    tag = "session keys",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(
+        ("x-acts-for" = json!("the named person, the token's user, or the tenant")),
+        ("x-retryable" = json!(true))
+    ),
+    params(
+        ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
+        ("If-Match" = Option<String>, Header, description = "The generation that the caller saw", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
+    ),
+    responses(
+        (status = 200, description = "The slot", body = SlotResponse),
+        (status = 412, description = "It was moved since", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+    )
+)]
+#[post("/session-keys/{key}/reset")]
+pub async fn reset_session_key(
+    app: web::Data<App>,
+    caller: Converser,
+    PathKey(key): PathKey,
+    IfMatch(generation): IfMatch,
+    retryable: Retryable,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let (viewer, nothing) = (&acting.viewer, BodyHash::of_nothing());
+    let tx = acting.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, acting.principal(), nothing, async |tx| {
+            let slot = sessions::reset(tx, viewer, &key, generation, app.clock.now()).await?;
+            Answer::new(200, &SlotResponse::new(slot, viewer))
+        })
+        .await
+}
+
+/// Make another session the current one, and open it again if it had ended.
+#[utoipa::path(
+    operation_id = "switch_session_key",
+    tag = "session keys",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(
+        ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
+        ("If-Match" = Option<String>, Header, description = "The generation that the caller saw", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
+    ),
+    request_body = SwitchRequest,
+    responses(
+        (status = 200, description = "The slot", body = SlotResponse),
+        (status = 412, description = "It was moved since", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+    )
+)]
+#[post("/session-keys/{key}/switch")]
+pub async fn switch_session_key(
+    app: web::Data<App>,
+    caller: Converser,
+    PathKey(key): PathKey,
+    IfMatch(generation): IfMatch,
+    retryable: Retryable,
+    body: JsonBody<SwitchRequest>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let target = SessionRef::parse(&body.value.session_id, "/session_id")?;
+    let tx = acting.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+            let now = app.clock.now();
+            let slot = sessions::switch(tx, viewer, &key, &target, generation, now).await?;
+            Answer::new(200, &SlotResponse::new(slot, viewer))
+        })
+        .await
+}
+
+/// Append messages to the key's current session, made if the key is new. The agent's reset policy may
+/// find that session too old and begin anew.
+#[utoipa::path(
+    operation_id = "append_to_session_key",
+    tag = "session keys",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("key" = inline(SessionKey), Path, description = "The key, percent-encoded")),
+    request_body = AppendToKeyRequest,
+    responses((status = 201, description = "Written", body = AppendedToKeyResponse))
+)]
+#[post("/session-keys/{key}/messages")]
+pub async fn append_to_session_key(
+    app: web::Data<App>,
+    caller: Converser,
+    PathKey(key): PathKey,
+    retryable: Retryable,
+    body: LargeJsonBody<AppendToKeyRequest>,
+) -> Result<HttpResponse> {
+    let request = body.value;
+    let acting = caller.acting(&app, request.user.as_ref()).await?;
+    let viewer = &acting.viewer;
+    let messages: Vec<NewMessage> = request.messages.into_iter().map(NewMessage::from).collect();
+    let agent = request.agent.as_ref().map(ResourceName::as_str);
+    let tx = acting.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+            let now = app.clock.now();
+            let arrival = Arrival {
+                platform: viewer
+                    .speaker
+                    .as_ref()
+                    .map(|speaker| speaker.name.platform()),
+                chat_type: None,
+                by_person: messages.iter().any(|message| message.role == Role::User),
+            };
+            let chosen = sessions::choose_current(tx, viewer, &key, agent, arrival, now).await?;
+            let session = SessionRef::Id(chosen.session_id);
+            let appended = sessions::append(tx, viewer, &session, &messages, None, now).await?;
+            let name = &appended.tip.name;
+            let response = AppendedToKeyResponse {
+                session_key: chosen.slot.key,
+                session_id: name.shown_link(appended.tip.session_id, viewer),
+                conversation_id: name.shown(viewer),
+                created: chosen.created,
+                reset: chosen.reset.map(|(reason, before)| ResetResponse {
+                    reason,
+                    previous_session_id: before.shown(viewer),
+                }),
+                messages: appended_messages(&appended, &messages, viewer, now)?,
+            };
+            Answer::new(201, &response)
+        })
+        .await
+}

@@ -1,0 +1,357 @@
+//! `/v1/sessions/{id}/messages`: a transcript, read and written at its end.
+
+use actix_web::{HttpResponse, get, post, web};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::app::App;
+use crate::domain::conversation::message::{
+    Content, Message, MessageKind, NewMessage, Role, ToolCall,
+};
+use crate::domain::conversation::message_extra::Extra;
+use crate::domain::conversation::session::{ChainName, Need};
+use crate::domain::conversation::session_name::SessionRef;
+use crate::domain::people::access::Viewer;
+use crate::error::{Error, FieldError, Result};
+use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::request::extract::{PathSession, Query};
+use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::json_body::LargeJsonBody;
+use crate::http::request::paging::{ListName, ListResponse};
+use crate::http::request::precondition::{IfMatch, etag};
+use crate::idempotency::Answer;
+use crate::ids::{SessionId, TurnId};
+use crate::sessions::{self, Appended};
+use crate::store;
+use crate::store::conversation::messages::Order;
+
+#[derive(Debug, Clone, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewMessageRequest {
+    /// Only admin and chat keys write others than `user`.
+    pub role: Role,
+    pub content: Option<Content>,
+    /// Of an assistant.
+    #[schema(min_items = 1, max_items = 128)]
+    pub tool_calls: Option<Vec<ToolCall>>,
+    /// Of a tool: which call it answers.
+    #[schema(min_length = 1, max_length = 256)]
+    pub tool_call_id: Option<String>,
+    /// Of a user: what its author is called. The model is given it.
+    #[schema(min_length = 1, max_length = 256)]
+    pub name: Option<String>,
+    /// As the client counted it; estimated where it did not.
+    #[schema(maximum = 10_000_000)]
+    pub token_count: Option<u32>,
+}
+
+impl From<NewMessageRequest> for NewMessage {
+    fn from(request: NewMessageRequest) -> Self {
+        let extra = Extra {
+            name: request.name,
+            ..Extra::default()
+        };
+        Self {
+            role: request.role,
+            kind: MessageKind::Normal,
+            content: request.content,
+            tool_calls: request.tool_calls,
+            tool_call_id: request.tool_call_id,
+            token_count: request.token_count,
+            extra: extra.kept(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct MessageResponse {
+    /// The link it is in.
+    pub session_id: String,
+    /// Without gap in its session.
+    pub seq: i64,
+    pub role: Role,
+    pub kind: MessageKind,
+    #[schema(value_type = Option<Content>)]
+    pub content: Option<Box<RawValue>>,
+    #[schema(value_type = Option<Vec<ToolCall>>)]
+    pub tool_calls: Option<Box<RawValue>>,
+    pub tool_call_id: Option<String>,
+    /// What its author is called, as the client gave it.
+    pub name: Option<String>,
+    /// What the model thought before it answered, where it says so. No model is shown it.
+    pub reasoning_content: Option<String>,
+    /// Who spoke: `platform:external_id`.
+    pub identity: Option<String>,
+    pub platform: Option<String>,
+    pub token_count: i32,
+    pub turn_id: Option<TurnId>,
+    /// Where the original is, of a copy.
+    pub copied_from: Option<CopiedFrom>,
+    pub created_at: DateTime<Utc>,
+    /// When it was taken back by `/undo`: it keeps its place, and no model is shown it.
+    pub undone_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct CopiedFrom {
+    pub session_id: String,
+    pub seq: i64,
+}
+
+impl MessageResponse {
+    pub fn new(message: Message, chain: &ChainName, viewer: &Viewer) -> Self {
+        let shown = |id: SessionId| chain.shown_link(id, viewer);
+        let extra = message.extra.map_or_else(Extra::default, |extra| *extra);
+        Self {
+            session_id: shown(message.session_id),
+            seq: message.seq,
+            role: message.role,
+            kind: message.kind,
+            content: message.content,
+            tool_calls: message.tool_calls,
+            tool_call_id: message.tool_call_id,
+            name: extra.name,
+            reasoning_content: extra.reasoning_content,
+            identity: message.identity,
+            platform: message.platform,
+            token_count: message.token_count,
+            turn_id: message.turn_id,
+            copied_from: message.copied_from.map(|(id, seq)| CopiedFrom {
+                session_id: shown(id),
+                seq,
+            }),
+            created_at: message.created_at,
+            undone_at: message.undone_at,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// What is in one session, as a model would see it: summary, kept messages, and what followed.
+    #[default]
+    Session,
+    /// Each original message of the whole chain once, and the summaries, marked by their kind.
+    Conversation,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OrderParam {
+    #[default]
+    Asc,
+    /// Newest first; for one session only.
+    Desc,
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListMessagesParams {
+    /// Shows the named link as it is, and not the tip of its chain.
+    #[serde(default)]
+    #[param(default = false)]
+    exact: bool,
+    #[serde(default)]
+    #[param(inline)]
+    scope: Scope,
+    #[serde(default)]
+    #[param(inline)]
+    order: OrderParam,
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
+    cursor: Option<String>,
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AppendMessagesRequest {
+    /// All of them are written, in this order, or none.
+    #[schema(min_items = 1, max_items = 1000)]
+    pub messages: Vec<NewMessageRequest>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct AppendedResponse {
+    /// The tip, which took them.
+    pub session_id: String,
+    pub messages: Vec<MessageResponse>,
+}
+
+/// What was appended, as it is stored.
+pub fn appended_messages(
+    appended: &Appended,
+    messages: &[NewMessage],
+    viewer: &Viewer,
+    now: DateTime<Utc>,
+) -> Result<Vec<MessageResponse>> {
+    let raw = |json: serde_json::Result<String>| {
+        json.and_then(RawValue::from_string)
+            .map_err(Error::internal)
+    };
+    messages
+        .iter()
+        .zip(appended.first_seq..)
+        .map(|(message, seq)| {
+            let speaker = viewer
+                .speaker
+                .as_ref()
+                .filter(|_| message.role == Role::User);
+            Ok(MessageResponse {
+                session_id: appended
+                    .tip
+                    .name
+                    .shown_link(appended.tip.session_id, viewer),
+                seq,
+                role: message.role,
+                kind: message.kind,
+                content: message
+                    .content
+                    .as_ref()
+                    .map(|c| raw(serde_json::to_string(c)))
+                    .transpose()?,
+                tool_calls: message
+                    .tool_calls
+                    .as_ref()
+                    .map(|c| raw(serde_json::to_string(c)))
+                    .transpose()?,
+                tool_call_id: message.tool_call_id.clone(),
+                name: message.name().map(str::to_owned),
+                reasoning_content: None,
+                identity: speaker.map(|speaker| speaker.name.to_string()),
+                platform: speaker.map(|speaker| speaker.name.platform().to_string()),
+                token_count: message.tokens(),
+                turn_id: None,
+                copied_from: None,
+                created_at: now,
+                undone_at: None,
+            })
+        })
+        .collect()
+}
+
+/// The messages of a session, or of a whole chain.
+#[utoipa::path(
+    operation_id = "list_messages",
+    tag = "sessions",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListMessagesParams),
+    responses(
+        (status = 200, description = "A page; the ETag is the tip's last seq", body = ListResponse<MessageResponse>),
+        (status = 422, description = "The parameters do not go together", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+    )
+)]
+#[get("/sessions/{id}/messages")]
+pub async fn list_messages(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    PathSession(id): PathSession,
+    Query(params): Query<ListMessagesParams>,
+) -> Result<HttpResponse> {
+    let whole = params.scope == Scope::Conversation;
+    if whole && (params.exact || params.order == OrderParam::Desc) {
+        let detail =
+            "a whole conversation is read from its beginning, without exact and order=desc";
+        return Err(Error::invalid(vec![FieldError::new(
+            "/query/scope",
+            detail,
+        )]));
+    }
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let mut tx = acting.begin(&app.db).await?;
+    let now = app.clock.now();
+    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
+    let session_id = if params.exact {
+        tip.asked_id
+    } else {
+        tip.session_id
+    };
+    let of = if whole {
+        tip.name.conversation_id
+    } else {
+        session_id
+    };
+    let list = format!("messages/{of}/{:?}/{:?}", params.scope, params.order);
+    let name = ListName::of_acting(&acting, list);
+    let render = |message: Message| MessageResponse::new(message, &tip.name, viewer);
+    let (limit, cursor) = (params.limit, params.cursor.as_deref());
+    let response = if whole {
+        let page = name.open(&app.keyring, limit, cursor)?;
+        let page = store::conversation::messages::list_conversation(&mut tx, of, &page).await?;
+        name.close(&app.keyring, page, |(_, message)| render(message))?
+    } else {
+        let order = match params.order {
+            OrderParam::Asc => Order::OldestFirst,
+            OrderParam::Desc => Order::NewestFirst,
+        };
+        let page = name.open(&app.keyring, limit, cursor)?;
+        let page = store::conversation::messages::list(&mut tx, session_id, order, &page).await?;
+        name.close(&app.keyring, page, render)?
+    };
+    sessions::note_reading(&app, &mut tx, &acting.actor(), viewer, &tip).await?;
+    tx.commit().await?;
+    let etag = etag(tip.last_seq());
+    Ok(HttpResponse::Ok().insert_header(etag).json(response))
+}
+
+/// Append messages to the tip of a chain, whichever of its ids is named.
+#[utoipa::path(
+    operation_id = "append_messages",
+    tag = "sessions",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(
+        ("id" = inline(SessionRef), Path, description = "Any id of the chain"),
+        ("If-Match" = Option<String>, Header, description = "The last seq that the caller saw", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
+    ),
+    request_body = AppendMessagesRequest,
+    responses(
+        (status = 201, description = "Written; the ETag is the new last seq", body = AppendedResponse),
+        (status = 412, description = "Something was said since", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+    )
+)]
+#[post("/sessions/{id}/messages")]
+pub async fn append_messages(
+    app: web::Data<App>,
+    caller: Converser,
+    PathSession(id): PathSession,
+    IfMatch(expected_last): IfMatch,
+    retryable: Retryable,
+    body: LargeJsonBody<AppendMessagesRequest>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let messages: Vec<NewMessage> = body
+        .value
+        .messages
+        .into_iter()
+        .map(NewMessage::from)
+        .collect();
+    let tx = acting.begin(&app.db).await?;
+    let mut last_seq = None;
+    let mut response = retryable
+        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+            let now = app.clock.now();
+            let appended = sessions::append(tx, viewer, &id, &messages, expected_last, now).await?;
+            last_seq = Some(appended.first_seq + messages.len() as i64 - 1);
+            let response = AppendedResponse {
+                session_id: appended
+                    .tip
+                    .name
+                    .shown_link(appended.tip.session_id, viewer),
+                messages: appended_messages(&appended, &messages, viewer, now)?,
+            };
+            Answer::new(201, &response)
+        })
+        .await?;
+    if let Some(last_seq) = last_seq {
+        let (name, value) = etag(last_seq);
+        response.headers_mut().insert(name, value);
+    }
+    Ok(response)
+}

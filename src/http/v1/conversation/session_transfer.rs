@@ -1,0 +1,240 @@
+//! Conversations as documents: `GET /v1/sessions/{id}/export`, written while it is read, and
+//! `POST /v1/sessions/import`.
+
+use actix_web::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use actix_web::web::Bytes;
+use actix_web::{HttpResponse, get, post, web};
+use serde::Deserialize;
+
+use super::sessions::{SessionResponse, shown};
+use crate::app::App;
+use crate::domain::conversation::session_name::{SessionKey, SessionRef};
+use crate::domain::transfer::document::{Document, DocumentSignature};
+use crate::domain::transfer::export::{JsonWriter, Piece};
+use crate::domain::transfer::import;
+use crate::domain::transfer::markdown;
+use crate::error::{Error, Result};
+use crate::http::auth::callers::Credential;
+use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::request::extract::{PathSession, Query};
+use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::json_body::{LargeJsonBody, MAX_LARGE_JSON_BYTES};
+use crate::http::response::download::{self, Pages};
+use crate::idempotency::Answer;
+use crate::sessions::{self, Export};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ExportFormat {
+    /// What can be imported again.
+    #[default]
+    Json,
+    /// What people can read.
+    Markdown,
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ExportParams {
+    #[serde(default)]
+    #[param(inline)]
+    format: ExportFormat,
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ImportParams {
+    /// The key it is made under; made if it is new.
+    #[param(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
+    session_key: Option<String>,
+}
+
+/// Export a whole conversation, whichever of its ids is named.
+///
+/// What is said after the export began is not in it. A document that breaks off is not complete: its
+/// `signature` comes last.
+#[utoipa::path(
+    operation_id = "export_session",
+    tag = "sessions",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ExportParams),
+    responses((status = 200, description = "The conversation", content(
+        (Document = "application/json"),
+        (String = "text/markdown")
+    )))
+)]
+#[get("/sessions/{id}/export")]
+pub async fn export_session(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    credential: Credential,
+    PathSession(id): PathSession,
+    Query(params): Query<ExportParams>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let pages = Pages::open(app, acting, credential).await?;
+    let (app, acting) = (&pages.app, &pages.acting);
+    let (actor, viewer) = (acting.actor(), &acting.viewer);
+    let mut tx = acting.begin(&app.db).await?;
+    let export = sessions::export(app, &mut tx, &actor, viewer, &id).await?;
+    tx.commit().await?;
+    let (content_type, ending) = match params.format {
+        ExportFormat::Json => ("application/json", "json"),
+        ExportFormat::Markdown => ("text/markdown; charset=utf-8", "md"),
+    };
+    let file = format!(
+        "attachment; filename=\"conversation-{}.{ending}\"",
+        export.head.id
+    );
+    let download = Download {
+        pages,
+        export,
+        format: params.format,
+        writer: None,
+    };
+    let credential = download.pages.credential.clone();
+    let chunks = download::stream(credential, download, Download::chunk);
+    Ok(HttpResponse::Ok()
+        .insert_header((CONTENT_TYPE, content_type))
+        .insert_header((CONTENT_DISPOSITION, file))
+        .streaming(chunks))
+}
+
+/// An export that a client reads at its own pace.
+struct Download {
+    pages: Pages,
+    export: Export,
+    format: ExportFormat,
+    /// None before the first chunk.
+    writer: Option<Writer>,
+}
+
+enum Writer {
+    Json(JsonWriter),
+    Markdown,
+}
+
+impl Download {
+    /// The next bytes, and what comes after them, if anything does. An error breaks the answer off.
+    async fn chunk(mut self) -> Result<(Bytes, Option<Self>)> {
+        match self.write().await {
+            Ok((bytes, true)) => Ok((bytes, None)),
+            Ok((bytes, false)) => Ok((bytes, Some(self))),
+            Err(error) => {
+                self.pages.log_broken_off(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// The next bytes, and whether they are the last.
+    async fn write(&mut self) -> Result<(Bytes, bool)> {
+        let mut out = Vec::new();
+        let mut writer = match self.writer.take() {
+            Some(writer) => writer,
+            None => self.begin(&mut out)?,
+        };
+        let pieces = self.read().await?;
+        match &mut writer {
+            Writer::Json(json) => {
+                for piece in &pieces {
+                    json.piece(piece, &mut out)?;
+                }
+            }
+            Writer::Markdown => {
+                let mut text = String::new();
+                for piece in &pieces {
+                    markdown::write_piece(piece, &mut text)?;
+                }
+                out.extend_from_slice(text.as_bytes());
+            }
+        }
+        let last = pieces.is_empty();
+        match (writer, last) {
+            (writer, false) => self.writer = Some(writer),
+            (Writer::Json(json), true) => {
+                let Pages { app, acting, .. } = &self.pages;
+                let (keyring, tenant_id) = (&app.keyring, acting.tenant_id());
+                let sign = |digest: &[u8; 32]| DocumentSignature::make(keyring, tenant_id, digest);
+                json.end(sign, &mut out)?;
+            }
+            (Writer::Markdown, true) => {}
+        }
+        Ok((out.into(), last))
+    }
+
+    fn begin(&self, out: &mut Vec<u8>) -> Result<Writer> {
+        let head = &self.export.head;
+        match self.format {
+            ExportFormat::Json => JsonWriter::begin(head, out).map(Writer::Json),
+            ExportFormat::Markdown => {
+                let mut text = String::new();
+                markdown::write_head(head, &mut text);
+                out.extend_from_slice(text.as_bytes());
+                Ok(Writer::Markdown)
+            }
+        }
+    }
+
+    /// In a transaction of its own, which ends before the client reads on.
+    async fn read(&mut self) -> Result<Vec<Piece>> {
+        let app = self.pages.app.clone();
+        let _turn = Pages::turn(&app).await?;
+        let mut tx = self.pages.begin().await?;
+        let (viewer, now) = (&self.pages.acting.viewer, app.clock.now());
+        let pieces = self.export.next(&mut tx, viewer, now).await?;
+        tx.commit().await?;
+        Ok(pieces)
+    }
+}
+
+/// Import a conversation that was exported, with new ids; the caller owns it.
+///
+/// The body may have 16 MiB, 1000 links and 20000 messages, and with its copies 64 MiB. Every member but
+/// `links` may be left out; ids, identities, platforms and times are read and not used. Only admin and
+/// chat keys may bring in other roles than `user`, notices and handoffs; others may if the `signature`
+/// shows that the document is exactly what this service exported for this tenant. If there is no such
+/// agent, the conversation is `main`'s.
+#[utoipa::path(
+    operation_id = "import_session",
+    tag = "sessions",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(ImportParams),
+    request_body = Document,
+    responses((status = 201, description = "Made; the tip of the new chain", body = SessionResponse))
+)]
+#[post("/sessions/import")]
+pub async fn import_session(
+    app: web::Data<App>,
+    caller: Converser,
+    Query(params): Query<ImportParams>,
+    retryable: Retryable,
+    body: LargeJsonBody<Document>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let parse = |key: &String| SessionKey::parse(key, "/query/session_key");
+    let session_key = params.session_key.as_ref().map(parse).transpose()?;
+    // The key is part of what is asked.
+    let named = params.session_key.unwrap_or_default();
+    let hash = body.hash.with(named.as_bytes());
+    let document = body.value;
+    let document = web::block(move || import::check(document))
+        .await
+        .map_err(Error::internal)??;
+    let tx = acting.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, acting.principal(), hash, async |tx| {
+            let (viewer, now) = (&acting.viewer, app.clock.now());
+            let key = session_key.as_ref();
+            let tip = sessions::import(&app, tx, viewer, &document, key, now).await?;
+            Answer::new(201, &shown(tx, viewer, tip).await?)
+        })
+        .await
+}
+
+const _: () = assert!(MAX_LARGE_JSON_BYTES == 16 * 1024 * 1024);
+const _: () = assert!(import::MAX_LINKS == 1000 && import::MAX_MESSAGES == 20_000);

@@ -1,0 +1,327 @@
+//! `/v1/sessions`: making, listing, showing, naming and deleting sessions. Any id of a chain is good for
+//! all of it.
+
+use actix_web::{HttpResponse, delete, get, patch, post, web};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use super::session_messages::NewMessageRequest;
+use crate::app::App;
+use crate::domain::conversation::message::{MAX_MESSAGES, NewMessage};
+use crate::domain::conversation::session::{Edge, EndReason, Need, Session, SessionState};
+use crate::domain::conversation::session_name::{
+    ClientSessionId, SessionKey, SessionRef, session_key_not_found,
+};
+use crate::domain::people::access::Viewer;
+use crate::domain::people::display_name::DisplayName;
+use crate::domain::people::identity::PersonName;
+use crate::domain::values::resource_name::ResourceName;
+use crate::error::Result;
+use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::request::extract::{PathSession, Query, given};
+use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::json_body::{JsonBody, LargeJsonBody};
+use crate::http::request::paging::{ListName, ListResponse};
+use crate::http::request::precondition::etag;
+use crate::idempotency::Answer;
+use crate::ids::{SessionId, UserId};
+use crate::sessions::{self, NewSession};
+use crate::store::conversation::conversations::{Change, Filter};
+use crate::store::{self, TenantTx};
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct SessionResponse {
+    /// `ses_…`, or the client's own.
+    pub id: String,
+    /// The key it was made under.
+    pub session_key: Option<String>,
+    pub user_id: Option<UserId>,
+    pub agent: String,
+    /// The id of the chain's first session.
+    pub conversation_id: String,
+    pub parent_id: Option<String>,
+    /// How it came out of its parent.
+    pub edge: Option<Edge>,
+    pub state: SessionState,
+    pub end_reason: Option<EndReason>,
+    pub title: Option<String>,
+    /// Compressions before it.
+    pub depth: i32,
+    /// Whether a key leads to it; in a list of one key's sessions, whether that key does.
+    pub current: bool,
+    /// Without the copies that a compression took over.
+    pub message_count: i64,
+    /// Of its whole transcript.
+    pub token_count: i64,
+    pub created_at: DateTime<Utc>,
+    pub last_active_at: DateTime<Utc>,
+    pub ended_at: Option<DateTime<Utc>>,
+    pub archived: bool,
+    pub pinned: bool,
+}
+
+impl SessionResponse {
+    pub fn new(session: Session, viewer: &Viewer) -> Self {
+        Self {
+            id: session.name.shown_link(session.id, viewer),
+            conversation_id: session.name.shown(viewer),
+            parent_id: session.parent.map(|parent| parent.shown(viewer)),
+            session_key: session.owner.session_key,
+            user_id: session.owner.user_id,
+            agent: session.agent,
+            edge: session.edge,
+            state: session.state,
+            end_reason: session.end_reason,
+            title: session.title,
+            depth: session.depth,
+            current: session.current,
+            message_count: session.message_count,
+            token_count: session.token_count,
+            created_at: session.created_at,
+            last_active_at: session.last_active_at,
+            ended_at: session.ended_at,
+            archived: session.archived,
+            pinned: session.pinned,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSessionRequest {
+    /// An id of the client's own, given once. What begins like an id of the service is not taken.
+    #[schema(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
+    pub id: Option<String>,
+    /// The key it is made under; made if it is new. The first session of a new key is its current one.
+    #[schema(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
+    pub session_key: Option<String>,
+    /// `main` where none is named.
+    pub agent: Option<ResourceName>,
+    /// Whose session it is: `usr_…`, `platform:external_id`, or `me` with a user token.
+    pub user: Option<PersonName>,
+    pub title: Option<DisplayName>,
+    #[serde(default)]
+    #[schema(max_items = 1000)]
+    pub messages: Vec<NewMessageRequest>,
+}
+
+const _: () = assert!(MAX_MESSAGES == 1000);
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListSessionsParams {
+    /// Of this person.
+    user_id: Option<UserId>,
+    /// Made under this key, or switched to from it.
+    #[param(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
+    session_key: Option<String>,
+    agent: Option<ResourceName>,
+    state: Option<SessionState>,
+    archived: Option<bool>,
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
+    cursor: Option<String>,
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ExactParams {
+    /// Shows the named link as it is, and not the tip of its chain.
+    #[serde(default)]
+    #[param(default = false)]
+    pub exact: bool,
+}
+
+/// What is left out stays as it is; a title of null is taken away. It holds for the whole chain.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UpdateSessionRequest {
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<DisplayName>)]
+    pub title: Option<Option<DisplayName>>,
+    pub archived: Option<bool>,
+    pub pinned: Option<bool>,
+}
+
+/// Shows a link that the caller has found.
+pub async fn shown(tx: &mut TenantTx, viewer: &Viewer, id: SessionId) -> Result<SessionResponse> {
+    let session = store::conversation::sessions::get(tx, viewer, id).await?;
+    Ok(SessionResponse::new(session, viewer))
+}
+
+/// Make a session.
+#[utoipa::path(
+    operation_id = "create_session",
+    tag = "sessions",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    request_body = CreateSessionRequest,
+    responses((status = 201, description = "Made", body = SessionResponse))
+)]
+#[post("/sessions")]
+pub async fn create_session(
+    app: web::Data<App>,
+    caller: Converser,
+    retryable: Retryable,
+    body: LargeJsonBody<CreateSessionRequest>,
+) -> Result<HttpResponse> {
+    let request = body.value;
+    let acting = caller.acting(&app, request.user.as_ref()).await?;
+    let parse_id = |id: &String| ClientSessionId::parse(id, "/id");
+    let parse_key = |key: &String| SessionKey::parse(key, "/session_key");
+    let new = NewSession {
+        id: request.id.as_ref().map(parse_id).transpose()?,
+        session_key: request.session_key.as_ref().map(parse_key).transpose()?,
+        agent: request.agent.map(|agent| agent.to_string()),
+        title: request.title.map(|title| title.as_str().to_owned()),
+        messages: request.messages.into_iter().map(NewMessage::from).collect(),
+    };
+    let tx = acting.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+            let id = sessions::create(tx, &acting.viewer, new, app.clock.now()).await?;
+            Answer::new(201, &shown(tx, &acting.viewer, id).await?)
+        })
+        .await
+}
+
+/// Sessions by their tips, newest first.
+#[utoipa::path(
+    operation_id = "list_sessions",
+    tag = "sessions",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(ListSessionsParams),
+    responses((status = 200, description = "A page", body = ListResponse<SessionResponse>))
+)]
+#[get("/sessions")]
+pub async fn list_sessions(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    Query(params): Query<ListSessionsParams>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let list = format!(
+        "sessions?{:?}&{:?}&{:?}&{:?}&{:?}",
+        params.user_id, params.session_key, params.agent, params.state, params.archived
+    );
+    let name = ListName::of_acting(&acting, list);
+    let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
+    let mut tx = acting.begin(&app.db).await?;
+    let mut filter = Filter {
+        user_id: acting.narrowed_to(&mut tx, params.user_id).await?,
+        slot_id: None,
+        agent: params.agent.map(|agent| agent.to_string()),
+        state: params.state,
+        archived: params.archived,
+    };
+    if let Some(key) = &params.session_key {
+        let key = SessionKey::parse(key, "/query/session_key")?;
+        match sessions::find_slot(&mut tx, viewer, &key, app.clock.now()).await {
+            Ok(slot) => filter.slot_id = Some(slot.id),
+            // Nothing was made under it yet; a reserved one is there or it is not.
+            Err(error) if error.code == session_key_not_found().code && !key.is_reserved() => {
+                return Ok(HttpResponse::Ok().json(ListResponse::<SessionResponse>::empty()));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let page = store::conversation::conversations::list(&mut tx, viewer, &filter, &page).await?;
+    tx.commit().await?;
+    let response = name.close(&app.keyring, page, |session| {
+        SessionResponse::new(session, viewer)
+    })?;
+    Ok(HttpResponse::Ok().json(response))
+}
+
+/// One session: the tip of its chain, or exactly the named link.
+#[utoipa::path(
+    operation_id = "get_session",
+    tag = "sessions",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ExactParams),
+    responses((status = 200, description = "The session; its ETag is its last seq", body = SessionResponse))
+)]
+#[get("/sessions/{id}")]
+pub async fn get_session(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    PathSession(id): PathSession,
+    Query(params): Query<ExactParams>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let mut tx = acting.begin(&app.db).await?;
+    let now = app.clock.now();
+    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
+    let wanted = if params.exact {
+        tip.asked_id
+    } else {
+        tip.session_id
+    };
+    let session = store::conversation::sessions::get(&mut tx, viewer, wanted).await?;
+    tx.commit().await?;
+    let etag = etag(session.last_seq);
+    let response = SessionResponse::new(session, viewer);
+    Ok(HttpResponse::Ok().insert_header(etag).json(response))
+}
+
+/// Name, archive or pin a conversation.
+#[utoipa::path(
+    operation_id = "update_session",
+    tag = "sessions",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
+    request_body = UpdateSessionRequest,
+    responses((status = 200, description = "The session", body = SessionResponse))
+)]
+#[patch("/sessions/{id}")]
+pub async fn update_session(
+    app: web::Data<App>,
+    caller: Converser,
+    PathSession(id): PathSession,
+    body: JsonBody<UpdateSessionRequest>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let title = body.value.title;
+    let change = Change {
+        title: title.map(|title| title.map(|title| title.as_str().to_owned())),
+        archived: body.value.archived,
+        pinned: body.value.pinned,
+    };
+    let mut tx = acting.begin(&app.db).await?;
+    let tip = sessions::find(&mut tx, viewer, &id, Need::Own, app.clock.now()).await?;
+    store::conversation::conversations::update(&mut tx, tip.name.conversation_id, &change).await?;
+    let response = shown(&mut tx, viewer, tip.session_id).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::Ok().json(response))
+}
+
+/// Delete a whole conversation. Its ids are never given again.
+#[utoipa::path(
+    operation_id = "delete_session",
+    tag = "sessions",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
+    responses((status = 204, description = "Deleted"))
+)]
+#[delete("/sessions/{id}")]
+pub async fn delete_session(
+    app: web::Data<App>,
+    caller: Converser,
+    PathSession(id): PathSession,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    sessions::delete(&app, &mut tx, &acting.actor(), &acting.viewer, &id).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::NoContent().finish())
+}

@@ -1,0 +1,219 @@
+//! `/v1/link-codes`: a person joins two of their accounts by carrying a code from one to the other.
+
+use actix_web::{HttpResponse, post, web};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use crate::app::App;
+use crate::domain::bridge::chat::Chat;
+use crate::domain::identity_links::MergeCounts;
+use crate::domain::people::access::Viewer;
+use crate::domain::people::identity::IdentityName;
+use crate::domain::people::platform::PlatformScope;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::http::auth::conversation::Credential;
+use crate::http::auth::identity::{Claim, Voucher};
+use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::json_body::JsonBody;
+use crate::idempotency::Answer;
+use crate::ids::{IdentityId, UserId};
+use crate::people::{self, Redeem, Redeemed};
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateLinkCodeRequest {
+    /// Whose code it is; else the header `X-Throughline-Identity`, else the token's own account.
+    pub identity: Option<IdentityName>,
+    /// Where it is shown: a direct chat.
+    pub chat: Option<Chat>,
+    /// Where it must be redeemed.
+    pub platform: Option<PlatformScope>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct LinkCodeResponse {
+    /// Shown once; a retry shows it again for ten minutes.
+    pub code: Option<String>,
+    pub expires_at: DateTime<Utc>,
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RedeemLinkCodeRequest {
+    #[schema(min_length = 1, max_length = 64)]
+    pub code: String,
+    /// Who redeems it; else the header `X-Throughline-Identity`, else the token's own account.
+    pub identity: Option<IdentityName>,
+    /// Where: a direct chat.
+    pub chat: Option<Chat>,
+    /// Answers who would be joined, and leaves the code as it is.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct RedeemedResponse {
+    /// The one person that both are now.
+    pub user_id: UserId,
+    /// The id that the redeeming account's person had; it goes on answering.
+    pub merged_user_id: UserId,
+    /// The accounts that joined.
+    #[schema(value_type = Vec<IdentityName>)]
+    pub identities: Vec<String>,
+    /// What came along.
+    pub moved: MergeCounts,
+    /// The key of the redeeming account's direct chat with `main`; null in a dry run.
+    pub session_key: Option<String>,
+    /// What that key leads to; null if nothing was said yet.
+    pub session_id: Option<String>,
+    pub conversation_id: Option<String>,
+    pub dry_run: bool,
+}
+
+impl RedeemedResponse {
+    fn new(redeemed: Redeemed, viewer: &Viewer, dry_run: bool) -> Self {
+        let names = redeemed
+            .merge
+            .identities
+            .iter()
+            .map(|one| one.name.to_string());
+        let session = redeemed.session.as_ref();
+        Self {
+            user_id: redeemed.merge.into,
+            merged_user_id: redeemed.merge.from,
+            identities: names.collect(),
+            moved: redeemed.merge.counts,
+            session_key: redeemed.session_key,
+            session_id: session.map(|session| session.shown(viewer)),
+            conversation_id: session.map(|session| session.name.shown(viewer)),
+            dry_run,
+        }
+    }
+}
+
+/// Make a code that joins this account with another one of the same person. It is good for ten minutes,
+/// once, and only in a direct chat.
+#[utoipa::path(
+    operation_id = "create_link_code",
+    tag = "people",
+    security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named identity, or the token's user"))),
+    request_body = CreateLinkCodeRequest,
+    responses((status = 201, description = "The code, shown once", body = LinkCodeResponse))
+)]
+#[post("/link-codes")]
+pub async fn create_link_code(
+    app: web::Data<App>,
+    caller: Voucher,
+    retryable: Retryable,
+    body: JsonBody<CreateLinkCodeRequest>,
+) -> Result<HttpResponse> {
+    let request = body.value;
+    let vouched = caller.vouch(Claim {
+        identity: request.identity,
+        chat: request.chat.as_ref(),
+        display_name: None,
+    })?;
+    request.chat.unwrap_or(Chat::DM).require_private()?;
+    let known = vouched.contact(&app).await?;
+    let tx = vouched.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, vouched.principal(), body.hash, async |tx| {
+            let platform = request.platform.as_ref();
+            let actor = vouched.actor();
+            let (code, expires_at) = people::mint(&app, tx, &actor, &known, platform).await?;
+            let response = LinkCodeResponse {
+                code: Some(code.as_str().to_owned()),
+                expires_at,
+            };
+            Ok(Answer::new(201, &response)?.with_secret("code"))
+        })
+        .await
+}
+
+/// Redeem a code: the account that brings it and the one that showed it become one person. Wrong codes
+/// are counted, and lock the account, the key and the tenant for a while.
+#[utoipa::path(
+    operation_id = "redeem_link_code",
+    tag = "people",
+    security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named identity, or the token's user"))),
+    request_body = RedeemLinkCodeRequest,
+    responses(
+        (status = 200, description = "Joined, or what would be joined", body = RedeemedResponse),
+        (status = 409, description = "Already one person, or only an admin may merge them", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+    )
+)]
+#[post("/link-codes/redeem")]
+pub async fn redeem_link_code(
+    app: web::Data<App>,
+    caller: Voucher,
+    retryable: Retryable,
+    body: JsonBody<RedeemLinkCodeRequest>,
+) -> Result<HttpResponse> {
+    let request = body.value;
+    if !(1..=64).contains(&request.code.chars().count()) {
+        let error = FieldError::new("/code", "must have 1 to 64 characters");
+        return Err(Error::fields(Code::InvalidRequest, vec![error]));
+    }
+    let vouched = caller.vouch(Claim {
+        identity: request.identity,
+        chat: request.chat.as_ref(),
+        display_name: None,
+    })?;
+    if let Err(refusal) = request.chat.as_ref().map_or(Ok(()), Chat::require_private) {
+        let mut tx = vouched.begin(&app.db).await?;
+        people::void(&app, &mut tx, &request.code).await?;
+        tx.commit().await?;
+        return Err(refusal);
+    }
+    let known = vouched.contact(&app).await?;
+    let redeem = Redeem {
+        code: &request.code,
+        identity: &vouched.identity(&known),
+        namespace: vouched.namespace(),
+        dry_run: request.dry_run,
+    };
+    guarded(&app, vouched.credential(), known.id, async || {
+        let mut tx = vouched.begin(&app.db).await?;
+        let actor = vouched.actor();
+        let viewer = |user_id| match vouched.is_person() {
+            true => Viewer::of_user(user_id, vouched.identity(&known)),
+            false => Viewer::of_service(user_id, vouched.identity(&known)),
+        };
+        if request.dry_run {
+            let redeemed = people::redeem(&app, &mut tx, &actor, &redeem).await?;
+            let viewer = viewer(redeemed.merge.into);
+            let response = RedeemedResponse::new(redeemed, &viewer, true);
+            return Ok(HttpResponse::Ok().json(response));
+        }
+        retryable
+            .answer(&app, tx, vouched.principal(), body.hash, async |tx| {
+                let redeemed = people::redeem(&app, tx, &actor, &redeem).await?;
+                let viewer = viewer(redeemed.merge.into);
+                Answer::new(200, &RedeemedResponse::new(redeemed, &viewer, false))
+            })
+            .await
+    })
+    .await
+}
+
+/// Charges an attempt before `work` looks at a code, and gives it back unless the code was wrong.
+pub(in crate::http::v1) async fn guarded<T>(
+    app: &App,
+    credential: &Credential,
+    identity_id: IdentityId,
+    work: impl AsyncFnOnce() -> Result<T>,
+) -> Result<T> {
+    let mut tx = credential.begin(&app.db).await?;
+    people::charge(app, &mut tx, identity_id, credential.key_id()).await?;
+    tx.commit().await?;
+    let outcome = work().await;
+    let guessed = matches!(&outcome, Err(error) if error.code == Code::CodeNotFound);
+    if !guessed {
+        let mut tx = credential.begin(&app.db).await?;
+        people::refund(&mut tx, identity_id, credential.key_id()).await?;
+        tx.commit().await?;
+    }
+    outcome
+}

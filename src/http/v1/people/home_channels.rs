@@ -1,0 +1,145 @@
+//! `/v1/users/{id}/home-channels`: where a person wants to be reached on each platform.
+
+use actix_web::{HttpResponse, delete, get, put, web};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use crate::app::App;
+use crate::domain::bridge::chat::Chat;
+use crate::domain::people::home_channel::HomeChannel;
+use crate::domain::people::identity::IdentityName;
+use crate::domain::people::platform::PlatformScope;
+use crate::error::{Error, Result};
+use crate::http::auth::conversation::{PersonActor, PersonViewer};
+use crate::http::request::extract::{PathId, PathPlatform};
+use crate::http::request::json_body::JsonBody;
+use crate::http::request::paging::ListResponse;
+use crate::ids::UserId;
+use crate::people;
+use crate::store;
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PutHomeChannelRequest {
+    /// The account on that platform; else the one that speaks, else the only one.
+    pub identity: Option<IdentityName>,
+    /// The person's own direct chat; an admin may give another.
+    pub chat: Chat,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct HomeChannelResponse {
+    pub platform: PlatformScope,
+    #[schema(value_type = IdentityName)]
+    pub identity: String,
+    pub chat: Chat,
+    pub updated_at: DateTime<Utc>,
+}
+
+impl From<HomeChannel> for HomeChannelResponse {
+    fn from(home: HomeChannel) -> Self {
+        Self {
+            platform: home.platform,
+            identity: home.identity.name.to_string(),
+            chat: home.chat,
+            updated_at: home.updated_at,
+        }
+    }
+}
+
+/// Where a person wants to be reached, by platform. Stored, not used yet: nothing is sent there by itself.
+#[utoipa::path(
+    operation_id = "list_home_channels",
+    tag = "people",
+    security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = UserId, Path, description = "The person")),
+    responses((status = 200, description = "All of them", body = ListResponse<HomeChannelResponse>))
+)]
+#[get("/users/{id}/home-channels")]
+pub async fn list_home_channels(
+    app: web::Data<App>,
+    caller: PersonViewer,
+    PathId(id): PathId<UserId>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    let user = acting.find_user(&mut tx, id).await?;
+    let homes = store::people::home_channels::list(&mut tx, user.id).await?;
+    tx.commit().await?;
+    let list = ListResponse::whole(homes, HomeChannelResponse::from);
+    Ok(HttpResponse::Ok().json(list))
+}
+
+/// Say where a person wants to be reached on a platform. Stored, not used yet: nothing is sent there by itself.
+#[utoipa::path(
+    operation_id = "put_home_channel",
+    tag = "people",
+    security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(
+        ("id" = UserId, Path, description = "The person"),
+        ("platform" = inline(PlatformScope), Path, description = "The platform, percent-encoded")
+    ),
+    request_body = PutHomeChannelRequest,
+    responses((status = 200, description = "Where", body = HomeChannelResponse))
+)]
+#[put("/users/{id}/home-channels/{platform}")]
+pub async fn put_home_channel(
+    app: web::Data<App>,
+    caller: PersonActor,
+    PathId(id): PathId<UserId>,
+    PathPlatform(platform): PathPlatform,
+    body: JsonBody<PutHomeChannelRequest>,
+) -> Result<HttpResponse> {
+    let request = body.value;
+    let acting = caller.acting(&app, None).await?;
+    acting.check_chat(&request.chat)?;
+    let mut tx = acting.begin(&app.db).await?;
+    let user = acting.find_user(&mut tx, id).await?;
+    people::put_home_channel(
+        &app,
+        &mut tx,
+        &acting.actor(),
+        &acting.viewer,
+        &people::NewHomeChannel {
+            user_id: user.id,
+            platform: &platform,
+            identity: request.identity.as_ref(),
+            chat: &request.chat,
+        },
+    )
+    .await?;
+    let homes = store::people::home_channels::list(&mut tx, user.id).await?;
+    tx.commit().await?;
+    let home = homes.into_iter().find(|home| home.platform == platform);
+    let home = home.ok_or_else(|| Error::not_found("home channel"))?;
+    Ok(HttpResponse::Ok().json(HomeChannelResponse::from(home)))
+}
+
+/// Forget where a person wants to be reached on a platform.
+#[utoipa::path(
+    operation_id = "delete_home_channel",
+    tag = "people",
+    security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(
+        ("id" = UserId, Path, description = "The person"),
+        ("platform" = inline(PlatformScope), Path, description = "The platform, percent-encoded")
+    ),
+    responses((status = 204, description = "Forgotten"))
+)]
+#[delete("/users/{id}/home-channels/{platform}")]
+pub async fn delete_home_channel(
+    app: web::Data<App>,
+    caller: PersonActor,
+    PathId(id): PathId<UserId>,
+    PathPlatform(platform): PathPlatform,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    let user = acting.find_user(&mut tx, id).await?;
+    people::delete_home_channel(&app, &mut tx, &acting.actor(), user.id, &platform).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::NoContent().finish())
+}

@@ -1,0 +1,260 @@
+//! A person's accounts: `/v1/users/{id}/identities`, where they were heard, and parting from one.
+
+use actix_web::{HttpResponse, delete, get, post, web};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use super::users::MergeResponse;
+use crate::app::App;
+use crate::domain::bridge::chat::Chat;
+use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::identity::IdentityName;
+use crate::domain::people::presence::Presence;
+use crate::domain::people::user::IdentityRecord;
+use crate::error::{Code, Error, Result};
+use crate::http::auth::conversation::{PersonActor, PersonViewer};
+use crate::http::request::extract::PathId;
+use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::json_body::JsonBody;
+use crate::http::request::paging::ListResponse;
+use crate::http::v1::identity_links::link_codes::guarded;
+use crate::idempotency::Answer;
+use crate::ids::{IdentityId, UserId};
+use crate::people::{self, Unlinked};
+use crate::store;
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct IdentityResponse {
+    pub id: IdentityId,
+    pub user_id: UserId,
+    /// `platform:external_id`, as it is found by.
+    #[schema(value_type = IdentityName)]
+    pub identity: String,
+    /// `platform`, or `platform@scope`.
+    pub platform: String,
+    pub external_id: String,
+    /// The id as whoever vouched for it wrote it.
+    pub raw: String,
+    /// The issuer whose tokens prove it; null where a bridge or the tenant vouched.
+    pub issuer: Option<String>,
+    /// Whether an imported document lists it.
+    pub imported: bool,
+    /// Since when it belongs to this person.
+    pub linked_at: DateTime<Utc>,
+    pub created_at: DateTime<Utc>,
+}
+
+impl From<IdentityRecord> for IdentityResponse {
+    fn from(record: IdentityRecord) -> Self {
+        Self {
+            id: record.id,
+            user_id: record.user_id,
+            identity: record.name.to_string(),
+            platform: record.name.platform().to_string(),
+            external_id: record.name.external_id().to_owned(),
+            raw: record.raw,
+            issuer: record.issuer,
+            imported: record.imported,
+            linked_at: record.linked_at,
+            created_at: record.created_at,
+        }
+    }
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct PresenceResponse {
+    #[schema(value_type = IdentityName)]
+    pub identity: String,
+    pub platform: String,
+    /// To the minute; null before it was ever heard.
+    pub last_seen_at: Option<DateTime<Utc>>,
+    /// The key it last spoke through.
+    pub session_key: Option<String>,
+    /// What that key leads to now.
+    pub session_id: Option<String>,
+    /// Where the person wants to be reached there.
+    pub home_channel: Option<Chat>,
+}
+
+impl PresenceResponse {
+    fn new(presence: Presence, viewer: &Viewer) -> Self {
+        Self {
+            identity: presence.identity.name.to_string(),
+            platform: presence.identity.name.platform().to_string(),
+            last_seen_at: presence.last_seen_at,
+            session_key: presence.session_key,
+            session_id: presence.session.map(|session| session.shown(viewer)),
+            home_channel: presence.home_channel,
+        }
+    }
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct UnlinkedResponse {
+    pub identity_id: IdentityId,
+    /// The account's own person from now on.
+    pub user_id: UserId,
+    /// The person it was parted from.
+    pub previous_user_id: UserId,
+    /// Conversations that went along: those in which only it spoke.
+    pub conversations: usize,
+    /// Until when it can be taken back.
+    pub undo_until: DateTime<Utc>,
+}
+
+impl From<Unlinked> for UnlinkedResponse {
+    fn from(unlinked: Unlinked) -> Self {
+        Self {
+            identity_id: unlinked.identity.id,
+            user_id: unlinked.parting.to_user,
+            previous_user_id: unlinked.parting.from_user,
+            conversations: unlinked.conversations,
+            undo_until: unlinked.parting.undo_until,
+        }
+    }
+}
+
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UndoUnlinkRequest {
+    /// A link code that another account of the person showed; an admin needs none.
+    #[schema(min_length = 1, max_length = 64)]
+    pub code: Option<String>,
+    /// Where it is brought: a direct chat.
+    pub chat: Option<Chat>,
+}
+
+/// The accounts of a person, in the order they came.
+#[utoipa::path(
+    operation_id = "list_identities",
+    tag = "people",
+    security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = UserId, Path, description = "The person")),
+    responses((status = 200, description = "All of them", body = ListResponse<IdentityResponse>))
+)]
+#[get("/users/{id}/identities")]
+pub async fn list_identities(
+    app: web::Data<App>,
+    caller: PersonViewer,
+    PathId(id): PathId<UserId>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    let user = acting.find_user(&mut tx, id).await?;
+    let accounts = store::people::identities::list(&mut tx, user.id).await?;
+    tx.commit().await?;
+    let list = ListResponse::whole(accounts, IdentityResponse::from);
+    Ok(HttpResponse::Ok().json(list))
+}
+
+/// When and where each account of a person was last heard, the latest first.
+#[utoipa::path(
+    operation_id = "list_presence",
+    tag = "people",
+    security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = UserId, Path, description = "The person")),
+    responses((status = 200, description = "All accounts", body = ListResponse<PresenceResponse>))
+)]
+#[get("/users/{id}/presence")]
+pub async fn list_presence(
+    app: web::Data<App>,
+    caller: PersonViewer,
+    PathId(id): PathId<UserId>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let mut tx = acting.begin(&app.db).await?;
+    let user = acting.find_user(&mut tx, id).await?;
+    let presence = store::people::presence::list(&mut tx, viewer, user.id).await?;
+    tx.commit().await?;
+    let list = ListResponse::whole(presence, |one| PresenceResponse::new(one, viewer));
+    Ok(HttpResponse::Ok().json(list))
+}
+
+/// Unlink an account: it gets a person of its own. What only it said goes with it.
+#[utoipa::path(
+    operation_id = "unlink_identity",
+    tag = "people",
+    security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = IdentityId, Path, description = "The account")),
+    responses(
+        (status = 200, description = "Parted", body = UnlinkedResponse),
+        (status = 409, description = "It is the person's only one", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+    )
+)]
+#[delete("/identities/{id}")]
+pub async fn unlink_identity(
+    app: web::Data<App>,
+    caller: PersonActor,
+    PathId(id): PathId<IdentityId>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    let unlinked = people::unlink(&app, &mut tx, &acting.actor(), &acting.viewer, id).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::Ok().json(UnlinkedResponse::from(unlinked)))
+}
+
+/// Take an unlinking back within 30 days: an admin, or the account with a fresh code of the other side.
+#[utoipa::path(
+    operation_id = "undo_unlink_identity",
+    tag = "people",
+    security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = IdentityId, Path, description = "The account")),
+    request_body = UndoUnlinkRequest,
+    responses(
+        (status = 200, description = "Joined again", body = MergeResponse),
+        (status = 409, description = "It cannot be taken back", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+    )
+)]
+#[post("/identities/{id}/undo-unlink")]
+pub async fn undo_unlink_identity(
+    app: web::Data<App>,
+    caller: PersonActor,
+    PathId(id): PathId<IdentityId>,
+    retryable: Retryable,
+    body: JsonBody<UndoUnlinkRequest>,
+) -> Result<HttpResponse> {
+    let request = body.value;
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    if viewer.reach == Reach::Tenant {
+        let tx = acting.begin(&app.db).await?;
+        return retryable
+            .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+                let actor = acting.actor();
+                let merged = people::undo_unlink(&app, tx, &actor, viewer, id, None).await?;
+                Answer::new(200, &MergeResponse::new(merged, false))
+            })
+            .await;
+    }
+    if let Some(chat) = &request.chat {
+        acting.check_chat(chat)?;
+        chat.require_private()?;
+    }
+    let mut tx = acting.begin(&app.db).await?;
+    people::find_identity(&mut tx, viewer, id).await?;
+    drop(tx);
+    let speaker = viewer.speaker.clone().filter(|speaker| speaker.id == id);
+    let (Some(speaker), Some(code)) = (speaker, request.code) else {
+        let detail = "the account itself brings a link code that the other side showed";
+        return Err(Error::new(Code::ProofRequired, detail));
+    };
+    guarded(&app, acting.credential(), speaker.id, async || {
+        let tx = acting.begin(&app.db).await?;
+        retryable
+            .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+                let actor = acting.actor();
+                let proven = people::consume(&app, tx, &code, &speaker).await?;
+                let proven = Some(proven);
+                let merged = people::undo_unlink(&app, tx, &actor, viewer, id, proven).await?;
+                Answer::new(200, &MergeResponse::new(merged, false))
+            })
+            .await
+    })
+    .await
+}

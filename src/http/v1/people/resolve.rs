@@ -1,0 +1,139 @@
+//! `/v1/resolve`: who speaks, and the session that what they say goes to.
+
+use actix_web::{HttpResponse, post, web};
+use serde::{Deserialize, Serialize};
+
+use crate::app::App;
+use crate::domain::bridge::chat::Chat;
+use crate::domain::people::access::Viewer;
+use crate::domain::people::identity::IdentityName;
+use crate::domain::people::user::{Identity, KnownIdentity};
+use crate::domain::tenant::agent::DEFAULT_AGENT;
+use crate::domain::values::resource_name::ResourceName;
+use crate::error::{Error, Result};
+use crate::http::auth::identity::{Claim, Vouched, Voucher};
+use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::json_body::JsonBody;
+use crate::http::v1::conversation::session_keys::ResetResponse;
+use crate::idempotency::Answer;
+use crate::ids::{IdentityId, UserId};
+use crate::people::{self, Asked, Resolved};
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResolveRequest {
+    /// Who speaks; else the header `X-Throughline-Identity`, else the token's own account.
+    pub identity: Option<IdentityName>,
+    /// `main` where none is named.
+    pub agent: Option<ResourceName>,
+    /// Where; a direct chat unless it says another.
+    pub chat: Option<Chat>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct ResolveResponse {
+    pub user_id: UserId,
+    pub identity_id: IdentityId,
+    /// Whether the person is or was linked with another account.
+    pub linked: bool,
+    pub session_key: String,
+    pub session_id: String,
+    pub conversation_id: String,
+    /// Whether the session is new.
+    pub created: bool,
+    /// Why it began anew, where it did.
+    pub reset: Option<ResetResponse>,
+    /// A session of theirs that they could continue here.
+    #[schema(value_type = Option<Object>)]
+    pub offer: Option<()>,
+}
+
+impl ResolveResponse {
+    fn new(resolved: Resolved, viewer: &Viewer) -> Self {
+        Self {
+            user_id: resolved.user_id,
+            identity_id: resolved.identity_id,
+            linked: resolved.linked,
+            session_key: resolved.session_key,
+            session_id: resolved.session.shown(viewer),
+            conversation_id: resolved.session.name.shown(viewer),
+            created: resolved.created,
+            reset: resolved.reset.map(|(reason, before)| ResetResponse {
+                reason,
+                previous_session_id: before.shown(viewer),
+            }),
+            offer: None,
+        }
+    }
+}
+
+/// Find out who speaks and where it belongs: what a message would do before anything is said. First
+/// contact makes the person, a new place its session, and the agent's reset policy is applied.
+#[utoipa::path(
+    operation_id = "resolve",
+    tag = "people",
+    security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named identity, or the token's user"))),
+    request_body = ResolveRequest,
+    responses((status = 200, description = "The person and the session", body = ResolveResponse))
+)]
+#[post("/resolve")]
+pub async fn resolve(
+    app: web::Data<App>,
+    caller: Voucher,
+    retryable: Retryable,
+    body: JsonBody<ResolveRequest>,
+) -> Result<HttpResponse> {
+    let request = body.value;
+    let vouched = caller.vouch(Claim {
+        identity: request.identity,
+        chat: request.chat.as_ref(),
+        display_name: None,
+    })?;
+    let chat = request.chat.unwrap_or(Chat::DM);
+    let agent = request
+        .agent
+        .as_ref()
+        .map_or(DEFAULT_AGENT, ResourceName::as_str);
+    let asked = Asked {
+        identity: &vouched.identity,
+        agent,
+        chat: &chat,
+        namespace: vouched.namespace(),
+    };
+    let now = app.clock.now();
+    let mut tx = vouched.begin(&app.db).await?;
+    if !retryable.has_key()
+        && let Some(resolved) = people::resolve(&mut tx, asked, now).await?
+    {
+        let response = render(&vouched, resolved)?;
+        tx.commit().await?;
+        return Ok(HttpResponse::Ok().json(response));
+    }
+    drop(tx);
+    vouched.contact(&app).await?;
+    let tx = vouched.begin(&app.db).await?;
+    retryable
+        .answer(&app, tx, vouched.principal(), body.hash, async |tx| {
+            let resolved = people::resolve(tx, asked, now).await?;
+            let resolved = resolved.ok_or_else(|| Error::not_found("identity"))?;
+            Answer::new(200, &render(&vouched, resolved)?)
+        })
+        .await
+}
+
+fn render(vouched: &Vouched, resolved: Resolved) -> Result<ResolveResponse> {
+    vouched.check_own(&KnownIdentity {
+        id: resolved.identity_id,
+        user_id: resolved.user_id,
+    })?;
+    let speaker = Identity {
+        id: resolved.identity_id,
+        name: vouched.identity.clone(),
+    };
+    let viewer = match vouched.is_person() {
+        true => Viewer::of_user(resolved.user_id, speaker),
+        false => Viewer::of_service(resolved.user_id, speaker),
+    };
+    Ok(ResolveResponse::new(resolved, &viewer))
+}

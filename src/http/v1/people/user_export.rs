@@ -1,0 +1,90 @@
+//! `GET /v1/users/{id}/export`: everything of a person, written while it is read.
+
+use actix_web::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use actix_web::web::Bytes;
+use actix_web::{HttpResponse, get, web};
+
+use crate::app::App;
+use crate::domain::transfer::person_document::PersonDocument;
+use crate::error::Result;
+use crate::http::auth::callers::Credential;
+use crate::http::auth::conversation::PersonExporter;
+use crate::http::request::extract::PathId;
+use crate::http::response::download::{self, Pages};
+use crate::ids::UserId;
+use crate::people::{self, PersonExport};
+
+/// Export everything of a person as one document.
+///
+/// It has the person's accounts, keys, rights, deliveries and use, their conversations, each as
+/// `/v1/sessions/{id}/export` gives it, and what they said in conversations that are not theirs. What is
+/// made or deleted while it is written may be in it or not. A document that breaks off is not complete.
+#[utoipa::path(
+    operation_id = "export_user",
+    tag = "people",
+    security(("api_key" = ["admin"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the token's user, or the tenant"))),
+    params(("id" = UserId, Path, description = "The person")),
+    responses((status = 200, description = "Everything", body = PersonDocument))
+)]
+#[get("/users/{id}/export")]
+pub async fn export_user(
+    app: web::Data<App>,
+    caller: PersonExporter,
+    credential: Credential,
+    PathId(id): PathId<UserId>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let pages = Pages::open(app, acting, credential).await?;
+    let (app, acting) = (&pages.app, &pages.acting);
+    let (actor, viewer) = (acting.actor(), &acting.viewer);
+    let mut tx = acting.begin(&app.db).await?;
+    let user = acting.find_user(&mut tx, id).await?;
+    let file = format!("attachment; filename=\"person-{}.json\"", user.id);
+    let (export, begun) = people::export(app, &mut tx, &actor, viewer, user).await?;
+    tx.commit().await?;
+    let credential = pages.credential.clone();
+    let download = Download {
+        pages,
+        export,
+        begun,
+    };
+    Ok(HttpResponse::Ok()
+        .insert_header((CONTENT_TYPE, "application/json"))
+        .insert_header((CONTENT_DISPOSITION, file))
+        .streaming(download::stream(credential, download, Download::chunk)))
+}
+
+/// An export that a client reads at its own pace.
+struct Download {
+    pages: Pages,
+    export: PersonExport,
+    /// What is written and not sent.
+    begun: Vec<u8>,
+}
+
+impl Download {
+    async fn chunk(mut self) -> Result<(Bytes, Option<Self>)> {
+        match self.read().await {
+            Ok((bytes, true)) => Ok((bytes.into(), None)),
+            Ok((bytes, false)) => Ok((bytes.into(), Some(self))),
+            Err(error) => {
+                self.pages.log_broken_off(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// In a transaction of its own, which ends before the client reads on.
+    async fn read(&mut self) -> Result<(Vec<u8>, bool)> {
+        let app = self.pages.app.clone();
+        let _turn = Pages::turn(&app).await?;
+        let mut tx = self.pages.begin().await?;
+        let viewer = &self.pages.acting.viewer;
+        let (bytes, last) = self.export.next(&app, &mut tx, viewer).await?;
+        tx.commit().await?;
+        let mut out = std::mem::take(&mut self.begun);
+        out.extend(bytes);
+        Ok((out, last))
+    }
+}

@@ -1,0 +1,176 @@
+//! `/v1/api-keys`: a tenant's credentials. A key's text is in the answer that makes it and nowhere else.
+
+use actix_web::{HttpResponse, delete, get, post, web};
+use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret;
+use serde::{Deserialize, Serialize};
+
+use crate::app::App;
+use crate::domain::people::display_name::DisplayName;
+use crate::domain::people::platform::PlatformScope;
+use crate::domain::tenant::api_key::{ApiKey, NewApiKey, Scope};
+use crate::domain::values::timestamp;
+use crate::error::Result;
+use crate::http::auth::callers::{Admin, Reader};
+use crate::http::request::extract::{PathId, Query};
+use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::json_body::JsonBody;
+use crate::http::request::paging::{ListName, ListResponse};
+use crate::idempotency::Answer;
+use crate::ids::ApiKeyId;
+use crate::store;
+use crate::tenants::api_keys;
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateApiKeyRequest {
+    pub name: DisplayName,
+    #[schema(min_items = 1, max_items = 4)]
+    pub scopes: Vec<Scope>,
+    /// Required with the scope `bridge`, refused without: `platform` or `platform@scope`.
+    #[serde(default)]
+    #[schema(max_items = 100)]
+    pub platforms: Vec<PlatformScope>,
+    #[serde(default, deserialize_with = "timestamp::optional")]
+    pub expires_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct CreatedApiKeyResponse {
+    pub id: ApiKeyId,
+    pub name: String,
+    /// The key's text, shown once; null when a retry asks after ten minutes.
+    pub key: Option<String>,
+    pub scopes: Vec<Scope>,
+    pub platforms: Vec<PlatformScope>,
+    pub expires_at: Option<DateTime<Utc>>,
+    pub created_at: DateTime<Utc>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct ApiKeyResponse {
+    pub id: ApiKeyId,
+    pub name: String,
+    pub scopes: Vec<Scope>,
+    pub platforms: Vec<PlatformScope>,
+    pub expires_at: Option<DateTime<Utc>>,
+    pub created_at: DateTime<Utc>,
+    pub revoked_at: Option<DateTime<Utc>>,
+    /// To the minute.
+    pub last_used_at: Option<DateTime<Utc>>,
+}
+
+impl From<ApiKey> for ApiKeyResponse {
+    fn from(key: ApiKey) -> Self {
+        Self {
+            id: key.id,
+            name: key.name,
+            scopes: key.scopes,
+            platforms: key.platforms,
+            expires_at: key.expires_at,
+            created_at: key.created_at,
+            revoked_at: key.revoked_at,
+            last_used_at: key.last_used_at,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListApiKeysParams {
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
+    cursor: Option<String>,
+}
+
+/// Make an API key.
+#[utoipa::path(
+    operation_id = "create_api_key",
+    tag = "api keys",
+    security(("api_key" = ["admin"])),
+    extensions(("x-acts-for" = json!("tenant"))),
+    request_body = CreateApiKeyRequest,
+    responses((status = 201, description = "Made", body = CreatedApiKeyResponse))
+)]
+#[post("/api-keys")]
+pub async fn create_api_key(
+    app: web::Data<App>,
+    caller: Admin,
+    retryable: Retryable,
+    body: JsonBody<CreateApiKeyRequest>,
+) -> Result<HttpResponse> {
+    let tx = caller.begin(&app.db).await?;
+    let request = NewApiKey {
+        name: body.value.name,
+        scopes: body.value.scopes,
+        platforms: body.value.platforms,
+        expires_at: body.value.expires_at,
+    };
+    retryable
+        .answer(&app, tx, caller.principal(), body.hash, async |tx| {
+            let (actor, now) = (caller.principal(), app.clock.now());
+            let made = api_keys::create(&app.keyring, tx, &actor, &request, now).await?;
+            let answer = Answer::new(
+                201,
+                &CreatedApiKeyResponse {
+                    id: made.key.id,
+                    name: made.key.name,
+                    key: Some(made.text.expose_secret().to_owned()),
+                    scopes: made.key.scopes,
+                    platforms: made.key.platforms,
+                    expires_at: made.key.expires_at,
+                    created_at: made.key.created_at,
+                },
+            )?;
+            Ok(answer.with_secret("key"))
+        })
+        .await
+}
+
+/// The tenant's API keys, newest first, revoked ones included.
+#[utoipa::path(
+    operation_id = "list_api_keys",
+    tag = "api keys",
+    security(("api_key" = ["admin", "read"])),
+    extensions(("x-acts-for" = json!("tenant"))),
+    params(ListApiKeysParams),
+    responses((status = 200, description = "A page", body = ListResponse<ApiKeyResponse>))
+)]
+#[get("/api-keys")]
+pub async fn list_api_keys(
+    app: web::Data<App>,
+    caller: Reader,
+    Query(params): Query<ListApiKeysParams>,
+) -> Result<HttpResponse> {
+    let name = ListName::of_key(&caller, "api_keys");
+    let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
+    let mut tx = caller.begin(&app.db).await?;
+    let page = store::tenant::api_keys::list(&mut tx, &request).await?;
+    tx.commit().await?;
+    let response = name.close(&app.keyring, page, ApiKeyResponse::from)?;
+    Ok(HttpResponse::Ok().json(response))
+}
+
+/// Revoke an API key: within one second it works on no node.
+#[utoipa::path(
+    operation_id = "revoke_api_key",
+    tag = "api keys",
+    security(("api_key" = ["admin"])),
+    extensions(("x-acts-for" = json!("tenant"))),
+    params(("id" = ApiKeyId, Path, description = "The key")),
+    responses((status = 204, description = "Revoked, now or before"))
+)]
+#[delete("/api-keys/{id}")]
+pub async fn revoke_api_key(
+    app: web::Data<App>,
+    caller: Admin,
+    PathId(id): PathId<ApiKeyId>,
+) -> Result<HttpResponse> {
+    let mut tx = caller.begin(&app.db).await?;
+    let (actor, now) = (caller.principal(), app.clock.now());
+    api_keys::revoke(&app.keyring, &mut tx, &actor, id, now).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::NoContent().finish())
+}

@@ -1,0 +1,35 @@
+//! `/v1/operator/tenants/{id}/limits`: what the operator lets a tenant use.
+
+use actix_web::{HttpResponse, put, web};
+
+use crate::app::App;
+use crate::domain::tenant::limits::{LimitOverrides, Limits};
+use crate::error::Result;
+use crate::http::auth::callers::Operator;
+use crate::http::request::extract::PathId;
+use crate::http::request::json_body::JsonBody;
+use crate::ids::TenantId;
+use crate::tenants;
+
+/// Set a tenant's limits. What is left out has its default; all nodes follow within a second.
+#[utoipa::path(
+    operation_id = "set_tenant_limits",
+    tag = "tenants",
+    security(("operator_key" = [])),
+    extensions(("x-acts-for" = json!("nobody"))),
+    params(("id" = TenantId, Path, description = "The tenant")),
+    request_body = LimitOverrides,
+    responses((status = 200, description = "All limits that now apply", body = Limits))
+)]
+#[put("/operator/tenants/{id}/limits")]
+pub async fn set_tenant_limits(
+    app: web::Data<App>,
+    Operator(operator): Operator,
+    PathId(id): PathId<TenantId>,
+    body: JsonBody<LimitOverrides>,
+) -> Result<HttpResponse> {
+    let mut tx = operator.begin(&app.db).await?;
+    tenants::set_limits(&app, &mut tx, &operator.principal(), id, &body.value).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::Ok().json(body.value.effective()))
+}

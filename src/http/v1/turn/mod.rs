@@ -1,0 +1,3 @@
+//! Turns and their events.
+
+pub mod turns;

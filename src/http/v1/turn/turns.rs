@@ -1,0 +1,389 @@
+//! `/v1/turns/{id}` and what happens in conversations: turns as they stand, cancelling them, and streams of
+//! events that can be resumed on any node.
+
+use actix_web::{FromRequest, HttpRequest, HttpResponse, dev::Payload, get, post, web};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::future::{Ready, ready};
+
+use crate::app::App;
+use crate::domain::conversation::session::{ChainName, Need, Tip};
+use crate::domain::conversation::session_name::{SessionKey, SessionRef, session_key_not_found};
+use crate::domain::people::access::Viewer;
+use crate::domain::turn::{Turn, TurnState};
+use crate::error::{Code, Error, FieldError, Result};
+use crate::http::auth::callers::Credential;
+use crate::http::auth::conversation::{Acting, ConversationReader, Converser};
+use crate::http::request::extract::{PathId, PathKey, PathSession, Query};
+use crate::http::request::paging::{ListName, ListResponse};
+use crate::http::response::event_stream::{self, Allowed, Watch};
+use crate::ids::{SessionId, SlotId, TurnId};
+use crate::sessions;
+use crate::store::TenantTx;
+use crate::store::turn::{events, turns as rows};
+use crate::turns::{self, Follower};
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct TurnResponse {
+    pub id: TurnId,
+    /// Where it is, or ended.
+    pub session_id: String,
+    pub conversation_id: String,
+    pub session_key: Option<String>,
+    pub agent: String,
+    pub state: TurnState,
+    /// Why it ended without an answer.
+    pub reason: Option<String>,
+    pub detail: Option<String>,
+    /// Of the model call: above 1 after a node was lost.
+    pub attempt: i32,
+    /// What the agent said; null while it has not.
+    #[schema(value_type = Option<Object>)]
+    pub message: Option<Value>,
+    pub usage: TurnUsage,
+    pub created_at: DateTime<Utc>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub ended_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct TurnUsage {
+    pub input_tokens: i64,
+    pub output_tokens: i64,
+    /// Whether the provider did not tell, so that they are an estimate.
+    pub estimated: bool,
+}
+
+impl TurnResponse {
+    fn new(turn: Turn, message: Option<Value>, name: &ChainName, viewer: &Viewer) -> Self {
+        Self {
+            id: turn.id,
+            session_id: name.shown_link(turn.session_id(), viewer),
+            conversation_id: name.shown(viewer),
+            session_key: turn.told.session_key,
+            agent: turn.agent,
+            state: turn.state,
+            reason: turn.reason,
+            detail: turn.detail,
+            attempt: turn.attempt,
+            message,
+            usage: TurnUsage {
+                input_tokens: turn.usage.input,
+                output_tokens: turn.usage.output,
+                estimated: turn.usage.estimated,
+            },
+            created_at: turn.created_at,
+            started_at: turn.started_at,
+            ended_at: turn.ended_at,
+        }
+    }
+}
+
+/// A turn that the viewer may see, with its conversation: foreign ones are not there.
+async fn find(
+    app: &App,
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    id: TurnId,
+    need: Need,
+) -> Result<(Turn, Tip)> {
+    let no_such_turn = || Error::not_found("turn");
+    let turn = rows::find(tx, id).await?;
+    // Of a turn that is not there a conversation that is not there: the way is as long as to a foreign one.
+    let conversation_id = turn
+        .as_ref()
+        .map_or_else(SessionId::generate, |turn| turn.conversation_id);
+    let session = SessionRef::Id(conversation_id);
+    let found = sessions::find(tx, viewer, &session, need, app.clock.now()).await;
+    match found {
+        Ok(tip) => Ok((turn.ok_or_else(no_such_turn)?, tip)),
+        Err(error) if error.code == Code::SessionNotFound => Err(no_such_turn()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn show(tx: &mut TenantTx, turn: Turn, tip: &Tip, viewer: &Viewer) -> Result<TurnResponse> {
+    let said = rows::last_said(tx, turn.id).await?;
+    let message = said.map(|said| {
+        let mut message = serde_json::json!({
+            "role": "assistant", "content": said.content.map(|content| content.0),
+        });
+        if let Some(calls) = said.tool_calls {
+            message["tool_calls"] = calls.0;
+        }
+        message
+    });
+    Ok(TurnResponse::new(turn, message, &tip.name, viewer))
+}
+
+/// A turn as it stands.
+#[utoipa::path(
+    operation_id = "get_turn",
+    tag = "turns",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(TurnId), Path, description = "The turn")),
+    responses((status = 200, description = "The turn", body = TurnResponse))
+)]
+#[get("/turns/{id}")]
+pub async fn get_turn(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    PathId(id): PathId<TurnId>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let mut tx = acting.begin(&app.db).await?;
+    let (turn, tip) = find(&app, &mut tx, viewer, id, Need::ReadOrSpeak).await?;
+    let response = show(&mut tx, turn, &tip, viewer).await?;
+    sessions::note_reading(&app, &mut tx, &acting.actor(), viewer, &tip).await?;
+    tx.commit().await?;
+    Ok(HttpResponse::Ok().json(response))
+}
+
+/// Stop a turn. One that runs is stopped by its node, at once; what it has said so far stays. One that has
+/// ended stays as it is.
+#[utoipa::path(
+    operation_id = "cancel_turn",
+    tag = "turns",
+    security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(TurnId), Path, description = "The turn")),
+    responses((status = 202, description = "The turn, which ends or has ended", body = TurnResponse))
+)]
+#[post("/turns/{id}/cancel")]
+pub async fn cancel_turn(
+    app: web::Data<App>,
+    caller: Converser,
+    PathId(id): PathId<TurnId>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let mut tx = acting.begin(&app.db).await?;
+    let (turn, tip) = find(&app, &mut tx, viewer, id, Need::ReadOrSpeak).await?;
+    // A guest stops what they said themselves.
+    let own = viewer.speaker.as_ref().map(|speaker| speaker.id) == turn.identity_id;
+    if !own {
+        tip.owner.check(viewer, Need::Own)?;
+    }
+    let cancelled = turns::cancel(&app, &mut tx, &turn, app.clock.now()).await?;
+    let turn = rows::get(&mut tx, id).await?;
+    let conversation_id = turn.conversation_id;
+    let response = show(&mut tx, turn, &tip, viewer).await?;
+    tx.commit().await?;
+    app.live.poke(conversation_id);
+    app.live.poke_turn(cancelled.node, id);
+    if let Some(next) = cancelled.next {
+        turns::start(&app, acting.tenant_id(), next, None);
+    }
+    Ok(HttpResponse::Accepted().json(response))
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListTurnsParams {
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
+    cursor: Option<String>,
+}
+
+/// The turns of a conversation, newest first.
+#[utoipa::path(
+    operation_id = "list_turns",
+    tag = "turns",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListTurnsParams),
+    responses((status = 200, description = "A page of turns, without what was said", body = ListResponse<TurnResponse>))
+)]
+#[get("/sessions/{id}/turns")]
+pub async fn list_turns(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    PathSession(id): PathSession,
+    Query(params): Query<ListTurnsParams>,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let viewer = &acting.viewer;
+    let mut tx = acting.begin(&app.db).await?;
+    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, app.clock.now()).await?;
+    let conversation_id = tip.name.conversation_id;
+    let name = ListName::of_acting(&acting, format!("turns/{conversation_id}"));
+    let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
+    let page = rows::list(&mut tx, conversation_id, &page).await?;
+    tx.commit().await?;
+    let show = |turn: Turn| TurnResponse::new(turn, None, &tip.name, viewer);
+    Ok(HttpResponse::Ok().json(name.close(&app.keyring, page, show)?))
+}
+
+/// The last event that a client has seen, if it comes back.
+pub struct LastEvent(Option<i64>);
+
+impl FromRequest for LastEvent {
+    type Error = Error;
+    type Future = Ready<Result<Self>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let Some(value) = request.headers().get("last-event-id") else {
+            return ready(Ok(Self(None)));
+        };
+        let number = value.to_str().ok().and_then(|text| text.parse().ok());
+        let number = number.filter(|number| *number >= 0);
+        ready(number.map(|number| Self(Some(number))).ok_or_else(|| {
+            let pointer = "/header/Last-Event-ID";
+            let error = FieldError::new(pointer, "must be the id of an event");
+            Error::fields(Code::InvalidRequest, vec![error])
+        }))
+    }
+}
+
+/// Somebody who wants to watch, before it is known what.
+struct Watcher {
+    app: web::Data<App>,
+    acting: Acting,
+    credential: Credential,
+}
+
+impl Watcher {
+    /// Watches a conversation, or one turn of it, and tells the audit.
+    async fn watch(
+        self,
+        mut tx: TenantTx,
+        tip: Tip,
+        turn_id: Option<TurnId>,
+        slot_id: Option<SlotId>,
+        last: Option<i64>,
+    ) -> Result<HttpResponse> {
+        let Self {
+            app,
+            acting,
+            credential,
+        } = self;
+        let tenant_id = acting.tenant_id();
+        let guard = app
+            .limits
+            .open_stream(tenant_id, acting.limits().open_streams)?;
+        let conversation_id = tip.name.conversation_id;
+        let after = match (last, turn_id) {
+            (Some(last), _) => last,
+            (None, Some(_)) => 0,
+            (None, None) => events::find_beginning(&mut tx, conversation_id).await?,
+        };
+        sessions::note_reading(&app, &mut tx, &acting.actor(), &acting.viewer, &tip).await?;
+        tx.commit().await?;
+        let follower = match turn_id {
+            Some(turn_id) => Follower::of_turn(&app, tenant_id, conversation_id, turn_id, after),
+            None => Follower::of_conversation(&app, tenant_id, conversation_id, after),
+        };
+        let allowed = Allowed::new(app, acting, credential, conversation_id);
+        Ok(event_stream::respond(Watch {
+            follower,
+            allowed: allowed.through(slot_id),
+            name: tip.name,
+            of_turn: turn_id.is_some(),
+            _guard: guard,
+        }))
+    }
+}
+
+/// What happens in a turn, from its beginning or after the event that `Last-Event-ID` names, until it ends.
+#[utoipa::path(
+    operation_id = "stream_turn_events",
+    tag = "turns",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(
+        ("id" = inline(TurnId), Path, description = "The turn"),
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen", max_length = 19, pattern = r"^[0-9]+$")
+    ),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String))
+)]
+#[get("/turns/{id}/events")]
+pub async fn stream_turn_events(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    credential: Credential,
+    PathId(id): PathId<TurnId>,
+    LastEvent(last): LastEvent,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    let (turn, tip) = find(&app, &mut tx, &acting.viewer, id, Need::ReadOrSpeak).await?;
+    let watcher = Watcher {
+        app,
+        acting,
+        credential,
+    };
+    watcher.watch(tx, tip, Some(turn.id), None, last).await
+}
+
+/// What happens in a conversation, from the beginning of the turn that is active or after the event that
+/// `Last-Event-ID` names.
+#[utoipa::path(
+    operation_id = "stream_session_events",
+    tag = "turns",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(
+        ("id" = inline(SessionRef), Path, description = "Any id of the chain"),
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen", max_length = 19, pattern = r"^[0-9]+$")
+    ),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String))
+)]
+#[get("/sessions/{id}/events")]
+pub async fn stream_session_events(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    credential: Credential,
+    PathSession(id): PathSession,
+    LastEvent(last): LastEvent,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    let (viewer, now) = (&acting.viewer, app.clock.now());
+    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
+    let watcher = Watcher {
+        app,
+        acting,
+        credential,
+    };
+    watcher.watch(tx, tip, None, None, last).await
+}
+
+/// The same for what a key leads to. When it is led elsewhere the stream closes with `session_moved`.
+#[utoipa::path(
+    operation_id = "stream_session_key_events",
+    tag = "turns",
+    security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
+    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    params(
+        ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen", max_length = 19, pattern = r"^[0-9]+$")
+    ),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String))
+)]
+#[get("/session-keys/{key}/events")]
+pub async fn stream_session_key_events(
+    app: web::Data<App>,
+    caller: ConversationReader,
+    credential: Credential,
+    PathKey(key): PathKey,
+    LastEvent(last): LastEvent,
+) -> Result<HttpResponse> {
+    let acting = caller.acting(&app, None).await?;
+    let mut tx = acting.begin(&app.db).await?;
+    let (viewer, now) = (&acting.viewer, app.clock.now());
+    let slot = sessions::find_slot(&mut tx, viewer, &key, now).await?;
+    let current = slot.current.ok_or_else(session_key_not_found)?;
+    let session = SessionRef::Id(current.session_id);
+    let tip = sessions::find(&mut tx, viewer, &session, Need::ReadOrSpeak, now).await?;
+    let watcher = Watcher {
+        app,
+        acting,
+        credential,
+    };
+    watcher.watch(tx, tip, None, Some(slot.id), last).await
+}

@@ -1,0 +1,11 @@
+//! Conversations: session keys (slots), sessions, chains, messages, grants.
+
+pub mod chains;
+pub mod conversations;
+pub mod grants;
+pub mod messages;
+pub mod open_calls;
+pub mod sessions;
+pub mod slot_aliases;
+pub mod slots;
+pub mod tips;

@@ -1,0 +1,383 @@
+//! Slots and their names: where a session key leads.
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{FromRow, Row};
+
+use super::tips::{person_of, read_name, read_owner};
+use crate::domain::conversation::session_name::{SessionKey, session_key_not_found};
+use crate::domain::conversation::slot::{Current, NewSlot, Slot};
+use crate::domain::people::access::{Namespace, Reach, Viewer};
+use crate::domain::values::paging::{Page, PageRequest, Position};
+use crate::error::Result;
+use crate::ids::{SessionId, SlotId, UserId};
+use crate::store::TenantTx;
+
+/// A slot with where it leads. `$1` is the tenant, `$2` the viewer's namespace, `$3` its person, `$4` now.
+macro_rules! slot_from {
+    ($from:literal) => {
+        concat!(
+            "select k.id as slot_id, k.key as slot_key, k.user_id as slot_user_id, k.agent, k.generation,
+                    k.last_person_at, k.created_at, c.id as conversation_id, c.namespace, c.client_id,
+                    c.user_id, home.key as session_key, t.id as session_id, t.last_active_at,
+                    exists (select 1
+                              from conversations own
+                             where own.tenant_id = $1
+                               and own.namespace = $2
+                               and own.client_id = c.client_id
+                               and c.namespace <> $2) as hidden,
+                    exists (select 1
+                              from conversation_grants g
+                             where g.tenant_id = $1
+                               and g.conversation_id = c.id
+                               and g.user_id = $3
+                               and g.revoked_at is null
+                               and g.expires_at > $4) as granted
+               from ",
+            $from,
+            " left join conversations c
+                on c.tenant_id = $1
+               and c.id = k.conversation_id
+              left join sessions t
+                on t.tenant_id = $1
+               and t.id = c.tip_session_id
+              left join slots home
+                on home.tenant_id = $1
+               and home.id = c.slot_id "
+        )
+    };
+}
+
+struct SlotRow(Slot);
+
+impl FromRow<'_, PgRow> for SlotRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        read_slot(row)
+            .map(Self)
+            .map_err(|error| sqlx::Error::Decode(Box::new(error)))
+    }
+}
+
+fn read_slot(row: &PgRow) -> Result<Slot> {
+    let session_id: Option<SessionId> = row.try_get("session_id")?;
+    let current = match session_id {
+        Some(session_id) => Some(Current {
+            session_id,
+            name: read_name(row)?,
+            owner: read_owner(row)?,
+            last_active_at: row.try_get("last_active_at")?,
+        }),
+        None => None,
+    };
+    Ok(Slot {
+        id: row.try_get("slot_id")?,
+        key: row.try_get("slot_key")?,
+        user_id: row.try_get("slot_user_id")?,
+        agent: row.try_get("agent")?,
+        generation: row.try_get("generation")?,
+        last_person_at: row.try_get("last_person_at")?,
+        created_at: row.try_get("created_at")?,
+        current,
+    })
+}
+
+/// The slot that `key` names for `viewer`: its own names come first; then, for a person, the service's
+/// names for what is theirs.
+pub async fn find_id(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    key: &SessionKey,
+) -> Result<Option<SlotId>> {
+    Ok(sqlx::query_scalar(
+        "select n.slot_id
+           from slot_names n
+           join slots k
+             on k.tenant_id = $1
+            and k.id = n.slot_id
+          where n.tenant_id = $1
+            and n.key = $3
+            and (n.namespace = $2
+                 or (n.namespace = '00000000-0000-0000-0000-000000000000' and k.user_id = $4))
+          order by n.namespace = $2 desc
+          limit 1",
+    )
+    .bind(tx.tenant_id())
+    .bind(viewer.namespace.as_uuid())
+    .bind(key.as_str())
+    .bind(person_of(viewer))
+    .fetch_optional(tx.connection())
+    .await?)
+}
+
+pub async fn get(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    id: SlotId,
+    now: DateTime<Utc>,
+) -> Result<Slot> {
+    let row: Option<SlotRow> = sqlx::query_as(concat!(
+        slot_from!("slots k"),
+        "where k.tenant_id = $1
+           and k.id = $5"
+    ))
+    .bind(tx.tenant_id())
+    .bind(viewer.namespace.as_uuid())
+    .bind(person_of(viewer))
+    .bind(now)
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    // It was there a statement ago; since then its person may have been erased.
+    row.map(|row| row.0).ok_or_else(session_key_not_found)
+}
+
+/// Holds the slot until `tx` ends: whoever moves it, or speaks through it, does so one after the other.
+pub async fn lock(tx: &mut TenantTx, id: SlotId) -> Result<()> {
+    sqlx::query(
+        "select id
+           from slots
+          where tenant_id = $1
+            and id = $2
+            for no key update",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Public for the bench that runs it beside the service.
+pub const LOCK_LEADING: &str = "select conversation_id
+       from slots
+      where tenant_id = $1
+        and id = $2
+        for no key update";
+
+/// The same, and answers where it leads.
+pub async fn lock_leading(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
+    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(LOCK_LEADING)
+        .bind(tx.tenant_id())
+        .bind(id)
+        .fetch_optional(tx.connection())
+        .await?;
+    Ok(leads_to.flatten())
+}
+
+/// Where a slot leads.
+pub async fn find_leading(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
+    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(
+        "select conversation_id
+           from slots
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(leads_to.flatten())
+}
+
+/// Whether the conversation was made under the slot, or the slot was switched to it.
+pub async fn knows(tx: &mut TenantTx, id: SlotId, conversation_id: SessionId) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1
+                          from slot_conversations
+                         where tenant_id = $1
+                           and slot_id = $2
+                           and conversation_id = $3)",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(conversation_id)
+    .fetch_one(tx.connection())
+    .await?)
+}
+
+/// Makes a slot and its name in one statement, or nothing if the name was just taken: the names' primary
+/// key decides. The foreign key is checked when the statement ends, so the name may come first.
+pub async fn insert(
+    tx: &mut TenantTx,
+    namespace: Namespace,
+    slot: &NewSlot,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    let made = sqlx::query(
+        "with name as (
+           insert into slot_names (tenant_id, namespace, key, slot_id, home_slot_id)
+           values ($1, $2, $3, $4, $4)
+               on conflict on constraint slot_names_pkey do nothing
+        returning tenant_id, slot_id, key
+         )
+         insert into slots (tenant_id, id, kind, key, user_id, identity_id, agent, last_person_at, created_at)
+         select tenant_id, slot_id, $5, key, $6, $7, $8, $9, $9
+           from name",
+    )
+    .bind(tx.tenant_id())
+    .bind(namespace.as_uuid())
+    .bind(slot.key.as_str())
+    .bind(slot.id)
+    .bind(slot.kind.as_str())
+    .bind(slot.user_id)
+    .bind(slot.identity_id)
+    .bind(&slot.agent)
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(made.rows_affected() == 1)
+}
+
+/// Makes the slot lead to `conversation_id`, which it knows from then on. Whoever calls holds the slot.
+pub async fn update_current(
+    tx: &mut TenantTx,
+    id: SlotId,
+    conversation_id: SessionId,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    sqlx::query(
+        "update slots
+            set conversation_id = $3, generation = generation + 1, last_person_at = $4
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(conversation_id)
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Makes `conversation_id` the current one of a slot that has none. That is no move: nobody saw another.
+pub async fn update_first(tx: &mut TenantTx, id: SlotId, conversation_id: SessionId) -> Result<()> {
+    sqlx::query(
+        "update slots
+            set conversation_id = $3
+          where tenant_id = $1
+            and id = $2
+            and conversation_id is null",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(conversation_id)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Says that a person chose what the slot leads to, without moving it.
+pub async fn update_chosen(tx: &mut TenantTx, id: SlotId, now: DateTime<Utc>) -> Result<()> {
+    sqlx::query(
+        "update slots
+            set last_person_at = $3
+          where tenant_id = $1
+            and id = $2",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(now)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Holds the slots that lead to a conversation until `tx` ends, and answers them.
+pub async fn lock_leading_to(tx: &mut TenantTx, conversation_id: SessionId) -> Result<Vec<SlotId>> {
+    Ok(sqlx::query_scalar(
+        "select id
+           from slots
+          where tenant_id = $1
+            and conversation_id = $2
+          order by id
+            for no key update",
+    )
+    .bind(tx.tenant_id())
+    .bind(conversation_id)
+    .fetch_all(tx.connection())
+    .await?)
+}
+
+/// Whether a slot leads to a conversation that is not among `held`.
+pub async fn others_lead_to(
+    tx: &mut TenantTx,
+    conversation_id: SessionId,
+    held: &[SlotId],
+) -> Result<bool> {
+    Ok(sqlx::query_scalar(
+        "select exists (select 1
+                          from slots
+                         where tenant_id = $1
+                           and conversation_id = $2
+                           and id <> all ($3))",
+    )
+    .bind(tx.tenant_id())
+    .bind(conversation_id)
+    .bind(held)
+    .fetch_one(tx.connection())
+    .await?)
+}
+
+/// Lets a slot know a conversation.
+pub async fn insert_conversation(
+    tx: &mut TenantTx,
+    id: SlotId,
+    conversation_id: SessionId,
+) -> Result<()> {
+    sqlx::query(
+        "insert into slot_conversations (tenant_id, slot_id, conversation_id)
+         values ($1, $2, $3)
+             on conflict on constraint slot_conversations_pkey do nothing",
+    )
+    .bind(tx.tenant_id())
+    .bind(id)
+    .bind(conversation_id)
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// The slots that `viewer` may see, newest first; not those that were folded into another.
+pub async fn list(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    user_id: Option<UserId>,
+    now: DateTime<Utc>,
+    page: &PageRequest,
+) -> Result<Page<Slot>> {
+    let (user_id, service_only) = match viewer.reach {
+        Reach::Tenant => (user_id, false),
+        Reach::Service => (user_id, true),
+        Reach::Person(own) => (Some(own), false),
+    };
+    let rows: Vec<SlotRow> = sqlx::query_as(concat!(
+        slot_from!("slots k"),
+        "where k.tenant_id = $1
+           and ($5::uuid is null or k.user_id = $5)
+           and (not $6 or (k.user_id is null and k.key not like 'agent:%'))
+           and exists (select 1
+                         from slot_names n
+                        where n.tenant_id = $1
+                          and n.slot_id = k.id)
+           and ($7::timestamptz is null or (k.created_at, k.id) < ($7, $8))
+         order by k.created_at desc, k.id desc
+         limit $9"
+    ))
+    .bind(tx.tenant_id())
+    .bind(viewer.namespace.as_uuid())
+    .bind(person_of(viewer))
+    .bind(now)
+    .bind(user_id)
+    .bind(service_only)
+    .bind(page.after.map(|after| after.created_at))
+    .bind(page.after.map(|after| after.id))
+    .bind(page.fetch_limit())
+    .fetch_all(tx.connection())
+    .await?;
+    let slots = rows.into_iter().map(|row| row.0).collect();
+    Ok(Page::cut(slots, page, |slot: &Slot| Position {
+        created_at: slot.created_at,
+        id: slot.id.as_uuid(),
+    }))
+}

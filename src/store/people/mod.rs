@@ -1,0 +1,11 @@
+//! Users, identities, presence, home channels, erasure.
+
+pub mod erased_people;
+pub mod erasures;
+pub mod home_channels;
+pub mod identities;
+pub mod person_records;
+pub mod presence;
+pub mod resolve;
+pub mod stream_rights;
+pub mod users;

@@ -1,0 +1,87 @@
+//! What decides whether readers may read on: for many readers of a tenant in one statement.
+
+use chrono::{DateTime, Utc};
+use sqlx::types::Uuid;
+
+use crate::error::Result;
+use crate::ids::{IdentityId, SessionId, SlotId, UserId};
+use crate::store::TenantTx;
+
+/// A reader.
+pub struct Asked {
+    pub conversation_id: Option<SessionId>,
+    pub user_id: Option<UserId>,
+    pub speaker: Option<IdentityId>,
+    pub slot_id: Option<SlotId>,
+}
+
+/// What is found of a reader and the conversation.
+#[derive(Debug, sqlx::FromRow)]
+pub struct Found {
+    /// Whether the conversation is there.
+    pub exists: bool,
+    /// Its owner.
+    pub user_id: Option<UserId>,
+    pub session_key: Option<String>,
+    pub granted: bool,
+    /// Who the reader was merged into, and whether that user has a grant.
+    pub survivor_id: Option<UserId>,
+    pub survivor_granted: bool,
+    /// Whose identity the speaker is now.
+    pub speaker_user_id: Option<UserId>,
+    /// Where the slot leads.
+    pub leads_to: Option<SessionId>,
+}
+
+/// Public for the test that reads its plan.
+pub const LIST: &str = "select c.id is not null as exists, c.user_id, k.key as session_key,
+            exists (select 1
+                      from conversation_grants g
+                     where g.tenant_id = $1
+                       and g.conversation_id = c.id
+                       and g.user_id = a.user_id
+                       and g.revoked_at is null
+                       and g.expires_at > $6) as granted,
+            r.user_id as survivor_id,
+            exists (select 1
+                      from conversation_grants g
+                     where g.tenant_id = $1
+                       and g.conversation_id = c.id
+                       and g.user_id = r.user_id
+                       and g.revoked_at is null
+                       and g.expires_at > $6) as survivor_granted,
+            i.user_id as speaker_user_id, s.conversation_id as leads_to
+       from unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[]) with ordinality
+              as a (conversation_id, user_id, speaker, slot_id, place)
+       left join conversations c
+         on c.tenant_id = $1
+        and c.id = a.conversation_id
+        and c.deleted_at is null
+       left join slots k
+         on k.tenant_id = $1
+        and k.id = c.slot_id
+       left join user_redirects r
+         on r.tenant_id = $1
+        and r.old_id = a.user_id
+       left join identities i
+         on i.tenant_id = $1
+        and i.id = a.speaker
+       left join slots s
+         on s.tenant_id = $1
+        and s.id = a.slot_id
+      order by a.place";
+
+/// As many answers as readers, in their order.
+pub async fn list(tx: &mut TenantTx, asked: &[Asked], now: DateTime<Utc>) -> Result<Vec<Found>> {
+    let ids =
+        |of: fn(&Asked) -> Option<Uuid>| -> Vec<Option<Uuid>> { asked.iter().map(of).collect() };
+    Ok(sqlx::query_as(LIST)
+        .bind(tx.tenant_id())
+        .bind(ids(|one| one.conversation_id.map(|id| id.as_uuid())))
+        .bind(ids(|one| one.user_id.map(|id| id.as_uuid())))
+        .bind(ids(|one| one.speaker.map(|id| id.as_uuid())))
+        .bind(ids(|one| one.slot_id.map(|id| id.as_uuid())))
+        .bind(now)
+        .fetch_all(tx.connection())
+        .await?)
+}

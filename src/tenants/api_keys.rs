@@ -1,0 +1,152 @@
+//! Making and revoking API keys: the rules for what a key may be, and its text.
+
+use chrono::{DateTime, Utc};
+use secrecy::SecretString;
+
+use crate::audit;
+use crate::crypto::{self, Keyring};
+use crate::domain::tenant::api_key::{ApiKey, NewApiKey, Scope, digest, key_text};
+use crate::domain::tenant::audit::{Action, Detail, Entry};
+use crate::domain::tenant::limits::check_room;
+use crate::error::{Code, Error, FieldError, Result};
+use crate::ids::ApiKeyId;
+use crate::store::TenantTx;
+use crate::store::tenant::{api_keys, issuers, tenants};
+
+const MAX_PLATFORMS: usize = 100;
+
+pub struct CreatedKey {
+    pub key: ApiKey,
+    /// Shown once; only its digest is kept.
+    pub text: SecretString,
+}
+
+/// Makes a key for the tenant of `tx`, on behalf of `actor`.
+pub async fn create(
+    keyring: &Keyring,
+    tx: &mut TenantTx,
+    actor: &str,
+    new: &NewApiKey,
+    now: DateTime<Utc>,
+) -> Result<CreatedKey> {
+    check(new, now)?;
+    // One change of who may call, and of who vouches for whom, at a time.
+    tenants::lock(tx, tx.tenant_id()).await?;
+    refuse_taken_platforms(tx, new).await?;
+    let limit = tenants::get_limits(tx).await?.api_keys;
+    check_room("api_keys", api_keys::count(tx).await?, limit)?;
+    let made = insert(tx, new, now).await?;
+    audit::append(keyring, tx, created(actor, &made.key), now).await?;
+    Ok(made)
+}
+
+/// A new key, before anybody audits it.
+pub async fn insert(tx: &mut TenantTx, new: &NewApiKey, now: DateTime<Utc>) -> Result<CreatedKey> {
+    let id = ApiKeyId::generate();
+    let text = key_text(tx.tenant_id(), id, crypto::random()?);
+    api_keys::insert(tx, id, digest(&text), new, now).await?;
+    Ok(CreatedKey {
+        key: ApiKey {
+            id,
+            name: new.name.as_str().to_owned(),
+            scopes: new.scopes.clone(),
+            platforms: new.platforms.clone(),
+            created_at: now,
+            expires_at: new.expires_at,
+            revoked_at: None,
+            last_used_at: None,
+        },
+        text,
+    })
+}
+
+/// The entry that says that `actor` made `key`.
+pub fn created(actor: &str, key: &ApiKey) -> Entry {
+    let scopes = key.scopes.iter().map(|scope| scope.as_str());
+    let detail = Detail::default().words("scopes", scopes);
+    Entry::new(actor, Action::ApiKeyCreate, &key.id).with(detail)
+}
+
+/// A platform that an issuer vouches for is not vouched for by keys too.
+async fn refuse_taken_platforms(tx: &mut TenantTx, new: &NewApiKey) -> Result<()> {
+    if new.platforms.is_empty() {
+        return Ok(());
+    }
+    let platforms: Vec<String> = new
+        .platforms
+        .iter()
+        .map(|entry| entry.platform().to_owned())
+        .collect();
+    if issuers::any_vouches_for(tx, &platforms).await? {
+        let detail = "an issuer vouches for one of these platforms";
+        return Err(Error::new(Code::PlatformTaken, detail));
+    }
+    Ok(())
+}
+
+/// Revokes a key; one that was revoked before stays as it is. Of the admin keys that never expire one stays:
+/// without it nobody could call for the tenant any more.
+pub async fn revoke(
+    keyring: &Keyring,
+    tx: &mut TenantTx,
+    actor: &str,
+    id: ApiKeyId,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    // Two requests that revoke two keys must not each count on the other's.
+    tenants::lock(tx, tx.tenant_id()).await?;
+    let key = api_keys::find(tx, id).await?;
+    let key = key.ok_or_else(|| Error::not_found("API key"))?;
+    if key.revoked_at.is_some() {
+        return Ok(());
+    }
+    if key.scopes.contains(&Scope::Admin) && !api_keys::has_other_lasting_admin(tx, id).await? {
+        let detail =
+            "no other admin key stays that does not expire: make one first, then revoke this one";
+        return Err(Error::new(Code::LastAdminKey, detail));
+    }
+    api_keys::revoke(tx, id, now).await?;
+    let entry = Entry::new(actor, Action::ApiKeyRevoke, &id);
+    audit::append(keyring, tx, entry, now).await
+}
+
+pub fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
+    let mut errors = Vec::new();
+    if new.scopes.is_empty() {
+        errors.push(FieldError::new("/scopes", "a key needs at least one scope"));
+    }
+    if has_twice(&new.scopes) {
+        errors.push(FieldError::new("/scopes", "a scope is named twice"));
+    }
+    if has_twice(&new.platforms) {
+        errors.push(FieldError::new("/platforms", "a platform is named twice"));
+    }
+    let bridge = new.scopes.contains(&Scope::Bridge);
+    if bridge && new.platforms.is_empty() {
+        errors.push(FieldError::new(
+            "/platforms",
+            "a bridge key names the platforms it vouches for",
+        ));
+    }
+    if !bridge && !new.platforms.is_empty() {
+        errors.push(FieldError::new(
+            "/platforms",
+            "only a bridge key has platforms",
+        ));
+    }
+    if new.platforms.len() > MAX_PLATFORMS {
+        let detail = format!("a key has at most {MAX_PLATFORMS} platforms");
+        errors.push(FieldError::new("/platforms", detail));
+    }
+    if new.expires_at.is_some_and(|at| at <= now) {
+        errors.push(FieldError::new("/expires_at", "must lie in the future"));
+    }
+    Error::check(errors)
+}
+
+fn has_twice<T: PartialEq>(items: &[T]) -> bool {
+    items
+        .iter()
+        .enumerate()
+        .any(|(place, item)| items[..place].contains(item))
+}

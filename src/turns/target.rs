@@ -1,0 +1,258 @@
+//! Where a message belongs: the session that is named, the current one of the key that is named, or the
+//! person's own direct chat.
+
+use chrono::{DateTime, Utc};
+
+use crate::domain::bridge::chat::Chat;
+use crate::domain::conversation::message::Role;
+use crate::domain::conversation::session::{Need, Tip};
+use crate::domain::conversation::session_name::{SessionKey, SessionRef, session_not_found};
+use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::user::Identity;
+use crate::domain::turn::{Told, ToldReset, TurnInput};
+use crate::error::{Code, Error, Result};
+use crate::ids::{SlotId, UserId};
+use crate::people;
+use crate::sessions::{self, Arrival, NewSession};
+use crate::store::TenantTx;
+use crate::store::conversation::slots;
+use crate::store::people::identities;
+
+/// As often as what was found may be moved away under us before we give up.
+pub(super) const ATTEMPTS: usize = 5;
+
+/// How a request names the session.
+#[derive(Debug, Clone)]
+pub enum Place {
+    Session {
+        session: SessionRef,
+        key: Option<SessionKey>,
+    },
+    Key(SessionKey),
+    /// A chat in which somebody speaks.
+    Chat {
+        identity: Identity,
+        chat: Chat,
+    },
+}
+
+/// The session that was found or made, and what the client is told of it.
+#[derive(Debug)]
+pub struct Found {
+    pub tip: Tip,
+    pub told: Told,
+    /// Where the sender is present.
+    pub slot_id: Option<SlotId>,
+    /// Whose chat it is, where a chat was named: the sender's user when it was resolved.
+    pub chat_of: Option<UserId>,
+}
+
+/// Finds the session, or makes it. A slot that chose it is held until `tx` ends.
+pub async fn find(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    place: &Place,
+    agent: &str,
+    input: &TurnInput,
+    now: DateTime<Utc>,
+) -> Result<Found> {
+    let found = match place {
+        Place::Session { session, key } => {
+            by_session(tx, viewer, session, key.as_ref(), agent, now).await?
+        }
+        Place::Key(key) => by_key(tx, viewer, key, agent, input, now).await?,
+        Place::Chat { identity, chat } => in_chat(tx, viewer, (identity, chat), agent, now).await?,
+    };
+    if found.tip.agent != agent {
+        let detail = format!("the session belongs to the agent {}", found.tip.agent);
+        return Err(Error::new(Code::AgentMismatch, detail));
+    }
+    Ok(found)
+}
+
+async fn by_session(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    session: &SessionRef,
+    key: Option<&SessionKey>,
+    agent: &str,
+    now: DateTime<Utc>,
+) -> Result<Found> {
+    for _ in 0..ATTEMPTS {
+        let found = sessions::find(tx, viewer, session, Need::ReadOrSpeak, now).await;
+        let tip = match (found, session) {
+            (Ok(tip), _) => tip,
+            (Err(error), SessionRef::Name(id)) if error.code == Code::SessionNotFound => {
+                let new = NewSession {
+                    id: Some(id.clone()),
+                    session_key: key.cloned(),
+                    agent: Some(agent.to_owned()),
+                    title: None,
+                    messages: Vec::new(),
+                };
+                match sessions::create(tx, viewer, new, now).await {
+                    Ok(id) => {
+                        let made = SessionRef::Id(id);
+                        sessions::find(tx, viewer, &made, Need::ReadOrSpeak, now).await?
+                    }
+                    // Another first message was faster; or it was deleted, and the next look tells.
+                    Err(error) if error.code == Code::SessionIdTaken => continue,
+                    Err(error) => return Err(error),
+                }
+            }
+            (Err(error), _) => return Err(error),
+        };
+        let session_key = match key {
+            Some(key) => Some(check_key(tx, viewer, &tip, key, now).await?),
+            None => tip.owner.session_key.clone(),
+        };
+        let told = Told {
+            session_key,
+            memory_key: tip.owner.session_key.clone(),
+            requested_session_id: Some(session.to_string()),
+            reset: None,
+        };
+        return Ok(Found {
+            slot_id: tip.slot_id,
+            chat_of: None,
+            told,
+            tip,
+        });
+    }
+    Err(session_not_found())
+}
+
+/// A session goes with the key it was made under, and with those that were switched to it.
+async fn check_key(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    tip: &Tip,
+    key: &SessionKey,
+    now: DateTime<Utc>,
+) -> Result<String> {
+    let mismatch = || {
+        let detail = "the session was made under another key";
+        Error::new(Code::SessionKeyMismatch, detail)
+    };
+    let Some(home) = tip.slot_id else {
+        return Ok(key.as_str().to_owned());
+    };
+    let slot = match sessions::find_slot(tx, viewer, key, now).await {
+        Ok(slot) => slot,
+        Err(error) if error.code == Code::SessionKeyNotFound && !key.is_reserved() => {
+            return Err(mismatch());
+        }
+        Err(error) => return Err(error),
+    };
+    let conversation_id = tip.name.conversation_id;
+    let knows = slot.id == home || slots::knows(tx, slot.id, conversation_id).await?;
+    knows.then_some(slot.key).ok_or_else(mismatch)
+}
+
+async fn by_key(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    key: &SessionKey,
+    agent: &str,
+    input: &TurnInput,
+    now: DateTime<Utc>,
+) -> Result<Found> {
+    let speaker = viewer.speaker.as_ref();
+    let arrival = Arrival {
+        platform: speaker.map(|speaker| speaker.name.platform()),
+        chat_type: None,
+        by_person: input.messages.iter().any(|said| said.role == Role::User),
+    };
+    let chosen = sessions::choose_current(tx, viewer, key, Some(agent), arrival, now).await?;
+    let session = SessionRef::Id(chosen.session_id);
+    let tip = sessions::find(tx, viewer, &session, Need::ReadOrSpeak, now).await?;
+    let told = Told {
+        session_key: Some(chosen.slot.key),
+        memory_key: tip.owner.session_key.clone(),
+        requested_session_id: None,
+        reset: chosen.reset.map(|(reason, before)| ToldReset {
+            reason: reason.as_str().to_owned(),
+            previous_session_id: before.shown(viewer),
+        }),
+    };
+    Ok(Found {
+        slot_id: Some(chosen.slot.id),
+        chat_of: None,
+        told,
+        tip,
+    })
+}
+
+async fn in_chat(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    (identity, chat): (&Identity, &Chat),
+    agent: &str,
+    now: DateTime<Utc>,
+) -> Result<Found> {
+    let asked = people::Asked {
+        identity: &identity.name,
+        agent,
+        chat,
+        namespace: viewer.namespace,
+    };
+    for _ in 0..ATTEMPTS {
+        let resolved = people::resolve(tx, asked, now).await?;
+        let resolved = resolved.ok_or_else(|| Error::not_found("user"))?;
+        // A reset in this moment would have ended what we found: then it is looked for again.
+        let leads_to = slots::lock_leading(tx, resolved.slot_id).await?;
+        if leads_to != Some(resolved.session.name.conversation_id) {
+            continue;
+        }
+        let owner = Viewer {
+            namespace: viewer.namespace,
+            ..Viewer::of_service(resolved.user_id, identity.clone())
+        };
+        let session = SessionRef::Id(resolved.session.id);
+        let tip = sessions::find(tx, &owner, &session, Need::ReadOrSpeak, now).await?;
+        let told = Told {
+            session_key: Some(resolved.session_key),
+            memory_key: tip.owner.session_key.clone(),
+            requested_session_id: None,
+            reset: resolved.reset.map(|(reason, before)| ToldReset {
+                reason: reason.as_str().to_owned(),
+                previous_session_id: before.shown(viewer),
+            }),
+        };
+        return Ok(Found {
+            slot_id: Some(resolved.slot_id),
+            chat_of: Some(resolved.user_id),
+            told,
+            tip,
+        });
+    }
+    Err(Error::unavailable(
+        "the person's chat",
+        anyhow::anyhow!("it is being moved again and again"),
+    ))
+}
+
+/// Whether the sender still has the rights it had when `found` was looked for. Asked once the conversation is
+/// held: an unlink that was waited for has committed by then. `false`: another place has to be found.
+pub async fn still_holds(
+    tx: &mut TenantTx,
+    viewer: &Viewer,
+    found: &Found,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    let Some(speaker) = &viewer.speaker else {
+        return Ok(true);
+    };
+    let user_id = identities::find_user(tx, speaker.id).await?;
+    let user_id = user_id.ok_or_else(session_not_found)?;
+    if let Some(chat_of) = found.chat_of {
+        return Ok(chat_of == user_id);
+    }
+    let present = match viewer.reach {
+        Reach::Person(_) => viewer.merged_into(user_id),
+        Reach::Tenant | Reach::Service => viewer.clone(),
+    };
+    let session = SessionRef::Id(found.tip.session_id);
+    sessions::find(tx, &present, &session, Need::ReadOrSpeak, now).await?;
+    Ok(true)
+}
