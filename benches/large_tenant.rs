@@ -273,7 +273,7 @@ impl Bench<'_> {
                 .set("turn_no", "n")
                 .set("conversation_id", id("3", &spread))
                 .set("identity_id", id("2", &spread))
-                .set("reply_via", "'told'"),
+                .set("reply_via", "'returned'"),
             Copy::new("chats", "true", many)
                 .set("chat_ref", "'x' || n")
                 .set("due_at", "case when n % 10 = 0 then now() end"),

@@ -57,13 +57,13 @@ pub fn resolve_sql(pgbench: &Pgbench) -> anyhow::Result<String> {
 }
 
 /// The superuser's connection: row-level security does not bind it.
-pub struct People {
+pub struct FirstContact {
     connection: PgConnection,
     tenant: Uuid,
     planted: u32,
 }
 
-impl People {
+impl FirstContact {
     pub async fn new(dev: &Dev) -> anyhow::Result<Self> {
         Ok(Self {
             connection: database::superuser(dev).await?,

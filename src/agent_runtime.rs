@@ -11,7 +11,7 @@ use secrecy::SecretString;
 use serde_json::Value;
 use url::Url;
 
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::crypto::Keyring;
 use crate::domain::tenant::agent::{AgentSpec, UpstreamKind};
 use crate::domain::tenant::limits::Limits;
@@ -24,7 +24,7 @@ use crate::store::tenant::{agents, tenants};
 use crate::upstream::{CallError, CompletionStream, Completions, GuardedClient, ModelServer};
 
 /// A change of an agent holds within this on other nodes than the one that took it.
-const BELIEVED: Duration = Duration::from_millis(800);
+const CACHE_TTL: Duration = Duration::from_millis(800);
 const SMALL: usize = 64 * 1024;
 const REMEMBERED: u64 = 10_000;
 
@@ -67,7 +67,7 @@ struct Remembered {
 }
 
 #[derive(Clone)]
-pub struct Models {
+pub struct AgentRuntime {
     db: Db,
     keyring: Arc<Keyring>,
     completions: Completions,
@@ -79,7 +79,7 @@ pub fn key_context(tenant_id: TenantId, agent: &str) -> String {
     format!("agents/{tenant_id}/{agent}/api_key")
 }
 
-impl Models {
+impl AgentRuntime {
     pub fn new(db: Db, keyring: Arc<Keyring>, client: GuardedClient) -> Self {
         Self {
             db,
@@ -87,7 +87,7 @@ impl Models {
             completions: Completions::new(client),
             agents: Cache::builder()
                 .max_capacity(REMEMBERED)
-                .time_to_live(BELIEVED)
+                .time_to_live(CACHE_TTL)
                 .build(),
         }
     }
@@ -97,7 +97,7 @@ impl Models {
         let wanted = (tenant_id, name.to_owned());
         if let Some(known) = self.agents.get(&wanted).await
             && !known.is_stale
-            && known.asked_at.elapsed() < BELIEVED
+            && known.asked_at.elapsed() < CACHE_TTL
         {
             return Ok(known.agent);
         }
@@ -133,7 +133,7 @@ impl Models {
     }
 
     async fn read(&self, tenant_id: TenantId, name: &str) -> Result<Option<Agent>> {
-        let caller = JobCaller::of_served_tenant(tenant_id);
+        let caller = ServiceCaller::for_tenant(tenant_id);
         let mut tx = caller.begin(&self.db).await?;
         let row = agents::find(&mut tx, name).await?;
         let limits = tenants::get_limits(&mut tx).await?;
@@ -277,7 +277,7 @@ fn refusal(called: &CalledServer, error: &CallError) -> Error {
     let detail = error.to_string();
     let (code, retry_after) = match error {
         CallError::Refused { .. } => (Code::UpstreamRefused, None),
-        CallError::Busy { retry_after } => (Code::UpstreamBusy, *retry_after),
+        CallError::ConversationLoad { retry_after } => (Code::UpstreamBusy, *retry_after),
         CallError::LeftAlone { retry_after } | CallError::Unavailable { retry_after } => {
             (Code::UpstreamFailed, Some(*retry_after))
         }

@@ -8,8 +8,8 @@ use chrono::TimeDelta;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-use crate::agent_runtime::Models;
-use crate::auth::{KeyVerifier, OperatorKeys, People, TokenVerifier, Verifiers};
+use crate::agent_runtime::AgentRuntime;
+use crate::auth::{FirstContact, KeyVerifier, OperatorKeys, TokenVerifier, Verifiers};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
@@ -46,7 +46,7 @@ pub struct Inner {
     /// What tenants share on this node.
     pub shares: NodeShares,
     pub usage: UsageMeter,
-    pub models: Models,
+    pub models: AgentRuntime,
     /// Who watches what here, and what other nodes say.
     pub live: Live,
     /// Who read which conversation a moment ago: actor and conversation. The audit has it.
@@ -56,7 +56,7 @@ pub struct Inner {
     /// The turns that run on this node.
     pub turn_tasks: TaskTracker,
     /// Exports take turns, so that however many there are leave connections to the rest.
-    pub export_turns: Semaphore,
+    pub export_permits: Semaphore,
     /// Whether every node that lives finds a stored answer by the hash of its name; not before that is known.
     pub hashes_names: AtomicBool,
     /// Whether the node drains or stops.
@@ -72,11 +72,11 @@ impl App {
         let upstream = upstream.marked(&keyring.hop_mark());
         let redis = Redis::new(&config.redis_url)?;
         let db = Db::connect(&config.database_url, config.database_pool).await?;
-        let export_turns = Semaphore::new((config.database_pool as usize / 4).max(1));
+        let export_permits = Semaphore::new((config.database_pool as usize / 4).max(1));
         let shares = NodeShares::new(descriptors::limit());
         let limits = Limiter::new(redis.clone(), clock.clone(), shares.clone());
-        let people = People::new(db.clone(), clock.clone(), limits.clone());
-        let models = Models::new(db.clone(), keyring.clone(), upstream.clone());
+        let people = FirstContact::new(db.clone(), clock.clone(), limits.clone());
+        let models = AgentRuntime::new(db.clone(), keyring.clone(), upstream.clone());
         let verifiers = Verifiers {
             operators: OperatorKeys::new(&config.operator_keys),
             keys: KeyVerifier::new(db.clone(), clock.clone()),
@@ -109,7 +109,7 @@ impl App {
                 recent_reads: Arc::new(Recent::new(TimeDelta::minutes(1))),
                 streams: Streams::default(),
                 turn_tasks: TaskTracker::new(),
-                export_turns,
+                export_permits,
                 hashes_names: AtomicBool::new(false),
                 shutdown,
             }),

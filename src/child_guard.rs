@@ -22,7 +22,7 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// The unprivileged account a child runs as when we are root.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Account {
+pub struct UnixUser {
     pub uid: u32,
     pub gid: u32,
 }
@@ -38,7 +38,7 @@ pub enum StopSignal {
 pub struct Spec {
     pub program: PathBuf,
     pub args: Vec<String>,
-    pub run_as: Option<Account>,
+    pub run_as: Option<UnixUser>,
     pub stop_signal: StopSignal,
     /// Standard output and error of the child are appended here.
     pub log: PathBuf,

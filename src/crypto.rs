@@ -15,7 +15,7 @@ pub const MAC_LEN: usize = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("sealed data does not open: another key, another context, or damage")]
-pub struct Sealed;
+pub struct OpenError;
 
 /// A tag that stays in the database for good, and the id of the key that made it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,20 +113,20 @@ impl Keyring {
         Ok(sealed)
     }
 
-    pub fn open(&self, context: &str, sealed: &[u8]) -> Result<Vec<u8>, Sealed> {
-        let (header, body) = sealed.split_at_checked(HEADER_LEN).ok_or(Sealed)?;
-        let (version, rest) = header.split_first().ok_or(Sealed)?;
+    pub fn open(&self, context: &str, sealed: &[u8]) -> Result<Vec<u8>, OpenError> {
+        let (header, body) = sealed.split_at_checked(HEADER_LEN).ok_or(OpenError)?;
+        let (version, rest) = header.split_first().ok_or(OpenError)?;
         let (id, nonce) = rest.split_at(KEY_ID_LEN);
         if *version != VERSION {
-            return Err(Sealed);
+            return Err(OpenError);
         }
-        let key = self.keys.iter().find(|key| key.id == id).ok_or(Sealed)?;
-        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| Sealed)?;
+        let key = self.keys.iter().find(|key| key.id == id).ok_or(OpenError)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| OpenError)?;
         let mut body = body.to_vec();
         let plain = key
             .seal
             .open_in_place(nonce, key.associated_data(context), &mut body)
-            .map_err(|_| Sealed)?;
+            .map_err(|_| OpenError)?;
         Ok(plain.to_vec())
     }
 
@@ -294,13 +294,17 @@ mod tests {
         let ring = ring(&[OLD]);
         let sealed = ring.seal("tenant a", b"text").unwrap();
         assert_eq!(ring.open("tenant a", &sealed).unwrap(), b"text");
-        assert_eq!(ring.open("tenant b", &sealed), Err(Sealed));
+        assert_eq!(ring.open("tenant b", &sealed), Err(OpenError));
         for place in 0..sealed.len() {
             let mut damaged = sealed.clone();
             damaged[place] ^= 1;
-            assert_eq!(ring.open("tenant a", &damaged), Err(Sealed), "byte {place}");
+            assert_eq!(
+                ring.open("tenant a", &damaged),
+                Err(OpenError),
+                "byte {place}"
+            );
         }
-        assert_eq!(ring.open("tenant a", &sealed[..5]), Err(Sealed));
+        assert_eq!(ring.open("tenant a", &sealed[..5]), Err(OpenError));
     }
 
     #[test]
@@ -312,7 +316,7 @@ mod tests {
         let signature = old.sign("c", b"text");
         assert_eq!(both.open("c", &sealed).unwrap(), b"text");
         assert!(both.verify("c", b"text", &signature));
-        assert_eq!(new.open("c", &sealed), Err(Sealed));
+        assert_eq!(new.open("c", &sealed), Err(OpenError));
         assert!(!new.verify("c", b"text", &signature));
         assert!(new.open("c", &both.seal("c", b"x").unwrap()).is_ok());
     }

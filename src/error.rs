@@ -38,105 +38,105 @@ macro_rules! error_codes {
 
             /// Whether the same request may succeed later, unchanged.
             pub const fn retry_helps(self) -> bool {
-                matches!(match self { $(Code::$variant => Retry::$retry),+ }, Retry::Helps)
+                matches!(match self { $(Code::$variant => RetryHint::$retry),+ }, RetryHint::IdempotencyKey)
             }
         }
     };
 }
 
-enum Retry {
-    Helps,
-    Useless,
+enum RetryHint {
+    IdempotencyKey,
+    Final,
 }
 
 error_codes! {
-    InvalidJson, "invalid_json", 400, Useless, "The body is not valid JSON";
-    InvalidYaml, "invalid_yaml", 400, Useless, "The body is not valid YAML";
-    InvalidRequest, "invalid_request", 400, Useless, "The request does not have the documented shape";
-    InvalidCursor, "invalid_cursor", 400, Useless, "The cursor is not one of this list";
-    InvalidIdempotencyKey, "invalid_idempotency_key", 400, Useless, "The Idempotency-Key is not valid";
-    InvalidSessionId, "invalid_session_id", 400, Useless, "The session id is not valid";
-    ToolCallUnknown, "tool_call_unknown", 400, Useless, "No turn waits for the result of this call";
-    UpstreamRefused, "upstream_refused", 400, Useless, "The model's server refuses the request";
-    ContextLengthExceeded, "context_length_exceeded", 400, Useless, "The conversation is too long for the model";
-    LoopDetected, "loop_detected", 400, Useless, "The request has passed through this service before";
-    InvalidSessionKey, "invalid_session_key", 400, Useless, "The session key is not valid";
-    Unauthorized, "unauthorized", 401, Useless, "The credential is missing or not valid";
-    KeyExpired, "key_expired", 401, Useless, "The API key has expired";
-    KeyRevoked, "key_revoked", 401, Useless, "The API key was revoked";
-    InvalidToken, "invalid_token", 401, Useless, "The token is not valid";
-    TokenExpired, "token_expired", 401, Useless, "The token has expired";
-    TokenNotYetValid, "token_not_yet_valid", 401, Useless, "The token is not valid yet";
-    TokenLivesTooLong, "token_lives_too_long", 401, Useless, "The token is valid for more than 24 hours";
-    WrongAudience, "wrong_audience", 401, Useless, "The token is for someone else";
-    TenantAmbiguous, "tenant_ambiguous", 401, Useless, "The token does not say for which one tenant it is";
-    MissingScope, "missing_scope", 403, Useless, "The credential lacks the right to do this";
-    IdentityRequired, "identity_required", 403, Useless, "A bridge must say for whom it calls";
-    PlatformNotAllowed, "platform_not_allowed", 403, Useless, "The key does not vouch for this platform";
-    TenantSuspended, "tenant_suspended", 403, Useless, "The tenant is suspended";
-    OriginNotAllowed, "origin_not_allowed", 403, Useless, "The tenant has not allowed calls from this origin";
-    GuestNotAllowed, "guest_not_allowed", 403, Useless, "A guest may only read and speak";
-    RoleNotAllowed, "role_not_allowed", 403, Useless, "The credential may write only messages of the role user";
-    PrivateChatRequired, "private_chat_required", 403, Useless, "This is only done in a direct chat";
-    ProofRequired, "proof_required", 403, Useless, "This needs a fresh proof of the other side";
-    OlderIdentity, "older_identity", 403, Useless, "A person may not unlink an older identity than the one that speaks";
-    CodeNotFound, "code_not_found", 404, Useless, "The code is not good, or no longer";
-    SessionNotFound, "session_not_found", 404, Useless, "There is no such session";
-    SessionKeyNotFound, "session_key_not_found", 404, Useless, "There is no such session key";
-    NotFound, "not_found", 404, Useless, "There is no such thing";
-    ModelNotFound, "model_not_found", 404, Useless, "There is no such agent";
-    MethodNotAllowed, "method_not_allowed", 405, Useless, "The path does not take this method";
-    RequestTimeout, "request_timeout", 408, Helps, "The request did not arrive in time";
-    IdempotencyConflict, "idempotency_conflict", 409, Useless, "The Idempotency-Key was used with another request";
-    PlatformTaken, "platform_taken", 409, Useless, "The platform is vouched for by someone else";
-    IssuerTaken, "issuer_taken", 409, Useless, "Issuer and audience are registered under another name";
-    AgentInUse, "agent_in_use", 409, Useless, "The agent is in use";
-    AgentMismatch, "agent_mismatch", 409, Useless, "The session belongs to another agent";
-    SessionIdTaken, "session_id_taken", 409, Useless, "The session id was given before";
-    SessionKeyMismatch, "session_key_mismatch", 409, Useless, "The session was made under another key";
-    NotCompressed, "not_compressed", 409, Useless, "The session is not a compressed one";
-    HasNewMessages, "has_new_messages", 409, Useless, "Something was said since the compression";
-    StaleLease, "stale_lease", 409, Useless, "The delivery was given out again, or has ended";
-    SessionBusy, "session_busy", 409, Helps, "A turn is active in the conversation";
-    SessionMoved, "session_moved", 409, Helps, "The key leads to another session now";
-    TurnStopped, "turn_stopped", 409, Useless, "The turn was stopped before it had an answer";
-    TurnRestarted, "turn_restarted", 409, Useless, "What was shown is void: the turn began anew on another node";
-    IdentityTaken, "identity_taken", 409, Useless, "The identity belongs to someone else";
-    ExternalIdTaken, "external_id_taken", 409, Useless, "The external id belongs to someone else";
-    AlreadyLinked, "already_linked", 409, Useless, "Both are the same person already";
-    MergeRequired, "merge_required", 409, Useless, "Only an admin may merge two people who both sign in";
-    LastAdminKey, "last_admin_key", 409, Useless, "A tenant keeps at least one admin key that does not expire";
-    LimitReached, "limit_reached", 409, Useless, "The tenant has as many of these as its limits allow";
-    LastIdentity, "last_identity", 409, Useless, "A person keeps at least one identity";
-    UndoNotPossible, "undo_not_possible", 409, Useless, "The parting cannot be taken back";
-    Conflict, "conflict", 409, Helps, "Someone else changed it at the same time";
-    TooManyIdentities, "too_many_identities", 409, Useless, "The person would have too many identities";
-    PreconditionFailed, "precondition_failed", 412, Useless, "It has changed since it was read";
-    PayloadTooLarge, "payload_too_large", 413, Useless, "The body is too large";
-    UriTooLong, "uri_too_long", 414, Useless, "The address is too long";
-    UnsupportedMediaType, "unsupported_media_type", 415, Useless, "The body is not of a type that is read here";
-    InvalidValue, "invalid_value", 422, Useless, "A value breaks a rule";
-    NothingToCompress, "nothing_to_compress", 422, Useless, "Compression would not make the session smaller";
-    SummaryRequired, "summary_required", 422, Useless, "Give the summary";
-    RetentionNotSet, "retention_not_set", 422, Useless, "The tenant keeps its conversations for ever";
-    SecretRequired, "secret_required", 422, Useless, "The address changed: give its secret anew, or null";
-    UpstreamBusy, "upstream_busy", 429, Helps, "The model's server asks to wait";
-    QueueFull, "queue_full", 429, Helps, "Too many messages wait in the conversation";
-    TooManyTurns, "too_many_turns", 429, Helps, "Too many turns run at one time";
-    TooManyCalls, "too_many_calls", 429, Helps, "Too many calls of models run at one time";
-    TooManyStreams, "too_many_streams", 429, Helps, "Too many streams are open at one time";
-    Busy, "busy", 429, Helps, "Too many requests wait for the same thing";
-    RateLimited, "rate_limited", 429, Helps, "There were too many requests";
-    TooManyAttempts, "too_many_attempts", 429, Helps, "There were too many wrong codes";
-    TooManyCodes, "too_many_codes", 429, Helps, "Too many codes are pending";
-    TooManyMerges, "too_many_merges", 429, Helps, "Too many people were merged into one";
-    Internal, "internal", 500, Helps, "Something went wrong on our side";
-    TurnAbandoned, "turn_abandoned", 500, Useless, "The turn was lost with its node again and again";
-    TooManyToolRounds, "too_many_tool_rounds", 502, Useless, "The model went on calling tools";
-    UpstreamFailed, "upstream_failed", 502, Helps, "The model's server failed";
-    Unavailable, "unavailable", 503, Helps, "The service cannot answer right now";
-    UpstreamTimeout, "upstream_timeout", 504, Helps, "The model's server did not answer in time";
-    Timeout, "timeout", 504, Helps, "The answer took too long";
+    InvalidJson, "invalid_json", 400, Final, "The body is not valid JSON";
+    InvalidYaml, "invalid_yaml", 400, Final, "The body is not valid YAML";
+    InvalidRequest, "invalid_request", 400, Final, "The request does not have the documented shape";
+    InvalidCursor, "invalid_cursor", 400, Final, "The cursor is not one of this list";
+    InvalidIdempotencyKey, "invalid_idempotency_key", 400, Final, "The Idempotency-Key is not valid";
+    InvalidSessionId, "invalid_session_id", 400, Final, "The session id is not valid";
+    ToolCallUnknown, "tool_call_unknown", 400, Final, "No turn waits for the result of this call";
+    UpstreamRefused, "upstream_refused", 400, Final, "The model's server refuses the request";
+    ContextLengthExceeded, "context_length_exceeded", 400, Final, "The conversation is too long for the model";
+    LoopDetected, "loop_detected", 400, Final, "The request has passed through this service before";
+    InvalidSessionKey, "invalid_session_key", 400, Final, "The session key is not valid";
+    Unauthorized, "unauthorized", 401, Final, "The credential is missing or not valid";
+    KeyExpired, "key_expired", 401, Final, "The API key has expired";
+    KeyRevoked, "key_revoked", 401, Final, "The API key was revoked";
+    InvalidToken, "invalid_token", 401, Final, "The token is not valid";
+    TokenExpired, "token_expired", 401, Final, "The token has expired";
+    TokenNotYetValid, "token_not_yet_valid", 401, Final, "The token is not valid yet";
+    TokenLivesTooLong, "token_lives_too_long", 401, Final, "The token is valid for more than 24 hours";
+    WrongAudience, "wrong_audience", 401, Final, "The token is for someone else";
+    TenantAmbiguous, "tenant_ambiguous", 401, Final, "The token does not say for which one tenant it is";
+    MissingScope, "missing_scope", 403, Final, "The credential lacks the right to do this";
+    IdentityRequired, "identity_required", 403, Final, "A bridge must say for whom it calls";
+    PlatformNotAllowed, "platform_not_allowed", 403, Final, "The key does not vouch for this platform";
+    TenantSuspended, "tenant_suspended", 403, Final, "The tenant is suspended";
+    OriginNotAllowed, "origin_not_allowed", 403, Final, "The tenant has not allowed calls from this origin";
+    GuestNotAllowed, "guest_not_allowed", 403, Final, "A guest may only read and speak";
+    RoleNotAllowed, "role_not_allowed", 403, Final, "The credential may write only messages of the role user";
+    PrivateChatRequired, "private_chat_required", 403, Final, "This is only done in a direct chat";
+    ProofRequired, "proof_required", 403, Final, "This needs a fresh proof of the other side";
+    OlderIdentity, "older_identity", 403, Final, "A person may not unlink an older identity than the one that speaks";
+    CodeNotFound, "code_not_found", 404, Final, "The code is not good, or no longer";
+    SessionNotFound, "session_not_found", 404, Final, "There is no such session";
+    SessionKeyNotFound, "session_key_not_found", 404, Final, "There is no such session key";
+    NotFound, "not_found", 404, Final, "There is no such thing";
+    ModelNotFound, "model_not_found", 404, Final, "There is no such agent";
+    MethodNotAllowed, "method_not_allowed", 405, Final, "The path does not take this method";
+    RequestTimeout, "request_timeout", 408, IdempotencyKey, "The request did not arrive in time";
+    IdempotencyConflict, "idempotency_conflict", 409, Final, "The Idempotency-Key was used with another request";
+    PlatformTaken, "platform_taken", 409, Final, "The platform is vouched for by someone else";
+    IssuerTaken, "issuer_taken", 409, Final, "Issuer and audience are registered under another name";
+    AgentInUse, "agent_in_use", 409, Final, "The agent is in use";
+    AgentMismatch, "agent_mismatch", 409, Final, "The session belongs to another agent";
+    SessionIdTaken, "session_id_taken", 409, Final, "The session id was given before";
+    SessionKeyMismatch, "session_key_mismatch", 409, Final, "The session was made under another key";
+    NotCompressed, "not_compressed", 409, Final, "The session is not a compressed one";
+    HasNewMessages, "has_new_messages", 409, Final, "Something was said since the compression";
+    StaleLease, "stale_lease", 409, Final, "The delivery was given out again, or has ended";
+    SessionBusy, "session_busy", 409, IdempotencyKey, "A turn is active in the conversation";
+    SessionMoved, "session_moved", 409, IdempotencyKey, "The key leads to another session now";
+    TurnStopped, "turn_stopped", 409, Final, "The turn was stopped before it had an answer";
+    TurnRestarted, "turn_restarted", 409, Final, "What was shown is void: the turn began anew on another node";
+    IdentityTaken, "identity_taken", 409, Final, "The identity belongs to someone else";
+    ExternalIdTaken, "external_id_taken", 409, Final, "The external id belongs to someone else";
+    AlreadyLinked, "already_linked", 409, Final, "Both are the same person already";
+    MergeRequired, "merge_required", 409, Final, "Only an admin may merge two people who both sign in";
+    LastAdminKey, "last_admin_key", 409, Final, "A tenant keeps at least one admin key that does not expire";
+    LimitReached, "limit_reached", 409, Final, "The tenant has as many of these as its limits allow";
+    LastIdentity, "last_identity", 409, Final, "A person keeps at least one identity";
+    UndoNotPossible, "undo_not_possible", 409, Final, "The parting cannot be taken back";
+    Conflict, "conflict", 409, IdempotencyKey, "Someone else changed it at the same time";
+    TooManyIdentities, "too_many_identities", 409, Final, "The person would have too many identities";
+    PreconditionFailed, "precondition_failed", 412, Final, "It has changed since it was read";
+    PayloadTooLarge, "payload_too_large", 413, Final, "The body is too large";
+    UriTooLong, "uri_too_long", 414, Final, "The address is too long";
+    UnsupportedMediaType, "unsupported_media_type", 415, Final, "The body is not of a type that is read here";
+    InvalidValue, "invalid_value", 422, Final, "A value breaks a rule";
+    NothingToCompress, "nothing_to_compress", 422, Final, "Compression would not make the session smaller";
+    SummaryRequired, "summary_required", 422, Final, "Give the summary";
+    RetentionNotSet, "retention_not_set", 422, Final, "The tenant keeps its conversations for ever";
+    SecretRequired, "secret_required", 422, Final, "The address changed: give its secret anew, or null";
+    UpstreamBusy, "upstream_busy", 429, IdempotencyKey, "The model's server asks to wait";
+    QueueFull, "queue_full", 429, IdempotencyKey, "Too many messages wait in the conversation";
+    TooManyTurns, "too_many_turns", 429, IdempotencyKey, "Too many turns run at one time";
+    TooManyCalls, "too_many_calls", 429, IdempotencyKey, "Too many calls of models run at one time";
+    TooManyStreams, "too_many_streams", 429, IdempotencyKey, "Too many streams are open at one time";
+    ConversationLoad, "busy", 429, IdempotencyKey, "Too many requests wait for the same thing";
+    RateLimited, "rate_limited", 429, IdempotencyKey, "There were too many requests";
+    TooManyAttempts, "too_many_attempts", 429, IdempotencyKey, "There were too many wrong codes";
+    TooManyCodes, "too_many_codes", 429, IdempotencyKey, "Too many codes are pending";
+    TooManyMerges, "too_many_merges", 429, IdempotencyKey, "Too many people were merged into one";
+    Internal, "internal", 500, IdempotencyKey, "Something went wrong on our side";
+    TurnAbandoned, "turn_abandoned", 500, Final, "The turn was lost with its node again and again";
+    TooManyToolRounds, "too_many_tool_rounds", 502, Final, "The model went on calling tools";
+    UpstreamFailed, "upstream_failed", 502, IdempotencyKey, "The model's server failed";
+    Unavailable, "unavailable", 503, IdempotencyKey, "The service cannot answer right now";
+    UpstreamTimeout, "upstream_timeout", 504, IdempotencyKey, "The model's server did not answer in time";
+    Timeout, "timeout", 504, IdempotencyKey, "The answer took too long";
 }
 
 /// One field that is wrong: `pointer` is a JSON pointer into the body, or `/query/…`, `/path/…`,
@@ -255,13 +255,16 @@ impl Error {
     pub fn busy(detail: impl Into<String>) -> Self {
         Self {
             retry_after: Some(1),
-            ..Self::new(Code::Busy, detail)
+            ..Self::new(Code::ConversationLoad, detail)
         }
     }
 
     /// Whether the dependency or the moment is at fault, and not what was asked: the same may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self.code, Code::Unavailable | Code::Timeout | Code::Busy)
+        matches!(
+            self.code,
+            Code::Unavailable | Code::Timeout | Code::ConversationLoad
+        )
     }
 
     /// Whether a dependency is away. That a tenant is busy is no such thing: its own requests bring that about.

@@ -105,7 +105,7 @@ impl FairQueue {
     }
 
     /// A part; waits for its turn. Who asks for more than it may have gets all that it may have.
-    pub async fn acquire(&self, holder: Holder, amount: usize) -> Result<Place, Refusal> {
+    pub async fn acquire(&self, holder: Holder, amount: usize) -> Result<Permit, Refusal> {
         let amount = amount.min(self.shared.most(holder));
         let mut waiting = {
             let mut state = self.shared.state();
@@ -150,7 +150,7 @@ impl FairQueue {
     }
 
     /// A part, if there is one now. Who asks for more than it may have gets all that it may have.
-    pub fn try_acquire(&self, holder: Holder, amount: usize) -> Option<Place> {
+    pub fn try_acquire(&self, holder: Holder, amount: usize) -> Option<Permit> {
         let amount = amount.min(self.shared.most(holder));
         let mut state = self.shared.state();
         let granted = !state.closed && self.shared.grant_at_once(&mut state, holder, amount);
@@ -158,8 +158,8 @@ impl FairQueue {
         granted.then(|| self.place(holder, amount))
     }
 
-    fn place(&self, holder: Holder, amount: usize) -> Place {
-        Place {
+    fn place(&self, holder: Holder, amount: usize) -> Permit {
+        Permit {
             shared: self.shared.clone(),
             holder,
             amount,
@@ -326,13 +326,13 @@ impl State {
 }
 
 /// The right to a part; dropped, it goes to the next.
-pub struct Place {
+pub struct Permit {
     shared: Arc<Shared>,
     holder: Holder,
     amount: usize,
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.shared.release(self.holder, self.amount);
     }

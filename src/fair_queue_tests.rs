@@ -28,14 +28,14 @@ fn id_of(tenant: Holder) -> TenantId {
     }
 }
 
-type Asking<'a> = LocalBoxFuture<'a, Result<Place, Refusal>>;
+type Asking<'a> = LocalBoxFuture<'a, Result<Permit, Refusal>>;
 
 /// Asks, and waits as far as it gets.
-fn ask(queue: &FairQueue, holder: Holder) -> Result<Place, Asking<'_>> {
+fn ask(queue: &FairQueue, holder: Holder) -> Result<Permit, Asking<'_>> {
     ask_for(queue, holder, 1)
 }
 
-fn ask_for(queue: &FairQueue, holder: Holder, amount: usize) -> Result<Place, Asking<'_>> {
+fn ask_for(queue: &FairQueue, holder: Holder, amount: usize) -> Result<Permit, Asking<'_>> {
     let mut asking = queue.acquire(holder, amount).boxed_local();
     match (&mut asking).now_or_never() {
         Some(place) => Ok(place.ok().unwrap()),
@@ -43,7 +43,7 @@ fn ask_for(queue: &FairQueue, holder: Holder, amount: usize) -> Result<Place, As
     }
 }
 
-fn is_granted(asking: &mut Asking<'_>) -> Option<Place> {
+fn is_granted(asking: &mut Asking<'_>) -> Option<Permit> {
     asking.now_or_never().map(|place| place.ok().unwrap())
 }
 
@@ -51,13 +51,13 @@ fn is_granted(asking: &mut Asking<'_>) -> Option<Place> {
 fn no_tenant_has_all_connections_and_the_service_may() {
     let queue = queue(4);
     let noisy = tenant();
-    let held: Vec<Place> = (0..3).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let held: Vec<Permit> = (0..3).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
     let waiting = ask(&queue, noisy).err().unwrap();
     assert!(queue.is_crowded(id_of(noisy)));
     let other = ask(&queue, tenant()).ok().unwrap();
     drop((other, held, waiting));
     assert_eq!(queue.in_use(), 0);
-    let all: Vec<Place> = (0..4)
+    let all: Vec<Permit> = (0..4)
         .map(|_| ask(&queue, Holder::Service).ok().unwrap())
         .collect();
     assert_eq!(all.len(), queue.in_use());
@@ -69,7 +69,7 @@ fn no_tenant_has_all_connections_and_the_service_may() {
 fn the_tenant_with_the_fewest_connections_is_next() {
     let queue = queue(4);
     let (noisy, busy, quiet) = (tenant(), tenant(), tenant());
-    let mut of_noisy: Vec<Place> = (0..3).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let mut of_noisy: Vec<Permit> = (0..3).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
     let of_busy = ask(&queue, busy).ok().unwrap();
     let mut noisy_waits = ask(&queue, noisy).err().unwrap();
     let mut busy_waits = ask(&queue, busy).err().unwrap();
@@ -213,7 +213,7 @@ fn turns_come_before_the_requests_of_their_tenant_and_beyond_their_share() {
     let queue = queue(8);
     let noisy = tenant();
     let turns = Holder::TenantTurns(id_of(noisy));
-    let mut held: Vec<Place> = (0..6).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let mut held: Vec<Permit> = (0..6).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
     let mut requests: Vec<_> = (0..WAITING)
         .map(|_| ask(&queue, noisy).err().unwrap())
         .collect();
@@ -232,8 +232,8 @@ fn turns_come_before_the_requests_of_their_tenant_and_beyond_their_share() {
 fn turns_are_not_behind_other_tenants_for_what_requests_of_their_own_have() {
     let queue = queue(8);
     let noisy = tenant();
-    let mut held: Vec<Place> = (0..6).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
-    let of_quiet: Vec<Place> = (0..2)
+    let mut held: Vec<Permit> = (0..6).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
+    let of_quiet: Vec<Permit> = (0..2)
         .map(|_| ask(&queue, tenant()).ok().unwrap())
         .collect();
     let mut quiet: Vec<_> = (0..8)

@@ -11,10 +11,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ids::{BootId, SessionId, TenantId, TurnId};
 use crate::redis::Redis;
-use crate::redis::pubsub::{Poke, Publisher, Subscriptions, Topic};
+use crate::redis::pubsub::{Notification, Publisher, Subscriptions, Topic};
 
-/// Pokes that wait for Redis; what does not fit is lost, which only delays.
-const WAITING_POKES: usize = 10_000;
+/// PubSub that wait for Redis; what does not fit is lost, which only delays.
+const QUEUED_NOTIFICATIONS: usize = 10_000;
 const BATCH: usize = 256;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// How long nothing arrives before the connection is tried.
@@ -30,13 +30,13 @@ struct Inner {
     node: BootId,
     watched: Mutex<HashMap<Topic, Watched>>,
     runners: Mutex<HashMap<TurnId, Arc<Notify>>>,
-    pokes: mpsc::Sender<Poke>,
-    outgoing: Mutex<Option<mpsc::Receiver<Poke>>>,
+    pokes: mpsc::Sender<Notification>,
+    outgoing: Mutex<Option<mpsc::Receiver<Notification>>>,
     /// Topics that somebody began or ceased to watch, while there is a subscriber to follow that: whoever
     /// subscribes later begins with what is watched by then.
     changes: Mutex<Option<HashSet<Topic>>>,
     changed: Notify,
-    hears_others: AtomicBool,
+    is_connected: AtomicBool,
     /// Conversations of which news may have been missed; somebody has to look.
     unsure: Mutex<Unsure>,
     became_unsure: Notify,
@@ -57,7 +57,7 @@ struct Watched {
 
 impl Live {
     pub fn new(node: BootId) -> Self {
-        let (pokes, outgoing) = mpsc::channel(WAITING_POKES);
+        let (pokes, outgoing) = mpsc::channel(QUEUED_NOTIFICATIONS);
         Self {
             inner: Arc::new(Inner {
                 node,
@@ -67,7 +67,7 @@ impl Live {
                 outgoing: Mutex::new(Some(outgoing)),
                 changes: Mutex::default(),
                 changed: Notify::new(),
-                hears_others: AtomicBool::new(false),
+                is_connected: AtomicBool::new(false),
                 unsure: Mutex::default(),
                 became_unsure: Notify::new(),
             }),
@@ -75,25 +75,25 @@ impl Live {
     }
 
     /// Wakes who watches the conversation, on every node.
-    pub fn poke(&self, conversation_id: SessionId) {
-        self.poke_topic(Topic::Conversation(conversation_id));
+    pub fn notify(&self, conversation_id: SessionId) {
+        self.notify_topic(Topic::Conversation(conversation_id));
     }
 
     /// Wakes who waits for deliveries of the tenant.
-    pub fn poke_deliveries(&self, tenant_id: TenantId) {
-        self.poke_topic(Topic::Deliveries(tenant_id));
+    pub fn notify_deliveries(&self, tenant_id: TenantId) {
+        self.notify_topic(Topic::Deliveries(tenant_id));
     }
 
-    fn poke_topic(&self, topic: Topic) {
+    fn notify_topic(&self, topic: Topic) {
         self.wake(topic);
-        let _ = self.inner.pokes.try_send(Poke::News(topic));
+        let _ = self.inner.pokes.try_send(Notification::News(topic));
     }
 
     /// Wakes who runs the turn, on the node that does.
-    pub fn poke_turn(&self, node: Option<BootId>, turn_id: TurnId) {
+    pub fn notify_turn(&self, node: Option<BootId>, turn_id: TurnId) {
         match node {
             Some(node) if node == self.inner.node => self.wake_runner(turn_id),
-            Some(node) => drop(self.inner.pokes.try_send(Poke::Turn(node, turn_id))),
+            Some(node) => drop(self.inner.pokes.try_send(Notification::Turn(node, turn_id))),
             None => {}
         }
     }
@@ -151,8 +151,8 @@ impl Live {
     }
 
     /// Whether news of other nodes arrive. While they do not, whoever watches looks more often.
-    pub fn hears_others(&self) -> bool {
-        self.inner.hears_others.load(Ordering::Relaxed)
+    pub fn is_connected(&self) -> bool {
+        self.inner.is_connected.load(Ordering::Relaxed)
     }
 
     fn wake(&self, topic: Topic) {
@@ -305,7 +305,7 @@ impl Drop for Running {
 }
 
 /// Tells the other nodes, until `stop` is cancelled.
-pub async fn tell_others(live: Live, redis: Redis, stop: CancellationToken) {
+pub async fn publish_loop(live: Live, redis: Redis, stop: CancellationToken) {
     let taken = take(&live.inner.outgoing);
     let Some(mut outgoing) = taken else {
         return;
@@ -327,14 +327,14 @@ pub async fn tell_others(live: Live, redis: Redis, stop: CancellationToken) {
 }
 
 /// Listens to the other nodes, until `stop` is cancelled.
-pub async fn hear_others(live: Live, redis: Redis, stop: CancellationToken) {
+pub async fn subscribe_loop(live: Live, redis: Redis, stop: CancellationToken) {
     while !stop.is_cancelled() {
         tokio::select! {
             () = stop.cancelled() => return,
             () = listen(&live, &redis) => {}
         }
         *live.changes() = None;
-        if live.inner.hears_others.swap(false, Ordering::Relaxed) {
+        if live.inner.is_connected.swap(false, Ordering::Relaxed) {
             live.miss_all();
         }
         tokio::select! {
@@ -359,14 +359,14 @@ async fn listen(live: &Live, redis: &Redis) {
     if subscriptions.change(&ids, true).await.is_err() {
         return;
     }
-    live.inner.hears_others.store(true, Ordering::Relaxed);
+    live.inner.is_connected.store(true, Ordering::Relaxed);
     // Whatever happened while nobody listened.
     live.miss_all();
     loop {
         tokio::select! {
-            poke = pokes.next() => match poke {
-                Some(Poke::News(topic)) => live.wake(topic),
-                Some(Poke::Turn(_, turn_id)) => live.wake_runner(turn_id),
+            notify = pokes.next() => match notify {
+                Some(Notification::News(topic)) => live.wake(topic),
+                Some(Notification::Turn(_, turn_id)) => live.wake_runner(turn_id),
                 None => return,
             },
             () = live.inner.changed.notified() => {
@@ -410,13 +410,13 @@ mod tests {
     async fn whoever_watches_hears_of_news_and_is_forgotten_when_gone() {
         let live = Live::new(BootId::generate());
         let id = SessionId::generate();
-        live.poke(id);
+        live.notify(id);
         let (mut one, mut two) = (live.watch(id), live.watch(id));
-        live.poke(id);
+        live.notify(id);
         one.news().await;
         two.news().await;
         drop(one);
-        live.poke(id);
+        live.notify(id);
         two.news().await;
         drop(two);
         assert!(live.watched().is_empty());
@@ -440,15 +440,15 @@ mod tests {
         let live = Live::new(BootId::generate());
         let (turn, other) = (TurnId::generate(), TurnId::generate());
         let running = live.run(turn);
-        live.poke_turn(Some(live.inner.node), turn);
+        live.notify_turn(Some(live.inner.node), turn);
         running.woken().await;
-        live.poke_turn(Some(live.inner.node), other);
-        live.poke_turn(Some(BootId::generate()), turn);
+        live.notify_turn(Some(live.inner.node), other);
+        live.notify_turn(Some(BootId::generate()), turn);
         let again = tokio::time::timeout(Duration::from_millis(20), running.woken()).await;
         assert!(again.is_err());
         let second = live.run(turn);
         drop(running);
-        live.poke_turn(Some(live.inner.node), turn);
+        live.notify_turn(Some(live.inner.node), turn);
         second.woken().await;
     }
 }

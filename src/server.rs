@@ -111,12 +111,12 @@ impl Node {
             ended.clone(),
         ));
         let (live, redis) = (&app.live, &app.redis);
-        background.spawn(notifications::tell_others(
+        background.spawn(notifications::publish_loop(
             live.clone(),
             redis.clone(),
             ended.clone(),
         ));
-        background.spawn(notifications::hear_others(
+        background.spawn(notifications::subscribe_loop(
             live.clone(),
             redis.clone(),
             ended.clone(),

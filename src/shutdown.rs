@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// The part of the grace in which turns may end; then they are given back.
 const TURNS_PART: f64 = 0.6;
 /// After the grace, which may be none at all: turns are given back in any case.
-const GIVING_BACK: Duration = Duration::from_secs(1);
+const RELEASE_TIME: Duration = Duration::from_secs(1);
 
 pub struct Shutdown {
     drain: Duration,
@@ -80,7 +80,7 @@ impl Shutdown {
 
     /// When the node ends, whatever still runs.
     pub fn deadline(&self) -> Instant {
-        *self.stop_began.get_or_init(Instant::now) + self.grace + GIVING_BACK
+        *self.stop_began.get_or_init(Instant::now) + self.grace + RELEASE_TIME
     }
 
     /// Fails when there is no time left for a turn.

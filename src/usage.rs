@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::domain::tenant::usage::{UsageCounts, UsageName};
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
@@ -109,7 +109,7 @@ impl UsageMeter {
 }
 
 async fn write(db: &Db, tenant_id: TenantId, rows: &[(UsageName, UsageCounts)]) -> Result<()> {
-    let mut tx = JobCaller::of_served_tenant(tenant_id).begin(db).await?;
+    let mut tx = ServiceCaller::for_tenant(tenant_id).begin(db).await?;
     usage::add(&mut tx, rows).await?;
     tx.commit().await
 }

@@ -4,7 +4,7 @@
 use serde_json::json;
 use throughline::domain::conversation::message::{Content, MessageKind, NewMessage, Role};
 use throughline::domain::turn::event::{NewEvent, TURN_STARTED, of_end};
-use throughline::domain::turn::{Told, TurnInput, TurnState};
+use throughline::domain::turn::{SessionInfo, TurnInput, TurnState};
 use throughline::store::conversation::tips::TIP_BY_ID;
 use throughline::store::turn::turn_starts::START;
 use throughline::store::turn::turn_writes::WRITE;
@@ -92,9 +92,9 @@ impl Values {
             instruction: None,
             options: throughline::domain::values::raw_members::RawMembers::default(),
         };
-        let told = Told {
+        let session_info = SessionInfo {
             requested_session_id: Some("ses_00000000000070008000000000000000".to_owned()),
-            ..Told::default()
+            ..SessionInfo::default()
         };
         let nil = format!("'{}'::uuid", Uuid::nil());
         let find = with_values(TIP_BY_ID, &[tenant, session, &nil, "null::uuid", "now()"]);

@@ -15,7 +15,7 @@ use crate::pgbench::Pgbench;
 use crate::plan::Plan;
 use crate::script;
 use crate::seed::{Seed, Sessions, TEXT};
-use crate::table::{Table, judge, middle};
+use crate::table::{Table, check_usable, middle};
 use crate::upstream::Upstream;
 use crate::{AGENT, CLIENTS};
 
@@ -65,7 +65,7 @@ pub async fn measure(
             let figures = measuring.run(sessions, clients).await?;
             let foreign = Machine::now()?.foreign_since(&before)?;
             table.row(clients, &figures.row(foreign));
-            met &= figures.judge(clients);
+            met &= figures.check_usable(clients);
         }
         let now = seed.mean_length(sessions).await?;
         println!("  afterwards they have {now:.0} messages");
@@ -100,8 +100,8 @@ struct Figures {
 }
 
 #[derive(Clone, Copy)]
-enum Side {
-    Direct,
+enum CallState {
+    LiveSender,
     Ours,
     Pgbench,
     Commit,
@@ -135,12 +135,17 @@ impl Measuring<'_> {
             ours.run().await?;
         }
         let mut figures = Figures::default();
-        let mut sides = [Side::Direct, Side::Ours, Side::Pgbench, Side::Commit];
+        let mut sides = [
+            CallState::LiveSender,
+            CallState::Ours,
+            CallState::Pgbench,
+            CallState::Commit,
+        ];
         for _ in 0..self.plan.rounds {
             for side in sides {
                 match side {
-                    Side::Direct => figures.direct.push(direct.run().await?),
-                    Side::Ours => {
+                    CallState::LiveSender => figures.direct.push(direct.run().await?),
+                    CallState::Ours => {
                         let before = Machine::now()?;
                         let taken = ours.run().await?;
                         let used = Machine::now()?.postgres_since(&before);
@@ -149,15 +154,15 @@ impl Measuring<'_> {
                             .push(used.as_secs_f64() * 1e6 / taken.done as f64);
                         figures.ours.push(taken);
                     }
-                    Side::Pgbench => {
+                    CallState::Pgbench => {
                         let times = self.plan.times;
                         figures
                             .pgbench
                             .push(self.pgbench.run(&turn, clients, times)?);
                     }
                     // Only the goal needs it.
-                    Side::Commit if clients != GOAL_CLIENTS => {}
-                    Side::Commit => {
+                    CallState::Commit if clients != GOAL_CLIENTS => {}
+                    CallState::Commit => {
                         let times = self.plan.times;
                         figures
                             .commit
@@ -228,11 +233,11 @@ impl Figures {
         ]
     }
 
-    fn judge(&self, clients: u32) -> bool {
+    fn check_usable(&self, clients: u32) -> bool {
         let theirs: Vec<f64> = self.pgbench.iter().map(Part::rate).collect();
         let ours: Vec<f64> = self.ours.iter().map(|taken| taken.whole.rate()).collect();
         let ratio = Ratio::of(&theirs, &ours);
-        let mut met = ratio.judge("  pgbench / ours", RATE_GOAL);
+        let mut met = ratio.check_usable("  pgbench / ours", RATE_GOAL);
         if clients == GOAL_CLIENTS {
             let first = |taken: &Taken| taken.first.quantile(0, 0.5);
             let commit = |part: &Part| part.quantile(0, 0.5);
@@ -244,7 +249,7 @@ impl Figures {
             let over =
                 rounds.map(|((ours, direct), one)| first(ours) - first(direct) - commit(one));
             let name = "  first token over the direct call and a commit, ms";
-            met &= judge(name, middle(over), FIRST_GOAL);
+            met &= check_usable(name, middle(over), FIRST_GOAL);
         }
         met
     }

@@ -67,7 +67,7 @@ use awake::Awake;
 use bridge::{Waiting, Way};
 use dev::Dev;
 use node::Node;
-use people::People;
+use people::FirstContact;
 use pgbench::Pgbench;
 use plan::Plan;
 use rounds::Measuring;
@@ -110,7 +110,7 @@ async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<()> {
     node.make_agent(dev, &upstream).await?;
     // A multiple of every number of clients, and so many that their sessions stay about as long.
     let people = if plan.short { 640 } else { 64_000 };
-    let mut planted = People::new(dev).await?;
+    let mut planted = FirstContact::new(dev).await?;
     planted.grow_to(people).await?;
     planted.say(MESSAGES, TEXT).await?;
     let measuring = Measuring {

@@ -46,7 +46,7 @@ pub struct Measuring<'a> {
 }
 
 #[derive(Clone, Copy)]
-enum Side {
+enum CallState {
     Ours,
     Pgbench,
 }
@@ -96,18 +96,18 @@ impl Measuring<'_> {
         messages(learning).run().await?;
         let ours = messages(self.plan.times);
         let mut figures = Figures::default();
-        let mut sides = [Side::Ours, Side::Pgbench];
+        let mut sides = [CallState::Ours, CallState::Pgbench];
         for _ in 0..self.plan.rounds {
             for side in sides {
                 match side {
-                    Side::Ours => {
+                    CallState::Ours => {
                         let before = Machine::now()?;
                         let taken = ours.run().await?;
                         let used = Machine::now()?.postgres_since(&before).as_secs_f64() * 1e6;
                         figures.postgres.push(used / taken.done as f64);
                         figures.ours.push(taken);
                     }
-                    Side::Pgbench => {
+                    CallState::Pgbench => {
                         let (pgbench, scripts) = (self.pgbench.clone(), scripts.clone());
                         // Not in this thread: the bridge goes on asking, or its connection is closed.
                         let times = self.plan.times;

@@ -11,7 +11,7 @@ use throughline::store::bridge::deliveries::END;
 use throughline::store::bridge::delivery_leases::{LEASE, LOCK_DUE};
 use throughline::store::bridge::inbound_receipts::{CLAIM, UPDATE};
 use throughline::store::bridge::outbox::INSERT;
-use throughline::store::conversation::slots::LOCK_LEADING;
+use throughline::store::conversation::slots::LOCK_CURRENT;
 use throughline::store::people::identities::FIND;
 use throughline::store::people::presence::WRITE as NOTE;
 use uuid::Uuid;
@@ -105,7 +105,7 @@ impl Message {
         let claimed = ["now()", "now() - interval '30 days'", "null::timestamptz"];
         let became = [&self.turn, "null::bytea", "null::jsonb"];
         let claim = with_values(CLAIM, &[&name[..], &claimed].concat());
-        let lock = with_values(LOCK_LEADING, &[tenant, slot]);
+        let lock = with_values(LOCK_CURRENT, &[tenant, slot]);
         let heard = [
             tenant,
             &self.account,

@@ -30,8 +30,8 @@ mod random;
 mod service;
 
 use dev::Dev;
-use figures::{Figures, Part, Ratio, Side, Times};
-use people::People;
+use figures::{CallState, Figures, Part, Ratio, Times};
+use people::FirstContact;
 use pgbench::Pgbench;
 use service::Service;
 
@@ -74,7 +74,7 @@ fn main() -> anyhow::Result<ExitCode> {
 
 /// Answers whether every goal was met.
 async fn measure(dev: &Dev) -> anyhow::Result<bool> {
-    let mut planted = People::new(dev).await?;
+    let mut planted = FirstContact::new(dev).await?;
     let mut met = true;
     let mut behind = Vec::new();
     for people in SIZES {
@@ -85,7 +85,7 @@ async fn measure(dev: &Dev) -> anyhow::Result<bool> {
         for clients in CLIENTS {
             let figures = run(dev, people, clients).await?;
             print!("  {clients:>2} clients ");
-            for (side, width) in [(Side::Http, 15), (Side::Pgbench, 19)] {
+            for (side, width) in [(CallState::Http, 15), (CallState::Pgbench, 19)] {
                 let rate = figures.middle(side, Part::rate);
                 let p50 = figures.middle(side, |part| part.quantile(0, 0.5));
                 let p99 = figures.middle(side, |part| part.quantile(0, 0.99));
@@ -93,9 +93,9 @@ async fn measure(dev: &Dev) -> anyhow::Result<bool> {
             }
             println!();
             let rates = |side| figures.each(side, Part::rate);
-            let ratio = Ratio::of(&rates(Side::Pgbench), &rates(Side::Http));
+            let ratio = Ratio::of(&rates(CallState::Pgbench), &rates(CallState::Http));
             if clients == GOAL_CLIENTS {
-                met &= ratio.judge("pgbench / HTTP", RATE_GOAL);
+                met &= ratio.check_usable("pgbench / HTTP", RATE_GOAL);
                 behind.push(ratio);
             } else {
                 println!("  pgbench / HTTP: {ratio}");
@@ -104,7 +104,9 @@ async fn measure(dev: &Dev) -> anyhow::Result<bool> {
     }
     println!();
     if let [few, many] = &behind[..] {
-        met &= many.over(few).judge("100,000 people / 10,000", SIZE_GOAL);
+        met &= many
+            .over(few)
+            .check_usable("100,000 people / 10,000", SIZE_GOAL);
     }
     Ok(met)
 }
@@ -116,12 +118,12 @@ async fn run(dev: &Dev, people: u32, clients: u32) -> anyhow::Result<Figures> {
     let scripts = [choose + &pgbench.transaction(&people::resolve_sql(&pgbench)?)];
     let service = Service::start(dev, people, clients).await?;
     let mut figures = Figures::default();
-    let mut sides = [Side::Pgbench, Side::Http];
+    let mut sides = [CallState::Pgbench, CallState::Http];
     for _ in 0..ROUNDS {
         for side in sides {
             let measured = match side {
-                Side::Pgbench => pgbench.run(&scripts, clients, TIMES)?,
-                Side::Library | Side::Http => service.run(clients, TIMES).await?,
+                CallState::Pgbench => pgbench.run(&scripts, clients, TIMES)?,
+                CallState::Library | CallState::Http => service.run(clients, TIMES).await?,
             };
             figures.put(side, measured);
         }

@@ -8,12 +8,12 @@ use futures_util::future::try_join_all;
 use reqwest::Client;
 use serde_json::{Value, json};
 use throughline::app::App;
-use throughline::auth::JobCaller;
+use throughline::auth::ServiceCaller;
 use throughline::clock::Clock;
 use throughline::config::Config;
 use throughline::domain::conversation::message::{Content, MessageKind, NewMessage, Role};
 use throughline::domain::conversation::session_name::SessionRef;
-use throughline::domain::people::access::Viewer;
+use throughline::domain::people::access::Access;
 use throughline::domain::values::paging::{MAX_LIMIT, PageRequest};
 use throughline::ids::SessionId;
 use throughline::server::Node;
@@ -24,7 +24,7 @@ use throughline::store::conversation::tips;
 use crate::Task;
 use crate::database;
 use crate::dev::Dev;
-use crate::figures::{Part, Sample, Side, Times};
+use crate::figures::{CallState, Part, Sample, Times};
 use crate::seed::{self, LONG_SESSION, SHORT_SESSIONS};
 
 /// Two hundred letters, none of which JSON or SQL would escape.
@@ -52,8 +52,8 @@ pub struct Service {
 
 struct ServiceClient {
     app: App,
-    caller: JobCaller,
-    viewer: Viewer,
+    caller: ServiceCaller,
+    viewer: Access,
     http: Client,
     url: String,
     key: String,
@@ -73,8 +73,8 @@ impl Service {
         let said = [Role::User, Role::Assistant].map(|role| json!({"role": role, "content": TEXT}));
         let client = ServiceClient {
             app,
-            caller: JobCaller::of_served_tenant(database::tenant_id(dev)?),
-            viewer: Viewer::of_admin_key(None, None),
+            caller: ServiceCaller::for_tenant(database::tenant_id(dev)?),
+            viewer: Access::of_admin_key(None, None),
             http: Client::new(),
             url: format!("http://{}/v1/sessions", node.address),
             key: dev.ready["api_key"]
@@ -97,7 +97,7 @@ impl Service {
     /// the one before it.
     pub async fn run(
         &self,
-        side: Side,
+        side: CallState,
         tasks: &[Task],
         clients: u32,
         times: Times,
@@ -131,20 +131,20 @@ impl ServiceClient {
     /// Answers how long it took.
     async fn perform(
         &self,
-        side: Side,
+        side: CallState,
         task: Task,
         random: &mut Random,
     ) -> anyhow::Result<Duration> {
         let began = Instant::now();
         match (task, side) {
-            (Task::Tip { depth }, Side::Http) => {
+            (Task::Tip { depth }, CallState::Http) => {
                 let tip = self.get(seed::first_link(depth), "tip").await?;
                 ensure!(tip["hops"] == depth, "a wrong tip");
             }
             (Task::Tip { depth }, _) => return self.find_tip(depth).await,
-            (Task::History { limit }, Side::Http) => self.read_pages(limit).await?,
+            (Task::History { limit }, CallState::Http) => self.read_pages(limit).await?,
             (Task::History { limit }, _) => self.read(limit).await?,
-            (Task::Append, Side::Http) => self.post_turn(random.session()).await?,
+            (Task::Append, CallState::Http) => self.post_turn(random.session()).await?,
             (Task::Append, _) => self.append(random.session()).await?,
         }
         Ok(began.elapsed())

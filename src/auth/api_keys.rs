@@ -14,7 +14,7 @@ use crate::store::tenant::api_keys::{self, FoundKey};
 use crate::store::{Db, Urgency};
 
 /// How long an answer of the database is believed, counted from before it was asked.
-const BELIEVED: Duration = Duration::from_millis(800);
+const CACHE_TTL: Duration = Duration::from_millis(800);
 const REMEMBERED_KEYS: u64 = 10_000;
 /// `last_used_at` is written at most this often for one key.
 const USE_NOTED_EVERY: TimeDelta = TimeDelta::minutes(1);
@@ -36,7 +36,7 @@ impl KeyVerifier {
     pub fn new(db: Db, clock: Clock) -> Self {
         let answers = Cache::builder()
             .max_capacity(REMEMBERED_KEYS)
-            .time_to_live(BELIEVED)
+            .time_to_live(CACHE_TTL)
             .build();
         Self { db, clock, answers }
     }
@@ -48,7 +48,7 @@ impl KeyVerifier {
             .find(&presented)
             .await?
             .ok_or_else(|| Error::unauthorized("the API key is not known"))?;
-        self.judge(&found)?;
+        self.check_usable(&found)?;
         Ok(KeyCaller {
             tenant_id: found.tenant_id,
             key_id: found.id,
@@ -75,14 +75,14 @@ impl KeyVerifier {
         let mut check = |is_key: bool| {
             let place = if is_key { places.next() } else { None };
             let key = place.and_then(|place| found.get(&place));
-            self.judge(key.ok_or_else(unknown)?)
+            self.check_usable(key.ok_or_else(unknown)?)
         };
         parsed.iter().map(|parsed| check(parsed.is_ok())).collect()
     }
 
     async fn find(&self, presented: &PresentedKey) -> Result<Option<FoundKey>> {
         if let Some(answer) = self.answers.get(&presented.digest).await
-            && answer.asked_at.elapsed() < BELIEVED
+            && answer.asked_at.elapsed() < CACHE_TTL
         {
             return Ok(answer.key);
         }
@@ -99,7 +99,7 @@ impl KeyVerifier {
         Ok(key)
     }
 
-    fn judge(&self, key: &FoundKey) -> Result<()> {
+    fn check_usable(&self, key: &FoundKey) -> Result<()> {
         if key.revoked_at.is_some() {
             return Err(Error::new(Code::KeyRevoked, "the API key was revoked"));
         }
@@ -113,7 +113,7 @@ impl KeyVerifier {
     async fn note_use(&self, key: &FoundKey) {
         let now = self.clock.now();
         let due = now - USE_NOTED_EVERY;
-        if self.judge(key).is_err() || key.last_used_at.is_some_and(|at| at > due) {
+        if self.check_usable(key).is_err() || key.last_used_at.is_some_and(|at| at > due) {
             return;
         }
         if let Err(error) = self.write_use(key, now, due).await {

@@ -21,7 +21,7 @@ mod people;
 mod tokens;
 
 pub use api_keys::KeyVerifier;
-pub use people::People;
+pub use people::FirstContact;
 pub use tokens::{TokenVerifier, VerifiedToken, secret_context};
 
 /// Whoever a credential was believed to be.
@@ -61,7 +61,7 @@ pub struct UserCaller {
 
 /// The service itself, doing a tenant's background work.
 #[derive(Debug, Clone)]
-pub struct JobCaller {
+pub struct ServiceCaller {
     tenant_id: TenantId,
     urgency: Urgency,
 }
@@ -165,7 +165,7 @@ impl OperatorCaller {
     }
 }
 
-impl JobCaller {
+impl ServiceCaller {
     /// A job that finds no connection is done later.
     pub fn new(job: &DueJob) -> Self {
         Self {
@@ -175,7 +175,7 @@ impl JobCaller {
     }
 
     /// For the turns and streams that this node has accepted of `tenant_id`, and what it counted.
-    pub fn of_served_tenant(tenant_id: TenantId) -> Self {
+    pub fn for_tenant(tenant_id: TenantId) -> Self {
         Self {
             tenant_id,
             urgency: Urgency::Turn,
@@ -220,7 +220,7 @@ pub struct Verifiers {
     pub operators: OperatorKeys,
     pub keys: KeyVerifier,
     pub tokens: TokenVerifier,
-    pub people: People,
+    pub people: FirstContact,
 }
 
 /// What a request says about who sends it.

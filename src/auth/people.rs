@@ -2,7 +2,7 @@
 //! identities. Who vouches has been judged before.
 
 use crate::clock::Clock;
-use crate::domain::people::user::{Account, KnownIdentity};
+use crate::domain::people::user::{KnownIdentity, NewIdentity};
 use crate::domain::tenant::limits::Limits;
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
@@ -14,13 +14,13 @@ use crate::store::{Db, Urgency};
 const ATTEMPTS: usize = 5;
 
 #[derive(Clone)]
-pub struct People {
+pub struct FirstContact {
     db: Db,
     clock: Clock,
     limiter: Limiter,
 }
 
-impl People {
+impl FirstContact {
     pub fn new(db: Db, clock: Clock, limiter: Limiter) -> Self {
         Self { db, clock, limiter }
     }
@@ -29,7 +29,7 @@ impl People {
     pub async fn contact(
         &self,
         tenant_id: TenantId,
-        account: &Account,
+        account: &NewIdentity,
         limits: &Limits,
     ) -> Result<KnownIdentity> {
         let mut tx = self.db.begin_tenant(tenant_id, Urgency::Request).await?;

@@ -14,12 +14,12 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::UserCaller;
 use super::key_sets::{KeySets, matching};
-use super::people::People;
+use super::people::FirstContact;
 use crate::clock::Clock;
 use crate::crypto::Keyring;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::platform::PlatformScope;
-use crate::domain::people::user::{Account, Identity};
+use crate::domain::people::user::{Identity, NewIdentity};
 use crate::domain::tenant::TenantTerms;
 use crate::domain::tenant::issuer::{
     Issuer, KeySource, MAX_ISSUER_CHARS, TokenAlgorithm, verifying_keys,
@@ -35,7 +35,7 @@ const MAX_TOKEN_BYTES: usize = 8 * 1024;
 const LEEWAY: TimeDelta = TimeDelta::seconds(30);
 const LONGEST_LIFE: TimeDelta = TimeDelta::hours(24);
 /// As for API keys: a deleted issuer stops everywhere within a second.
-const BELIEVED: Duration = Duration::from_millis(800);
+const CACHE_TTL: Duration = Duration::from_millis(800);
 const REMEMBERED_ISSUERS: u64 = 10_000;
 /// Of those with one `iss` and other audiences than a token's, how many may have signed it.
 const TRIED_ISSUERS: usize = 4;
@@ -93,7 +93,7 @@ pub struct TokenVerifier {
     clock: Clock,
     keyring: Arc<Keyring>,
     key_sets: KeySets,
-    people: People,
+    people: FirstContact,
     issuers: Cache<(TenantId, String), Answer>,
 }
 
@@ -113,11 +113,11 @@ impl TokenVerifier {
         clock: Clock,
         keyring: Arc<Keyring>,
         client: GuardedClient,
-        people: People,
+        people: FirstContact,
     ) -> Self {
         let issuers = Cache::builder()
             .max_capacity(REMEMBERED_ISSUERS)
-            .time_to_live(BELIEVED)
+            .time_to_live(CACHE_TTL)
             .build();
         Self {
             key_sets: KeySets::new(client, clock.clone()),
@@ -183,7 +183,7 @@ impl TokenVerifier {
             .clone()
             .ok_or_else(|| invalid("the issuer has no tenant"))?;
         terms.check_state()?;
-        let account = Account {
+        let account = NewIdentity {
             name,
             issuer: Some(issuer.name.as_str().to_owned()),
         };
@@ -232,7 +232,7 @@ impl TokenVerifier {
         }
         let name = (tenant_id, iss.to_owned());
         if let Some(answer) = self.issuers.get(&name).await
-            && answer.asked_at.elapsed() < BELIEVED
+            && answer.asked_at.elapsed() < CACHE_TTL
         {
             return Ok(answer.found);
         }
@@ -278,7 +278,7 @@ impl TokenVerifier {
 /// What a good token proves.
 pub struct VerifiedToken {
     tenant_id: TenantId,
-    account: Account,
+    account: NewIdentity,
     pub terms: TenantTerms,
 }
 

@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use nix::unistd::{User, geteuid};
 
-use crate::child_guard::Account;
+use crate::child_guard::UnixUser;
 use crate::crypto;
 
 /// For root whose data directory lies where no other account may look, such as below /root.
 const REACHABLE: &str = "/var/lib/throughline-dev";
 
 /// `None` when we are not root: the servers then run as we do.
-pub fn account() -> anyhow::Result<Option<Account>> {
+pub fn account() -> anyhow::Result<Option<UnixUser>> {
     if !geteuid().is_root() {
         return Ok(None);
     }
     for name in ["postgres", "nobody"] {
         if let Some(user) = User::from_name(name)? {
-            return Ok(Some(Account {
+            return Ok(Some(UnixUser {
                 uid: user.uid.as_raw(),
                 gid: user.gid.as_raw(),
             }));
@@ -32,7 +32,7 @@ pub fn account() -> anyhow::Result<Option<Account>> {
 }
 
 /// The directory for the servers' files: in the data directory if `account` can get there.
-pub fn server_dir(data_dir: &Path, account: Option<Account>) -> anyhow::Result<PathBuf> {
+pub fn server_dir(data_dir: &Path, account: Option<UnixUser>) -> anyhow::Result<PathBuf> {
     let beside = data_dir.join("servers");
     let Some(account) = account else {
         return Ok(beside);
@@ -44,7 +44,7 @@ pub fn server_dir(data_dir: &Path, account: Option<Account>) -> anyhow::Result<P
     Ok(Path::new(REACHABLE).join(name))
 }
 
-fn can_enter(dir: &Path, account: Account) -> bool {
+fn can_enter(dir: &Path, account: UnixUser) -> bool {
     fs::metadata(dir).is_ok_and(|meta| {
         let needed = if meta.uid() == account.uid {
             0o100
@@ -58,7 +58,7 @@ fn can_enter(dir: &Path, account: Account) -> bool {
 }
 
 /// Makes `dir` for one owner alone.
-pub fn make_private_dir(dir: &Path, account: Option<Account>) -> anyhow::Result<()> {
+pub fn make_private_dir(dir: &Path, account: Option<UnixUser>) -> anyhow::Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     if let Some(account) = account {
         chown(dir, Some(account.uid), Some(account.gid))?;
@@ -68,7 +68,7 @@ pub fn make_private_dir(dir: &Path, account: Option<Account>) -> anyhow::Result<
 }
 
 /// Writes a file that holds secrets: readable by its owner alone, and there as a whole or not at all.
-pub fn write_private(path: &Path, text: &str, account: Option<Account>) -> anyhow::Result<()> {
+pub fn write_private(path: &Path, text: &str, account: Option<UnixUser>) -> anyhow::Result<()> {
     let draft = path.with_extension("tmp");
     let write = || -> anyhow::Result<()> {
         let _ = fs::remove_file(&draft);

@@ -14,7 +14,7 @@ use sqlx::{ConnectOptions, Connection};
 
 use super::place;
 use super::programs::Programs;
-use crate::child_guard::{Account, Guarded, Spec, StopSignal};
+use crate::child_guard::{Guarded, Spec, StopSignal, UnixUser};
 
 const START_WAIT: Duration = Duration::from_secs(30);
 const SUPERUSER: &str = "postgres";
@@ -25,7 +25,7 @@ pub struct Setup {
     pub programs: Programs,
     /// This program's own file, for the guards.
     pub guard_program: PathBuf,
-    pub account: Option<Account>,
+    pub account: Option<UnixUser>,
     /// Holds everything of the servers.
     pub dir: PathBuf,
     /// For tests: nothing is kept, so nothing is synced, and the directory goes with the server.

@@ -35,14 +35,14 @@ const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 /// A request's id, for what is logged while it is answered.
 struct KnownId(String);
 
-/// The id of a request, or nothing outside of `surround`.
+/// The id of a request, or nothing outside of `wrap_request`.
 pub fn id_of(request: &HttpRequest) -> String {
     let extensions = request.extensions();
     let known = extensions.get::<KnownId>();
     known.map(|known| known.0.clone()).unwrap_or_default()
 }
 
-pub async fn surround(
+pub async fn wrap_request(
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {

@@ -208,5 +208,5 @@ pub fn application(
         .route("/docs", web::get().to(docs::redirect_to_docs))
         .route("/docs/{file:.*}", web::get().to(docs::get_docs_file))
         .default_service(web::to(fallback::refuse))
-        .wrap(from_fn(middleware::surround))
+        .wrap(from_fn(middleware::wrap_request))
 }

@@ -2,10 +2,10 @@
 
 use super::here::Here;
 use super::linking;
-use super::{After, CommandAnswer, Done, Message, Speaker};
+use super::{After, CommandAnswer, Done, Message, Sender};
 use crate::app::App;
 use crate::domain::bridge::command::{Command, HELP};
-use crate::domain::conversation::session::Need;
+use crate::domain::conversation::session::Permission;
 use crate::domain::conversation::session_name::SessionRef;
 use crate::domain::people::display_name::DisplayName;
 use crate::domain::turn::{TurnInput, TurnState};
@@ -22,7 +22,7 @@ use crate::turns;
 pub async fn run(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     message: &Message<'_>,
     command: &Command,
 ) -> Result<Done> {
@@ -55,7 +55,7 @@ pub async fn run(
 async fn run_here(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     message: &Message<'_>,
     command: &Command,
 ) -> Result<Done> {
@@ -64,8 +64,8 @@ async fn run_here(
     let here = Here::find(tx, speaker, message, now).await?;
     let mut after = After::default();
     let text = match command {
-        Command::New { title } => begin_anew(app, tx, &here, title.as_deref()).await?,
-        Command::Reset => begin_anew(app, tx, &here, None).await?,
+        Command::New { title } => restart_at(app, tx, &here, title.as_deref()).await?,
+        Command::Reset => restart_at(app, tx, &here, None).await?,
         Command::Sessions | Command::Resume { which: None } => here.show_list(tx).await?,
         Command::Resume { which: Some(which) } => resume(app, tx, &here, which).await?,
         Command::Branch { name } => branch(app, tx, &here, name.as_deref()).await?,
@@ -92,7 +92,7 @@ const ATTEMPTS: usize = 5;
 
 /// The sender with the user that the identity belongs to now, who is held until `tx` ends: nobody links or
 /// unlinks the identity while its command runs.
-async fn hold_user(tx: &mut TenantTx, speaker: &Speaker) -> Result<Speaker> {
+async fn hold_user(tx: &mut TenantTx, speaker: &Sender) -> Result<Sender> {
     let mut user_id = speaker.user_id;
     tx.mark().await?;
     for _ in 0..ATTEMPTS {
@@ -100,7 +100,7 @@ async fn hold_user(tx: &mut TenantTx, speaker: &Speaker) -> Result<Speaker> {
         let present = identities::find_user(tx, speaker.identity.id).await?;
         let present = present.ok_or_else(|| Error::not_found("user"))?;
         if present == user_id {
-            return Ok(Speaker {
+            return Ok(Sender {
                 user_id,
                 ..speaker.clone()
             });
@@ -116,18 +116,18 @@ async fn hold_user(tx: &mut TenantTx, speaker: &Speaker) -> Result<Speaker> {
 }
 
 /// Whose turns a command acts on: in a chat of several, the speaker's alone.
-fn own(speaker: &Speaker, message: &Message<'_>) -> Option<IdentityId> {
+fn own(speaker: &Sender, message: &Message<'_>) -> Option<IdentityId> {
     (!message.is_private()).then_some(speaker.identity.id)
 }
 
-async fn begin_anew(
+async fn restart_at(
     app: &App,
     tx: &mut TenantTx,
     here: &Here,
     title: Option<&str>,
 ) -> Result<String> {
     let now = app.clock.now();
-    let slot = sessions::reset(tx, &here.viewer, &here.key, None, now).await?;
+    let slot = sessions::reset(tx, &here.access, &here.key, None, now).await?;
     let Some(title) = title else {
         return Ok("A new session has begun.".to_owned());
     };
@@ -157,14 +157,14 @@ async fn resume(app: &App, tx: &mut TenantTx, here: &Here, which: &str) -> Resul
     let Some(session) = here.choose(tx, which, now).await? else {
         return Ok("There is no such session here. /sessions lists them.".to_owned());
     };
-    let moved = sessions::switch(tx, &here.viewer, &here.key, &session, None, now).await;
+    let moved = sessions::switch(tx, &here.access, &here.key, &session, None, now).await;
     match moved {
         Ok(slot) => {
             let current = slot.current.as_ref();
             let id = current.map(|current| current.session_id);
             let session = match id {
                 Some(id) => {
-                    Some(crate::store::conversation::sessions::get(tx, &here.viewer, id).await?)
+                    Some(crate::store::conversation::sessions::get(tx, &here.access, id).await?)
                 }
                 None => None,
             };
@@ -194,16 +194,16 @@ async fn branch(app: &App, tx: &mut TenantTx, here: &Here, name: Option<&str>) -
         from_seq: None,
         title,
     };
-    let branch = sessions::branch(tx, &here.viewer, &from, request, now).await?;
+    let branch = sessions::branch(tx, &here.access, &from, request, now).await?;
     let branch = SessionRef::Id(branch);
-    sessions::switch(tx, &here.viewer, &here.key, &branch, None, now).await?;
+    sessions::switch(tx, &here.access, &here.key, &branch, None, now).await?;
     Ok("Going on in a copy. /sessions lists both.".to_owned())
 }
 
 async fn title(tx: &mut TenantTx, here: &Here, name: Option<&str>) -> Result<String> {
     let Some(name) = name else {
         let session =
-            crate::store::conversation::sessions::get(tx, &here.viewer, here.tip.session_id)
+            crate::store::conversation::sessions::get(tx, &here.access, here.tip.session_id)
                 .await?;
         return Ok(match session.title {
             Some(title) => format!("This session is called {title}."),
@@ -258,7 +258,7 @@ async fn undoable(
     // A compression may have moved the tip while the conversation was waited for.
     let session = SessionRef::Id(here.tip.session_id);
     let now = app.clock.now();
-    let tip = sessions::find(tx, &here.viewer, &session, Need::Own, now).await?;
+    let tip = sessions::find(tx, &here.access, &session, Permission::Manage, now).await?;
     let turns = replies::list_undoable(tx, tip.session_id, own, i64::from(count)).await?;
     Ok(Some((tip.session_id, turns)))
 }
@@ -314,7 +314,7 @@ async fn stop(
 
 async fn status(tx: &mut TenantTx, here: &Here) -> Result<String> {
     let session =
-        crate::store::conversation::sessions::get(tx, &here.viewer, here.tip.session_id).await?;
+        crate::store::conversation::sessions::get(tx, &here.access, here.tip.session_id).await?;
     let conversation_id = here.tip.name.conversation_id;
     let open = rows::list_open(tx, conversation_id).await?.len();
     let title = session.title.as_deref().unwrap_or("untitled");

@@ -3,11 +3,11 @@
 
 use chrono::{DateTime, Utc};
 
-use super::{CommandAnswer, Message, Speaker};
-use crate::domain::conversation::session::{Need, Session, Tip};
+use super::{CommandAnswer, Message, Sender};
+use crate::domain::conversation::session::{Permission, Session, Tip};
 use crate::domain::conversation::session_name::{SessionKey, SessionRef};
-use crate::domain::people::access::Viewer;
-use crate::domain::turn::ToldReset;
+use crate::domain::people::access::Access;
+use crate::domain::turn::ResetInfo;
 use crate::domain::values::paging::PageRequest;
 use crate::error::{Error, Result};
 use crate::ids::SlotId;
@@ -27,22 +27,22 @@ pub struct Here {
     pub key: SessionKey,
     pub tip: Tip,
     /// With whose eyes the chat's sessions are seen.
-    pub viewer: Viewer,
-    pub reset: Option<ToldReset>,
+    pub access: Access,
+    pub reset: Option<ResetInfo>,
     is_private: bool,
     agent: String,
-    speaker: Speaker,
+    speaker: Sender,
 }
 
 impl Here {
     /// Where a message in this chat would go; as with a message, what is too old begins anew.
     pub async fn find(
         tx: &mut TenantTx,
-        speaker: &Speaker,
+        speaker: &Sender,
         message: &Message<'_>,
         now: DateTime<Utc>,
     ) -> Result<Self> {
-        let asked = people::Asked {
+        let asked = people::ResolveRequest {
             identity: &speaker.identity.name,
             agent: &message.agent.name,
             chat: message.chat,
@@ -50,21 +50,21 @@ impl Here {
         };
         let resolved = people::resolve(tx, asked, now).await?;
         let resolved = resolved.ok_or_else(|| Error::not_found("user"))?;
-        let viewer = match resolved.session.name.user_id {
+        let access = match resolved.session.name.user_id {
             None => speaker.viewer_of_shared(),
-            Some(_) => speaker.viewer(),
+            Some(_) => speaker.access(),
         };
         let session = SessionRef::Id(resolved.session.id);
-        let tip = sessions::find(tx, &viewer, &session, Need::Own, now).await?;
+        let tip = sessions::find(tx, &access, &session, Permission::Manage, now).await?;
         Ok(Self {
             slot_id: resolved.slot_id,
             key: SessionKey::built(resolved.session_key),
             tip,
-            reset: resolved.reset.map(|(reason, before)| ToldReset {
+            reset: resolved.reset.map(|(reason, before)| ResetInfo {
                 reason: reason.as_str().to_owned(),
-                previous_session_id: before.shown(&viewer),
+                previous_session_id: before.shown(&access),
             }),
-            viewer,
+            access,
             is_private: message.is_private(),
             agent: message.agent.name.clone(),
             speaker: speaker.clone(),
@@ -81,7 +81,7 @@ impl Here {
             archived: Some(false),
         };
         let page = PageRequest { limit, after: None };
-        Ok(conversations::list(tx, &self.viewer, &filter, &page)
+        Ok(conversations::list(tx, &self.access, &filter, &page)
             .await?
             .rows)
     }
@@ -132,7 +132,8 @@ impl Here {
         let Ok(named) = SessionRef::parse(which, "/text") else {
             return Ok(None);
         };
-        let Ok(tip) = sessions::find(tx, &self.viewer, &named, Need::Own, now).await else {
+        let Ok(tip) = sessions::find(tx, &self.access, &named, Permission::Manage, now).await
+        else {
             return Ok(None);
         };
         let known = slots::knows(tx, self.slot_id, tip.name.conversation_id).await?;
@@ -147,8 +148,8 @@ impl Here {
         text: impl Into<String>,
         now: DateTime<Utc>,
     ) -> Result<CommandAnswer> {
-        let slot = slots::get(tx, &self.viewer, self.slot_id, now).await?;
-        let shown = self.speaker.viewer();
+        let slot = slots::get(tx, &self.access, self.slot_id, now).await?;
+        let shown = self.speaker.access();
         let current = slot.current;
         let current = current.as_ref();
         Ok(CommandAnswer {

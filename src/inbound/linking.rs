@@ -2,7 +2,7 @@
 
 use chrono::TimeDelta;
 
-use super::{After, CommandAnswer, Done, Message, Speaker};
+use super::{After, CommandAnswer, Done, Message, Sender};
 use crate::app::App;
 use crate::domain::bridge::command::{Command, Link};
 use crate::domain::people::user::KnownIdentity;
@@ -30,11 +30,11 @@ pub enum Preview {
     Refused(Code),
 }
 
-/// Looks what a code would do. Whoever calls drops `tx`.
+/// Lookups what a code would do. Whoever calls drops `tx`.
 pub async fn preview(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     code: &str,
 ) -> Result<Preview> {
     let redeem = Redeem {
@@ -61,7 +61,7 @@ pub async fn preview(
 pub async fn run(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     message: &Message<'_>,
     command: &Command,
 ) -> Result<(CommandAnswer, bool)> {
@@ -74,14 +74,14 @@ pub async fn run(
         Command::Link(Link::Yes) => join(app, tx, speaker).await,
         Command::Unlink => part(app, tx, speaker).await,
         Command::SetHome => {
-            let viewer = speaker.viewer();
+            let access = speaker.access();
             let new = NewHomeChannel {
                 user_id: speaker.user_id,
                 platform: speaker.identity.name.platform(),
                 identity: Some(&speaker.identity.name),
                 chat: message.chat,
             };
-            people::put_home_channel(app, tx, &speaker.actor, &viewer, &new).await?;
+            people::put_home_channel(app, tx, &speaker.actor, &access, &new).await?;
             let text = "You will be reached here on this platform.";
             Ok((CommandAnswer::saying(text), false))
         }
@@ -100,7 +100,7 @@ pub async fn run(
     }
 }
 
-async fn show(app: &App, tx: &mut TenantTx, speaker: &Speaker) -> Result<CommandAnswer> {
+async fn show(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandAnswer> {
     let known = KnownIdentity {
         id: speaker.identity.id,
         user_id: speaker.user_id,
@@ -124,7 +124,7 @@ fn refused(code: Code) -> CommandAnswer {
 async fn remember(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     code: &str,
     preview: Option<&Preview>,
 ) -> Result<CommandAnswer> {
@@ -143,11 +143,11 @@ async fn remember(
     )))
 }
 
-fn context(tx: &TenantTx, speaker: &Speaker) -> String {
+fn context(tx: &TenantTx, speaker: &Sender) -> String {
     format!("pending_links/{}/{}", tx.tenant_id(), speaker.identity.id)
 }
 
-async fn join(app: &App, tx: &mut TenantTx, speaker: &Speaker) -> Result<(CommandAnswer, bool)> {
+async fn join(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<(CommandAnswer, bool)> {
     let now = app.clock.now();
     tx.mark().await?;
     let Some(sealed) = pending_links::take(tx, speaker.identity.id, now).await? else {
@@ -197,9 +197,9 @@ fn what_goes_on(continuation: &Continuation) -> String {
     format!(" We go on with what was said last on {platform}{rest}")
 }
 
-async fn part(app: &App, tx: &mut TenantTx, speaker: &Speaker) -> Result<(CommandAnswer, bool)> {
-    let (viewer, id) = (speaker.viewer(), speaker.identity.id);
-    match people::unlink(app, tx, &speaker.actor, &viewer, id).await {
+async fn part(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<(CommandAnswer, bool)> {
+    let (access, id) = (speaker.access(), speaker.identity.id);
+    match people::unlink(app, tx, &speaker.actor, &access, id).await {
         Ok(_) => {
             let text = "Done: this account is on its own now. What only it said came along.";
             Ok((CommandAnswer::saying(text), true))

@@ -13,12 +13,12 @@ use crate::domain::bridge::chat::Chat;
 use crate::domain::bridge::command::Command;
 use crate::domain::bridge::delivery::{Address, ReplyTo, ReplyVia};
 use crate::domain::bridge::inbound;
-use crate::domain::conversation::session::{ChainName, Need};
+use crate::domain::conversation::session::{ConversationHandle, Permission};
 use crate::domain::conversation::session_name::SessionRef;
-use crate::domain::people::access::{Namespace, Viewer};
+use crate::domain::people::access::{Access, Namespace};
 use crate::domain::people::user::Identity;
 use crate::domain::tenant::agent::{ChatType, GroupScope, OnBusy};
-use crate::domain::turn::{ToldReset, Turn, TurnInput};
+use crate::domain::turn::{ResetInfo, Turn, TurnInput};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{BootId, TurnId, UserId};
 use crate::sessions;
@@ -26,7 +26,7 @@ use crate::store::TenantTx;
 use crate::store::bridge::inbound_receipts::{self, ReceiptName};
 use crate::store::bridge::replies;
 use crate::store::turn::turns as rows;
-use crate::turns::{self, Accepted, Asked, Claimed, Place};
+use crate::turns::{self, Accepted, RunnableTurn, Target, TurnRequest};
 
 mod commands;
 mod here;
@@ -39,7 +39,7 @@ pub const REMEMBERED: TimeDelta = TimeDelta::days(30);
 
 /// Who brings a message in, and for whom.
 #[derive(Debug, Clone)]
-pub struct Speaker {
+pub struct Sender {
     pub identity: Identity,
     pub user_id: UserId,
     pub namespace: Namespace,
@@ -49,20 +49,20 @@ pub struct Speaker {
     pub actor: String,
 }
 
-impl Speaker {
+impl Sender {
     /// With the rights of the person.
-    fn viewer(&self) -> Viewer {
-        Viewer {
+    fn access(&self) -> Access {
+        Access {
             namespace: self.namespace,
-            ..Viewer::of_bridge_key(self.user_id, Some(self.identity.clone()), false)
+            ..Access::of_bridge_key(self.user_id, Some(self.identity.clone()), false)
         }
     }
 
     /// As the service sees a chat of several, which belongs to nobody: whoever speaks there may move it.
-    fn viewer_of_shared(&self) -> Viewer {
-        Viewer {
+    fn viewer_of_shared(&self) -> Access {
+        Access {
             namespace: self.namespace,
-            ..Viewer::of_service(self.user_id, self.identity.clone())
+            ..Access::of_service(self.user_id, self.identity.clone())
         }
     }
 }
@@ -116,7 +116,7 @@ pub struct CommandAnswer {
     pub session_key: Option<String>,
     pub session_id: Option<String>,
     pub conversation_id: Option<String>,
-    pub reset: Option<ToldReset>,
+    pub reset: Option<ResetInfo>,
 }
 
 impl CommandAnswer {
@@ -146,7 +146,7 @@ pub struct After {
     /// Turns that were asked to stop, and the nodes to tell.
     pub stopped: Vec<(TurnId, Option<BootId>)>,
     /// A turn that is this node's to run, and that nobody waits for.
-    pub next: Option<Box<Claimed>>,
+    pub next: Option<Box<RunnableTurn>>,
     /// Whether the outbox has something new.
     pub delivers: bool,
 }
@@ -166,7 +166,7 @@ pub enum Before {
     Nothing,
 }
 
-fn name<'a>(speaker: &Speaker, message: &Message<'a>) -> Option<ReceiptName<'a>> {
+fn name<'a>(speaker: &Sender, message: &Message<'a>) -> Option<ReceiptName<'a>> {
     Some(ReceiptName {
         address: message.address,
         identity_id: speaker.identity.id,
@@ -179,7 +179,7 @@ fn name<'a>(speaker: &Speaker, message: &Message<'a>) -> Option<ReceiptName<'a>>
 pub async fn claim(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     message: &Message<'_>,
 ) -> Result<Option<Before>> {
     let Some(name) = name(speaker, message) else {
@@ -214,7 +214,7 @@ fn context(tx: &TenantTx, name: ReceiptName<'_>) -> String {
 pub async fn ask(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     message: &Message<'_>,
     input: TurnInput,
 ) -> Result<Accepted> {
@@ -224,14 +224,14 @@ pub async fn ask(
         message_id: message.message_id.map(str::to_owned),
     };
     let via = match message.waits {
-        true => ReplyVia::Http,
+        true => ReplyVia::Waiting,
         false => ReplyVia::Delivery,
     };
     let said = serde_json::to_vec(&input.messages).map_err(Error::internal)?;
-    let viewer = speaker.viewer();
-    let asked = Asked {
-        viewer: &viewer,
-        place: Place::Chat {
+    let access = speaker.access();
+    let asked = TurnRequest {
+        access: &access,
+        place: Target::Chat {
             identity: speaker.identity.clone(),
             chat: message.chat.clone(),
         },
@@ -251,7 +251,7 @@ pub async fn ask(
 }
 
 /// What a message says to the agent.
-pub fn input(message: &Message<'_>, text: &str, speaker: &Speaker) -> Result<TurnInput> {
+pub fn input(message: &Message<'_>, text: &str, speaker: &Sender) -> Result<TurnInput> {
     let own_name = speaker.identity.name.external_id();
     let shared = message.is_shared();
     let speaks = shared.then(|| message.display_name.unwrap_or(own_name));
@@ -266,7 +266,7 @@ pub fn input(message: &Message<'_>, text: &str, speaker: &Speaker) -> Result<Tur
 pub async fn command(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     message: &Message<'_>,
     command: &Command,
 ) -> Result<Done> {
@@ -288,7 +288,7 @@ pub async fn command(
 pub async fn edit(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     message: &Message<'_>,
     input: &TurnInput,
 ) -> Result<Option<TurnId>> {
@@ -318,15 +318,16 @@ pub async fn edit(
 pub async fn find_before(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Speaker,
+    speaker: &Sender,
     turn_id: TurnId,
-) -> Result<(Turn, ChainName)> {
+) -> Result<(Turn, ConversationHandle)> {
     let turn = rows::get(tx, turn_id).await?;
     let session = SessionRef::Id(turn.conversation_id);
     let (everyone, now) = (speaker.viewer_of_shared(), app.clock.now());
-    let tip = sessions::find(tx, &everyone, &session, Need::ReadOrSpeak, now).await?;
+    let tip = sessions::find(tx, &everyone, &session, Permission::Participate, now).await?;
     if tip.owner.user_id.is_some() {
-        tip.owner.check(&speaker.viewer(), Need::ReadOrSpeak)?;
+        tip.owner
+            .check(&speaker.access(), Permission::Participate)?;
     }
     Ok((turn, tip.name))
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use chrono::{DateTime, Utc};
 
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, UserId};
 use crate::store::TenantTx;
@@ -53,7 +53,7 @@ pub enum Task<'a> {
     BlankMessages(IdentityId),
     /// The same for its turns, their events and what was answered in them. They are the user's until the next:
     BlankTurns(IdentityId, UserId),
-    /// Looks for what was said in blanked turns once more, and forgets whose they were.
+    /// Lookups for what was said in blanked turns once more, and forgets whose they were.
     ForgetTurns(UserId),
     /// Deletes the answers that were stored for accounts, and for who acted for someone.
     DeleteAnswers(&'a [String], &'a [String]),
@@ -92,7 +92,12 @@ impl Task<'_> {
 
 /// Does a task until nothing is left, and answers true; false if it has to stop before, at `until` or because the
 /// node ends.
-pub async fn finish(app: &App, caller: &JobCaller, task: Task<'_>, until: Instant) -> Result<bool> {
+pub async fn finish(
+    app: &App,
+    caller: &ServiceCaller,
+    task: Task<'_>,
+    until: Instant,
+) -> Result<bool> {
     let mut size = BatchSize::new(LARGEST);
     while Instant::now() < until && !app.shutdown.is_stopping() {
         match run_batch(app, caller, task, size.rows()).await {
@@ -105,7 +110,7 @@ pub async fn finish(app: &App, caller: &JobCaller, task: Task<'_>, until: Instan
     Ok(false)
 }
 
-async fn run_batch(app: &App, caller: &JobCaller, task: Task<'_>, limit: i64) -> Result<u64> {
+async fn run_batch(app: &App, caller: &ServiceCaller, task: Task<'_>, limit: i64) -> Result<u64> {
     let mut tx = caller.begin(&app.db).await?;
     let changed = task.run(&mut tx, limit).await?;
     tx.commit().await?;

@@ -7,7 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::batches::{Task, finish};
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::error::Result;
 use crate::store::conversation::conversations::{self, Part};
 
@@ -17,7 +17,7 @@ const AT_ONCE: Duration = Duration::from_secs(20);
 /// Whoever deletes a conversation brings the job forward.
 const WHILE_IDLE: TimeDelta = TimeDelta::days(1);
 
-pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
+pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     let until = Instant::now() + AT_ONCE;
     loop {
         let mut tx = caller.begin(&app.db).await?;

@@ -1,4 +1,4 @@
-//! Looks for what is left of people who were erased: what they said in conversations of others, and were
+//! Lookups for what is left of people who were erased: what they said in conversations of others, and were
 //! answered there, stored answers that tell of them, what they used. Once at once, and once when whatever was
 //! under way in that moment has ended: then they are forgotten here as well.
 
@@ -8,7 +8,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::batches::{Task, finish};
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::domain::people::erasure::Erasure;
 use crate::error::Result;
 use crate::idempotency;
@@ -23,7 +23,7 @@ const AT_ONCE: Duration = Duration::from_secs(20);
 /// Whoever erases a person brings the job forward.
 const WHILE_IDLE: TimeDelta = TimeDelta::days(1);
 
-pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
+pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     let until = Instant::now() + AT_ONCE;
     loop {
         // Before the looking: what is written later is written by someone who found them gone.
@@ -56,7 +56,7 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
 /// Removes what is left of a person, but for sealed answers. False if there was not enough time.
 async fn look_for(
     app: &App,
-    caller: &JobCaller,
+    caller: &ServiceCaller,
     erasure: &Erasure,
     until: Instant,
 ) -> Result<bool> {
@@ -87,7 +87,7 @@ async fn look_for(
 /// not enough time.
 async fn open_answers(
     app: &App,
-    caller: &JobCaller,
+    caller: &ServiceCaller,
     erasure: &Erasure,
     mut opened: Option<RequestName>,
     until: Instant,

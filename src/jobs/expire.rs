@@ -6,7 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::batches::{Task, finish};
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::error::Result;
 use crate::store::tenant::expiry::{self, Expiring};
 
@@ -22,7 +22,12 @@ enum Left {
     More,
 }
 
-async fn expire(app: &App, caller: &JobCaller, what: Expiring, kept: TimeDelta) -> Result<Left> {
+async fn expire(
+    app: &App,
+    caller: &ServiceCaller,
+    what: Expiring,
+    kept: TimeDelta,
+) -> Result<Left> {
     let task = Task::Expire(what, app.clock.now() - kept);
     if !finish(app, caller, task, Instant::now() + AT_ONCE).await? {
         return Ok(Left::More);
@@ -37,7 +42,7 @@ async fn expire(app: &App, caller: &JobCaller, what: Expiring, kept: TimeDelta) 
 /// of one kind keeps none of the others, and is the job's.
 pub async fn expire_all(
     app: &App,
-    caller: &JobCaller,
+    caller: &ServiceCaller,
     kinds: &[(Expiring, TimeDelta)],
     (soonest, latest): (TimeDelta, TimeDelta),
 ) -> Result<DateTime<Utc>> {

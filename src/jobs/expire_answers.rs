@@ -5,7 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::expire::expire_all;
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::error::Result;
 use crate::idempotency::{KEPT, SECRETS_KEPT};
 use crate::ids::TenantId;
@@ -17,7 +17,7 @@ const LOST: i32 = 1000;
 /// Often while there are secrets to erase, rarely while there is nothing.
 const INTERVALS: (TimeDelta, TimeDelta) = (TimeDelta::minutes(1), TimeDelta::hours(1));
 
-pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
+pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     let kinds = [
         (Expiring::AnswerSecrets, SECRETS_KEPT),
         (Expiring::Answers, KEPT),

@@ -5,7 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::expire::expire_all;
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::error::Result;
 use crate::inbound;
 use crate::store::tenant::expiry::Expiring;
@@ -21,7 +21,7 @@ const MOVES_KEPT: TimeDelta = TimeDelta::days(365);
 /// The job runs when something is due. A tenant in which nothing happens costs a few runs a day.
 const INTERVALS: (TimeDelta, TimeDelta) = (TimeDelta::minutes(10), TimeDelta::hours(6));
 
-pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
+pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     let kinds = [
         (Expiring::Events, KEPT),
         (Expiring::Receipts, inbound::REMEMBERED),

@@ -35,5 +35,5 @@ pub async fn tick(app: &App) {
         }
         Err(error) => tracing::warn!(error = %error, "cannot say that this node lives"),
     }
-    app.limits.forget_past();
+    app.limits.forget_history();
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::error::{Code, Error, Result};
 use crate::idempotency;
 use crate::ids::TenantId;
@@ -81,7 +81,7 @@ pub async fn run(app: App, stop: CancellationToken) {
 }
 
 enum Step {
-    Claimed(Result<Option<DueJob>>),
+    RunnableTurn(Result<Option<DueJob>>),
     Ended(TenantId),
 }
 
@@ -115,7 +115,7 @@ pub async fn tick(app: &App) -> Result<usize> {
                     running.swap_remove(place);
                 }
             }
-            Some(Step::Claimed(claimed)) => {
+            Some(Step::RunnableTurn(claimed)) => {
                 claiming = false;
                 match claimed {
                     Ok(Some(job)) => {
@@ -141,7 +141,7 @@ fn busy(running: &[TenantId]) -> Vec<TenantId> {
 
 async fn claim(app: &App, busy: Vec<TenantId>) -> Step {
     let claimed = jobs::claim(&app.db, app.clock.now(), LEASE, 1, &busy);
-    Step::Claimed(within(LOOK, claimed).await.map(|mut jobs| jobs.pop()))
+    Step::RunnableTurn(within(LOOK, claimed).await.map(|mut jobs| jobs.pop()))
 }
 
 /// Runs a claimed job and plans its next run. Whatever goes wrong with it is its own: it is tried again later.
@@ -187,7 +187,7 @@ pub async fn within<T>(limit: Duration, asking: impl Future<Output = Result<T>>)
 
 /// Runs a job and answers when it wants to run next.
 async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
-    let caller = JobCaller::new(job);
+    let caller = ServiceCaller::new(job);
     match job.kind.as_str() {
         idempotency::EXPIRY_JOB => expire_answers::run(app, &caller).await,
         tenants::EXPIRE_EVENTS_JOB => expire_events::run(app, &caller).await,

@@ -1,4 +1,4 @@
-//! Looks for turns that no node works on, several times a second, on every node.
+//! Lookups for turns that no node works on, several times a second, on every node.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub async fn run(app: App, stop: CancellationToken) {
         if let Err(error) = within(LONGEST, turns::sweep(&app)).await {
             tracing::warn!(error = %error, "cannot ask for turns that nobody runs");
         }
-        if let Err(error) = within(LONGEST, turns::deliver_untold(&app)).await {
+        if let Err(error) = within(LONGEST, turns::deliver_unclaimed(&app)).await {
             tracing::warn!(error = %error, "cannot ask for answers that nobody fetched");
         }
         tokio::select! {

@@ -7,7 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::batches::BatchSize;
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::error::Result;
 use crate::sessions::retention::{self, Progress};
 
@@ -20,7 +20,7 @@ const BETWEEN_SWEEPS: TimeDelta = TimeDelta::hours(1);
 /// Whoever sets a retention brings the job forward.
 const WITHOUT_RETENTION: TimeDelta = TimeDelta::days(1);
 
-pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
+pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     let mut tx = caller.begin(&app.db).await?;
     let begun = retention::begin(app, &mut tx).await?;
     tx.commit().await?;
@@ -42,7 +42,7 @@ pub async fn run(app: &App, caller: &JobCaller) -> Result<DateTime<Utc>> {
 
 async fn step(
     app: &App,
-    caller: &JobCaller,
+    caller: &ServiceCaller,
     started_at: DateTime<Utc>,
     limit: i64,
 ) -> Result<Progress> {

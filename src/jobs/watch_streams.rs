@@ -19,9 +19,9 @@ const SAFETY: Duration = Duration::from_secs(30);
 /// Turns can be ended without an event: of a deleted conversation, or a suspended tenant.
 const TURNS: Duration = Duration::from_secs(5);
 
-/// Looks for news until `stop` is cancelled.
+/// Lookups for news until `stop` is cancelled.
 pub async fn find_news(app: App, stop: CancellationToken) {
-    let mut last = Looks {
+    let mut last = Lookups {
         all: Instant::now(),
         turns: Instant::now(),
     };
@@ -37,17 +37,17 @@ pub async fn find_news(app: App, stop: CancellationToken) {
 }
 
 /// When was looked.
-struct Looks {
+struct Lookups {
     all: Instant,
     turns: Instant,
 }
 
-impl Looks {
+impl Lookups {
     async fn look(&mut self, app: &App) {
         let tails = &app.streams.tails;
         let Unsure { all, conversations } = app.live.take_unsure();
         // While other nodes are not heard, this is how their news arrive.
-        let deaf = !app.live.hears_others();
+        let deaf = !app.live.is_connected();
         if all || deaf || self.all.elapsed() >= SAFETY {
             self.all = Instant::now();
             warn(tails.find_news(&app.db, None).await);

@@ -18,7 +18,7 @@ const MAX_IN_SHARD: usize = 50_000 / SHARDS;
 pub type Key = (TenantId, Bucket);
 
 /// Answered when the ask it belongs to has ended, also when it ended badly.
-pub type Asked = watch::Receiver<()>;
+pub type PendingAnswer = watch::Receiver<()>;
 
 /// What a bucket can do about a demand.
 pub enum Step {
@@ -27,12 +27,12 @@ pub enum Step {
     /// The window has no more.
     Refused,
     /// Somebody asks Redis already: wait for that, and look again.
-    Wait(Asked),
+    Wait(PendingAnswer),
     /// Ask Redis for `amount`, settle, drop `done`.
     Ask {
         amount: u64,
         done: watch::Sender<()>,
-        asked: Asked,
+        asked: PendingAnswer,
     },
 }
 
@@ -58,7 +58,7 @@ struct Held {
     refused_limit: u32,
     /// What all nodes had taken when Redis last told.
     used: u64,
-    asking: Option<Asked>,
+    asking: Option<PendingAnswer>,
 }
 
 impl Held {
@@ -87,7 +87,7 @@ impl Held {
         if self.refused_limit >= demand.limit {
             return Step::Refused;
         }
-        let alive = |asked: &Asked| asked.has_changed().is_ok();
+        let alive = |asked: &PendingAnswer| asked.has_changed().is_ok();
         match (self.asking.as_ref().filter(|asked| alive(asked)), source) {
             (Some(asked), Source::RedisIf(may)) if may() => Step::Wait(asked.clone()),
             (None, Source::RedisIf(may)) if may() => {
@@ -223,7 +223,7 @@ impl Buckets {
     }
 
     /// Forgets windows that are over.
-    pub fn forget_past(&self, now: i64) {
+    pub fn forget_history(&self, now: i64) {
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.retain(|(_, bucket), held| held.window >= bucket.window_at(now));
@@ -354,7 +354,7 @@ mod tests {
         };
         fill(0);
         fill(1);
-        buckets.forget_past(120);
+        buckets.forget_history(120);
         assert!(buckets.shards.iter().all(|s| s.lock().unwrap().is_empty()));
     }
 }

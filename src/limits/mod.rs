@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::error::{Code, Error};
-use crate::fair_queue::Place;
+use crate::fair_queue::Permit;
 use crate::ids::{ApiKeyId, TenantId, UserId};
 use crate::redis::Redis;
 use crate::redis::limits::LimitWindow;
@@ -136,7 +136,7 @@ pub struct Limiter {
 /// A stream or a call that is open, with its connections; dropped, it is closed.
 pub struct StreamGuard {
     _counted: Counted,
-    _connections: Place,
+    _connections: Permit,
 }
 
 struct Inner {
@@ -187,9 +187,9 @@ impl Limiter {
             .store(milliseconds, Ordering::Relaxed);
     }
 
-    pub fn forget_past(&self) {
+    pub fn forget_history(&self) {
         let now = self.inner.clock.now().timestamp();
-        self.inner.buckets.forget_past(now);
+        self.inner.buckets.forget_history(now);
     }
 
     /// Removes from Redis what people who are no more have spent. What cannot be removed now runs out

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::error::{Error, Result};
-use crate::fair_queue::{FairQueue, Holder, Place, Size};
+use crate::fair_queue::{FairQueue, Holder, Permit, Size};
 use crate::ids::TenantId;
 
 const MIB: usize = 1024 * 1024;
@@ -65,7 +65,7 @@ pub struct NodeShares {
 
 /// Memory of the node that a request holds; none if it is little.
 #[derive(Default)]
-pub struct Memory(Vec<Place>);
+pub struct Memory(Vec<Permit>);
 
 impl NodeShares {
     /// `descriptors` is how many files and sockets the process may have open.
@@ -110,14 +110,14 @@ impl NodeShares {
     }
 
     /// A turn to take in a piece of a large body.
-    pub async fn turn_to_read(&self, holder: Holder) -> Result<Place> {
+    pub async fn turn_to_read(&self, holder: Holder) -> Result<Permit> {
         let turn = self.turns_to_read.acquire(holder, 1).await;
         turn.map_err(|_| too_many_bodies())
     }
 
     /// A processor, for as long as a large body is walked or parsed on a thread of its own. Nobody who has one waits for
     /// anything else.
-    pub async fn parser(&self, holder: Holder) -> Result<Place> {
+    pub async fn parser(&self, holder: Holder) -> Result<Permit> {
         match timeout(WAIT, self.parsers.acquire(holder, 1)).await {
             Ok(Ok(place)) => Ok(place),
             Ok(Err(_)) | Err(_) => Err(too_many_bodies()),
@@ -134,7 +134,7 @@ impl NodeShares {
     }
 
     /// A download, from its beginning until its client has taken it.
-    pub async fn download(&self, tenant_id: TenantId) -> Result<Place> {
+    pub async fn download(&self, tenant_id: TenantId) -> Result<Permit> {
         let holder = Holder::Tenant(tenant_id);
         match timeout(WAIT, self.downloads.acquire(holder, 1)).await {
             Ok(Ok(place)) => Ok(place),
@@ -147,7 +147,7 @@ impl NodeShares {
     }
 
     /// Connections that are held for long: a client's that waits, and one to a model for it.
-    pub fn connections(&self, tenant_id: TenantId, count: usize) -> Result<Place> {
+    pub fn connections(&self, tenant_id: TenantId, count: usize) -> Result<Permit> {
         let holder = Holder::Tenant(tenant_id);
         let place = self.descriptors.try_acquire(holder, count);
         place.ok_or_else(|| Error::busy("too many connections wait at one time"))

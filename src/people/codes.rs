@@ -4,12 +4,12 @@
 use chrono::{DateTime, Utc};
 
 use super::merge::{MergeRequest, merge};
-use super::resolve::{self, Asked};
+use super::resolve::{self, ResolveRequest};
 use crate::app::App;
 use crate::audit;
 use crate::crypto::Keyring;
 use crate::domain::bridge::chat::Chat;
-use crate::domain::conversation::session::NamedLink;
+use crate::domain::conversation::session::SessionHandle;
 use crate::domain::identity_links::link_code::{
     AttemptLimit, IDENTITY_ATTEMPTS, KEY_ATTEMPTS, LINK_LIFE, LinkCode, TENANT_ATTEMPTS,
     code_not_found,
@@ -137,7 +137,7 @@ pub async fn void(app: &App, tx: &mut TenantTx, typed: &str) -> Result<()> {
 }
 
 /// Makes every code worthless that a text shows where others read, whatever surrounds it.
-pub async fn void_shown(app: &App, tx: &mut TenantTx, text: &str) -> Result<()> {
+pub async fn discard_partial(app: &App, tx: &mut TenantTx, text: &str) -> Result<()> {
     let now = app.clock.now();
     // Hashing every eight signs of a long text is worth it only then.
     if !link_codes::is_any_pending(tx, now).await? {
@@ -185,7 +185,7 @@ pub struct Redeem<'a> {
 pub struct Redeemed {
     pub merge: Merge,
     pub session_key: Option<String>,
-    pub session: Option<NamedLink>,
+    pub session: Option<SessionHandle>,
 }
 
 /// Joins the account that brings a code with the person who showed it.
@@ -214,13 +214,13 @@ pub async fn redeem(
             session: None,
         });
     }
-    let asked = Asked {
+    let request = ResolveRequest {
         identity: &redeem.identity.name,
         agent: DEFAULT_AGENT,
         chat: &Chat::DM,
         namespace: redeem.namespace,
     };
-    let (session_key, session) = resolve::look(tx, asked).await?;
+    let (session_key, session) = resolve::look(tx, request).await?;
     Ok(Redeemed {
         merge,
         session_key,

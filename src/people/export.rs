@@ -8,17 +8,17 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::audit;
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::access::{Access, Visibility};
 use crate::domain::people::user::User;
 use crate::domain::tenant::audit::{Action, Entry};
 use crate::domain::transfer::document::DocumentSignature;
 use crate::domain::transfer::export::JsonWriter;
-use crate::domain::transfer::person_document::{Head, PersonWriter};
+use crate::domain::transfer::person_document::{Head, UserDocumentWriter};
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, UserId};
 use crate::sessions::{self, Export};
 use crate::store::TenantTx;
-use crate::store::people::person_records::{self, Place};
+use crate::store::people::person_records::{self, RowPosition};
 use crate::store::people::{home_channels, identities, presence, users};
 
 /// Records and ids that are looked up at once.
@@ -28,18 +28,18 @@ const PAGE: i64 = 200;
 const ENOUGH: usize = 256 * 1024;
 const STEPS: usize = 50;
 /// Before everything.
-const START: Place = (Uuid::nil(), Uuid::nil());
+const START: RowPosition = (Uuid::nil(), Uuid::nil());
 
 /// How far the reading of a person has come.
-pub struct PersonExport {
+pub struct UserExport {
     user_id: UserId,
     stage: Stage,
     /// None at the end.
-    writer: Option<PersonWriter>,
+    writer: Option<UserDocumentWriter>,
 }
 
 enum Stage {
-    Records(Records, Place),
+    Records(Records, RowPosition),
     Conversations(Conversations),
     /// The accounts whose messages are to be read, and the place after which those of the first are; with
     /// how many may be read next.
@@ -96,25 +96,25 @@ pub async fn export(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    viewer: &Viewer,
+    access: &Access,
     user: User,
-) -> Result<(PersonExport, Vec<u8>)> {
+) -> Result<(UserExport, Vec<u8>)> {
     let (user_id, now) = (user.id, app.clock.now());
     let accounts = identities::list(tx, user_id).await?;
     let merged = users::list_merged(tx, user_id).await?;
     let homes = home_channels::list(tx, user_id).await?;
-    let heard = presence::list(tx, viewer, user_id).await?;
+    let heard = presence::list(tx, access, user_id).await?;
     let head = Head::new(user, now)
         .with_identities(accounts, merged)
-        .with_places(homes, heard, viewer);
-    if viewer.reach == Reach::Tenant {
+        .with_places(homes, heard, access);
+    if access.reach == Visibility::Tenant {
         let entry = Entry::new(actor, Action::UserExport, &user_id);
         audit::append(&app.keyring, tx, entry, now).await?;
     }
     let mut out = Vec::new();
     let first = Records::SessionKeys;
-    let writer = PersonWriter::begin(&head, first.list(), &mut out)?;
-    let export = PersonExport {
+    let writer = UserDocumentWriter::begin(&head, first.list(), &mut out)?;
+    let export = UserExport {
         user_id,
         stage: Stage::Records(first, START),
         writer: Some(writer),
@@ -122,20 +122,20 @@ pub async fn export(
     Ok((export, out))
 }
 
-impl PersonExport {
+impl UserExport {
     /// The next bytes, and whether they are the last. Fails when the person is no longer there.
     pub async fn next(
         &mut self,
         app: &App,
         tx: &mut TenantTx,
-        viewer: &Viewer,
+        access: &Access,
     ) -> Result<(Vec<u8>, bool)> {
         let Some(mut writer) = self.writer.take() else {
             return Ok((Vec::new(), true));
         };
         let (mut out, mut ended) = (Vec::new(), false);
         for _ in 0..STEPS {
-            ended = self.step((app, viewer), tx, &mut writer, &mut out).await?;
+            ended = self.step((app, access), tx, &mut writer, &mut out).await?;
             if ended || out.len() >= ENOUGH {
                 break;
             }
@@ -155,9 +155,9 @@ impl PersonExport {
     /// Writes on where it is; true if there is nothing left.
     async fn step(
         &mut self,
-        (app, viewer): (&App, &Viewer),
+        (app, access): (&App, &Access),
         tx: &mut TenantTx,
-        writer: &mut PersonWriter,
+        writer: &mut UserDocumentWriter,
         out: &mut Vec<u8>,
     ) -> Result<bool> {
         match &mut self.stage {
@@ -180,7 +180,7 @@ impl PersonExport {
             Stage::Conversations(conversations) => {
                 let reader = Reader {
                     app,
-                    viewer,
+                    access,
                     user_id: self.user_id,
                 };
                 let more = conversations.write(tx, &reader, writer, out);
@@ -220,10 +220,10 @@ impl PersonExport {
 async fn write_records(
     tx: &mut TenantTx,
     user_id: UserId,
-    (records, after): (Records, Place),
-    writer: &mut PersonWriter,
+    (records, after): (Records, RowPosition),
+    writer: &mut UserDocumentWriter,
     out: &mut Vec<u8>,
-) -> Result<Option<Place>> {
+) -> Result<Option<RowPosition>> {
     match records {
         Records::SessionKeys => {
             let rows = person_records::list_session_keys(tx, user_id, after, PAGE).await?;
@@ -255,10 +255,10 @@ async fn write_records(
 }
 
 fn write_page<T: Serialize>(
-    rows: &[(Place, T)],
-    writer: &mut PersonWriter,
+    rows: &[(RowPosition, T)],
+    writer: &mut UserDocumentWriter,
     out: &mut Vec<u8>,
-) -> Result<Option<Place>> {
+) -> Result<Option<RowPosition>> {
     for (_, row) in rows {
         writer.item(row, out)?;
     }
@@ -269,7 +269,7 @@ fn write_page<T: Serialize>(
 /// For whom conversations are read, and whose.
 struct Reader<'a> {
     app: &'a App,
-    viewer: &'a Viewer,
+    access: &'a Access,
     user_id: UserId,
 }
 
@@ -279,7 +279,7 @@ impl Conversations {
         &mut self,
         tx: &mut TenantTx,
         reader: &Reader<'_>,
-        writer: &mut PersonWriter,
+        writer: &mut UserDocumentWriter,
         out: &mut Vec<u8>,
     ) -> Result<bool> {
         let now = reader.app.clock.now();
@@ -289,7 +289,7 @@ impl Conversations {
         let Some(mut current) = self.current.take() else {
             return Ok(true);
         };
-        match current.0.next(tx, reader.viewer, now).await {
+        match current.0.next(tx, reader.access, now).await {
             Ok(pieces) if pieces.is_empty() => {
                 let (keyring, tenant_id) = (&reader.app.keyring, tx.tenant_id());
                 let sign = |digest: &[u8; 32]| DocumentSignature::make(keyring, tenant_id, digest);
@@ -313,7 +313,7 @@ impl Conversations {
         &mut self,
         tx: &mut TenantTx,
         reader: &Reader<'_>,
-        writer: &mut PersonWriter,
+        writer: &mut UserDocumentWriter,
         out: &mut Vec<u8>,
     ) -> Result<bool> {
         if self.ahead.is_empty() {
@@ -325,7 +325,7 @@ impl Conversations {
             return Ok(false);
         };
         let now = reader.app.clock.now();
-        match sessions::export_quietly(tx, reader.viewer, id, now).await {
+        match sessions::export_quietly(tx, reader.access, id, now).await {
             Ok(export) => {
                 writer.next(out);
                 let document = JsonWriter::begin(&export.head, out)?;

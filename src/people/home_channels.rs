@@ -4,7 +4,7 @@
 use crate::app::App;
 use crate::audit;
 use crate::domain::bridge::chat::Chat;
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::access::{Access, Visibility};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::platform::PlatformScope;
 use crate::domain::people::user::IdentityRecord;
@@ -26,18 +26,18 @@ pub async fn put(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    viewer: &Viewer,
+    access: &Access,
     new: &NewHomeChannel<'_>,
 ) -> Result<()> {
     let errors = new.chat.check("/chat");
     if !errors.is_empty() {
         return Err(Error::invalid(errors));
     }
-    if !matches!(viewer.reach, Reach::Tenant) {
+    if !matches!(access.reach, Visibility::Tenant) {
         new.chat.require_private()?;
     }
     let accounts = identities::list(tx, new.user_id).await?;
-    let account = choose(&accounts, viewer, new.platform, new.identity)?;
+    let account = choose(&accounts, access, new.platform, new.identity)?;
     let now = app.clock.now();
     home_channels::put(tx, new.user_id, new.platform, account.id, new.chat, now).await?;
     let entry = Entry::new(actor, Action::HomeChannelPut, &new.user_id);
@@ -61,7 +61,7 @@ pub async fn delete(
 /// The account on the platform: the one that is named, else the one that speaks, else the only one.
 fn choose<'a>(
     accounts: &'a [IdentityRecord],
-    viewer: &Viewer,
+    access: &Access,
     platform: &PlatformScope,
     named: Option<&IdentityName>,
 ) -> Result<&'a IdentityRecord> {
@@ -79,7 +79,7 @@ fn choose<'a>(
             .copied()
             .ok_or_else(|| wrong("is no identity of this person on this platform"));
     }
-    let speaker = viewer.speaker.as_ref().map(|speaker| speaker.id);
+    let speaker = access.speaker.as_ref().map(|speaker| speaker.id);
     let speaking = there.iter().find(|account| Some(account.id) == speaker);
     match (speaking, there.as_slice()) {
         (Some(speaking), _) => Ok(speaking),

@@ -19,7 +19,7 @@ use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::{Error, FieldError, Result};
 use crate::ids::{IdentityId, UserId};
 use crate::store::TenantTx;
-use crate::store::identity_links::imports::{self, ImportedPerson};
+use crate::store::identity_links::imports::{self, ImportedUser};
 use crate::store::identity_links::{merges, unlinks};
 use crate::store::people::{identities, users};
 use crate::store::tenant::{agents, tenants};
@@ -141,7 +141,7 @@ async fn settle(tx: &mut TenantTx, entries: &[LinkEntry]) -> Result<Plan> {
     let accounts: Vec<&IdentityName> = accounts.map(|listed| &listed.name).collect();
     let mut held = BTreeSet::new();
     for _ in 0..ATTEMPTS {
-        let people = imports::list_people(tx, &names, &accounts).await?;
+        let people = imports::list_users_page(tx, &names, &accounts).await?;
         let plan = plan(entries, &people)?;
         let touched = plan.touched();
         if touched.iter().all(|id| held.contains(id)) {
@@ -213,7 +213,7 @@ impl Doing<'_> {
         if alone.is_empty() {
             return Ok(HashSet::new());
         }
-        let silent = unlinks::list_silent(tx, &alone).await?;
+        let silent = unlinks::list_without_messages(tx, &alone).await?;
         imports::part_silent(tx, &silent, self.now, self.now + UNDO_WINDOW).await?;
         Ok(silent.into_iter().collect())
     }
@@ -285,7 +285,7 @@ impl Doing<'_> {
             }
             let id = UserId::generate();
             self.made.insert(*place, id);
-            people.push(ImportedPerson {
+            people.push(ImportedUser {
                 id,
                 name,
                 linked: linked.contains(&Target::New(*place)),
@@ -295,7 +295,7 @@ impl Doing<'_> {
         names.extend(named.map(|(id, place)| (*id, self.entries[*place].name.as_str())));
         let mut free = true;
         if !people.is_empty() {
-            free &= imports::insert_people(tx, &people, self.now).await?;
+            free &= imports::insert_users(tx, &people, self.now).await?;
         }
         if free && !names.is_empty() {
             free &= imports::update_names(tx, &names).await?;

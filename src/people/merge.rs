@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{message_slot, notices};
 use crate::app::App;
 use crate::audit;
-use crate::domain::identity_links::{Joining, Merge, MoveKind, merges_since};
+use crate::domain::identity_links::{Merge, MergeCandidates, MoveKind, merges_since};
 use crate::domain::people::user::{IdentityRecord, User};
 use crate::domain::tenant::agent::LinkedSessions;
 use crate::domain::tenant::audit::{Action, Detail, Entry};
@@ -41,7 +41,7 @@ pub async fn merge(
 ) -> Result<Merge> {
     let now = app.clock.now();
     let (into, from) = lock_both(tx, request).await?;
-    let joining = Joining {
+    let joining = MergeCandidates {
         kind: request.kind,
         into: identities::list(tx, into.id).await?,
         from: identities::list(tx, from.id).await?,
@@ -195,7 +195,7 @@ pub(super) async fn fold(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>)
 async fn tell(
     tx: &mut TenantTx,
     request: &MergeRequest<'_>,
-    joining: &Joining,
+    joining: &MergeCandidates,
     now: DateTime<Utc>,
 ) -> Result<()> {
     match request.kind {

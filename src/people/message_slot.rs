@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 
 use crate::domain::bridge::chat::Chat;
-use crate::domain::conversation::session_key::{self, KeyPolicy, Place, Speaker, user_key};
+use crate::domain::conversation::session_key::{self, ChatKey, KeyPolicy, KeySender, user_key};
 use crate::domain::conversation::session_name::SessionKey;
 use crate::domain::conversation::slot::{NewSlot, SlotKind};
 use crate::domain::people::access::Namespace;
@@ -16,7 +16,7 @@ use crate::store::identity_links::merges;
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy)]
-pub struct Who<'a> {
+pub struct MessageSender<'a> {
     pub identity: &'a Identity,
     pub user_id: UserId,
     pub linked: bool,
@@ -26,11 +26,11 @@ pub struct Who<'a> {
 pub async fn obtain(
     tx: &mut TenantTx,
     policy: KeyPolicy<'_>,
-    who: Who<'_>,
+    who: MessageSender<'_>,
     chat: &Chat,
     now: DateTime<Utc>,
 ) -> Result<SlotId> {
-    let speaker = Speaker {
+    let speaker = KeySender {
         identity: &who.identity.name,
         user_id: who.user_id,
         linked: who.linked,
@@ -53,8 +53,8 @@ pub async fn obtain(
 async fn obtain_key(
     tx: &mut TenantTx,
     agent: &str,
-    who: Who<'_>,
-    place: &Place,
+    who: MessageSender<'_>,
+    place: &ChatKey,
     key: &str,
     now: DateTime<Utc>,
 ) -> Result<Option<SlotId>> {

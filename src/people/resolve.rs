@@ -3,12 +3,12 @@
 
 use chrono::{DateTime, Utc};
 
-use super::message_slot::{self, Who};
+use super::message_slot::{self, MessageSender};
 use crate::domain::bridge::chat::Chat;
-use crate::domain::conversation::reset::{ResetReason, TimeZone, judge};
-use crate::domain::conversation::session::NamedLink;
-use crate::domain::conversation::session_key::{self, KeyPolicy, Place, Speaker};
-use crate::domain::people::access::{Namespace, Viewer};
+use crate::domain::conversation::reset::{ResetReason, TimeZone, check_usable};
+use crate::domain::conversation::session::SessionHandle;
+use crate::domain::conversation::session_key::{self, ChatKey, KeyPolicy, KeySender};
+use crate::domain::people::access::{Access, Namespace};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::presence::GRAIN;
 use crate::domain::people::user::Identity;
@@ -26,7 +26,7 @@ use crate::store::people::users;
 const ATTEMPTS: usize = 5;
 
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct ResolveRequest<'a> {
     pub identity: &'a IdentityName,
     pub agent: &'a str,
     pub chat: &'a Chat,
@@ -42,25 +42,25 @@ pub struct Resolved {
     pub linked: bool,
     pub slot_id: SlotId,
     pub session_key: String,
-    pub session: NamedLink,
+    pub session: SessionHandle,
     /// Whether the session is new.
     pub created: bool,
     /// Why it began anew, and the session that was the current one.
-    pub reset: Option<(ResetReason, NamedLink)>,
+    pub reset: Option<(ResetReason, SessionHandle)>,
 }
 
-/// Who `asked` names and where what they say belongs; `None` if nobody knows the account yet.
+/// Who `request` names and where what they say belongs; `None` if nobody knows the account yet.
 pub async fn resolve(
     tx: &mut TenantTx,
-    asked: Asked<'_>,
+    request: ResolveRequest<'_>,
     now: DateTime<Utc>,
 ) -> Result<Option<Resolved>> {
-    let Some(known) = find(tx, asked).await? else {
+    let Some(known) = find(tx, request).await? else {
         return Ok(None);
     };
-    let resolved = match settled(asked, &known, now)? {
+    let resolved = match settled(request, &known, now)? {
         Some(resolved) => resolved,
-        None => match settle(tx, asked, known.user_id, now).await? {
+        None => match settle(tx, request, known.user_id, now).await? {
             Some(resolved) => resolved,
             None => return Ok(None),
         },
@@ -81,44 +81,55 @@ pub async fn resolve(
 /// The key a message would have, and the session it would find, without making anything.
 pub async fn look(
     tx: &mut TenantTx,
-    asked: Asked<'_>,
-) -> Result<(Option<String>, Option<NamedLink>)> {
-    let Some(known) = find(tx, asked).await? else {
+    request: ResolveRequest<'_>,
+) -> Result<(Option<String>, Option<SessionHandle>)> {
+    let Some(known) = find(tx, request).await? else {
         return Ok((None, None));
     };
-    let place = wanted(asked, &known)?;
+    let place = wanted(request, &known)?;
     let there = known.places.iter().find(|there| there.key == place.key);
     let current = there.and_then(|there| there.current.as_ref());
     Ok((Some(place.key), current.map(|current| current.link.clone())))
 }
 
-async fn find(tx: &mut TenantTx, asked: Asked<'_>) -> Result<Option<Known>> {
-    statement::find(tx, asked.identity, asked.agent, asked.chat, asked.namespace).await
+async fn find(tx: &mut TenantTx, request: ResolveRequest<'_>) -> Result<Option<Known>> {
+    statement::find(
+        tx,
+        request.identity,
+        request.agent,
+        request.chat,
+        request.namespace,
+    )
+    .await
 }
 
-fn policy_of<'a>(asked: Asked<'a>, known: &Known) -> Result<KeyPolicy<'a>> {
+fn policy_of<'a>(request: ResolveRequest<'a>, known: &Known) -> Result<KeyPolicy<'a>> {
     let no_agent = || Error::invalid(vec![FieldError::new("/agent", "there is no such agent")]);
     let spec = known.agent.as_ref().ok_or_else(no_agent)?;
-    Ok(KeyPolicy::of(asked.agent, spec, known.dm_scope))
+    Ok(KeyPolicy::of(request.agent, spec, known.dm_scope))
 }
 
 /// Where what they say belongs.
-fn wanted(asked: Asked<'_>, known: &Known) -> Result<Place> {
-    let speaker = Speaker {
-        identity: asked.identity,
+fn wanted(request: ResolveRequest<'_>, known: &Known) -> Result<ChatKey> {
+    let speaker = KeySender {
+        identity: request.identity,
         user_id: known.user_id,
         linked: known.linked,
     };
     Ok(session_key::place(
-        policy_of(asked, known)?,
+        policy_of(request, known)?,
         speaker,
-        asked.chat,
+        request.chat,
     ))
 }
 
 /// The answer, if nothing has to be made or reset for it.
-fn settled(asked: Asked<'_>, known: &Known, now: DateTime<Utc>) -> Result<Option<Resolved>> {
-    let wanted = wanted(asked, known)?;
+fn settled(
+    request: ResolveRequest<'_>,
+    known: &Known,
+    now: DateTime<Utc>,
+) -> Result<Option<Resolved>> {
+    let wanted = wanted(request, known)?;
     let with_key = |key: &str| known.places.iter().find(|place| place.key == key);
     let is_own = |place: &&KnownPlace| place.user_id == wanted.owner;
     let first = with_key(&wanted.key);
@@ -132,7 +143,7 @@ fn settled(asked: Asked<'_>, known: &Known, now: DateTime<Utc>) -> Result<Option
     else {
         return Ok(None);
     };
-    if is_too_old(asked, known, place, now) {
+    if is_too_old(request, known, place, now) {
         return Ok(None);
     }
     Ok(Some(Resolved {
@@ -148,34 +159,41 @@ fn settled(asked: Asked<'_>, known: &Known, now: DateTime<Utc>) -> Result<Option
 }
 
 /// Whether the agent's policy begins anew what the slot leads to. An empty session is never too old.
-fn is_too_old(asked: Asked<'_>, known: &Known, place: &KnownPlace, now: DateTime<Utc>) -> bool {
+fn is_too_old(
+    request: ResolveRequest<'_>,
+    known: &Known,
+    place: &KnownPlace,
+    now: DateTime<Utc>,
+) -> bool {
     let (Some(spec), Some(current)) = (&known.agent, &place.current) else {
         return false;
     };
-    let platform = asked.chat.platform_of(asked.identity);
-    let rule = spec.reset.rule_for(Some(&platform), Some(asked.chat.kind));
+    let platform = request.chat.platform_of(request.identity);
+    let rule = spec
+        .reset
+        .rule_for(Some(&platform), Some(request.chat.kind));
     let zone = match place.user_id {
         Some(_) => TimeZone::from_column(known.time_zone.as_deref()),
         None => TimeZone::UTC,
     };
     let last_person_at = current.last_person_at.max(place.chosen_at);
-    current.last_seq > 0 && judge(&rule, zone, last_person_at, now).is_some()
+    current.last_seq > 0 && check_usable(&rule, zone, last_person_at, now).is_some()
 }
 
 /// Makes or resets what has to be. The person is held meanwhile: whoever links them waits.
 async fn settle(
     tx: &mut TenantTx,
-    asked: Asked<'_>,
+    request: ResolveRequest<'_>,
     mut user_id: UserId,
     now: DateTime<Utc>,
 ) -> Result<Option<Resolved>> {
     for _ in 0..ATTEMPTS {
         let held = !users::lock(tx, &[user_id]).await?.is_empty();
-        let Some(known) = find(tx, asked).await? else {
+        let Some(known) = find(tx, request).await? else {
             return Ok(None);
         };
         if held && known.user_id == user_id {
-            return settle_held(tx, asked, &known, now).await.map(Some);
+            return settle_held(tx, request, &known, now).await.map(Some);
         }
         user_id = known.user_id;
     }
@@ -187,36 +205,37 @@ async fn settle(
 
 async fn settle_held(
     tx: &mut TenantTx,
-    asked: Asked<'_>,
+    request: ResolveRequest<'_>,
     known: &Known,
     now: DateTime<Utc>,
 ) -> Result<Resolved> {
     // Whoever held the person before us may have done it all.
-    if let Some(resolved) = settled(asked, known, now)? {
+    if let Some(resolved) = settled(request, known, now)? {
         return Ok(resolved);
     }
     let identity = Identity {
         id: known.identity_id,
-        name: asked.identity.clone(),
+        name: request.identity.clone(),
     };
-    let who = Who {
+    let who = MessageSender {
         identity: &identity,
         user_id: known.user_id,
         linked: known.linked,
     };
-    let slot_id = message_slot::obtain(tx, policy_of(asked, known)?, who, asked.chat, now).await?;
-    let platform = asked.chat.platform_of(asked.identity);
+    let slot_id =
+        message_slot::obtain(tx, policy_of(request, known)?, who, request.chat, now).await?;
+    let platform = request.chat.platform_of(request.identity);
     let arrival = Arrival {
         platform: Some(&platform),
-        chat_type: Some(asked.chat.kind),
+        chat_type: Some(request.chat.kind),
         by_person: true,
     };
-    let viewer = Viewer {
-        namespace: asked.namespace,
-        ..Viewer::of_service(known.user_id, identity)
+    let access = Access {
+        namespace: request.namespace,
+        ..Access::of_service(known.user_id, identity)
     };
-    let chosen = sessions::choose_in_slot(tx, &viewer, slot_id, arrival, now).await?;
-    let slot = slots::get(tx, &viewer, slot_id, now).await?;
+    let chosen = sessions::choose_in_slot(tx, &access, slot_id, arrival, now).await?;
+    let slot = slots::get(tx, &access, slot_id, now).await?;
     let gone = || Error::internal(anyhow::anyhow!("a chosen session is not the current one"));
     let current = slot.current.ok_or_else(gone)?;
     Ok(Resolved {
@@ -225,7 +244,7 @@ async fn settle_held(
         linked: known.linked,
         slot_id,
         session_key: slot.key,
-        session: NamedLink {
+        session: SessionHandle {
             id: current.session_id,
             name: current.name,
         },

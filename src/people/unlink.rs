@@ -4,14 +4,14 @@
 use chrono::{DateTime, Utc};
 
 use super::merge::{self, MergeRequest};
-use super::message_slot::{self, Who};
+use super::message_slot::{self, MessageSender};
 use super::notices;
 use crate::app::App;
 use crate::audit;
 use crate::domain::bridge::chat::Chat;
 use crate::domain::conversation::session_key::KeyPolicy;
-use crate::domain::identity_links::{Merge, MoveKind, Parting, UNDO_WINDOW, check_parting};
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::identity_links::{Merge, MoveKind, UNDO_WINDOW, Unlink, check_unlink};
+use crate::domain::people::access::{Access, Visibility};
 use crate::domain::people::user::{IdentityRecord, User};
 use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::{Code, Error, Result};
@@ -26,32 +26,32 @@ use crate::store::tenant::{agents, tenants};
 #[derive(Debug)]
 pub struct Unlinked {
     pub identity: IdentityRecord,
-    pub parting: Parting,
+    pub parting: Unlink,
     pub conversations: usize,
 }
 
-/// Parts an account from its person, if `viewer` may.
+/// Parts an account from its person, if `access` may.
 pub async fn unlink(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    viewer: &Viewer,
+    access: &Access,
     identity_id: IdentityId,
 ) -> Result<Unlinked> {
-    let target = lock_seen(tx, viewer, identity_id).await?;
-    if let Reach::Person(_) = viewer.reach {
-        let speaker = match &viewer.speaker {
+    let target = lock_seen(tx, access, identity_id).await?;
+    if let Visibility::Person(_) = access.reach {
+        let speaker = match &access.speaker {
             Some(speaker) => identities::get(tx, speaker.id).await?,
             None => None,
         };
-        check_parting(speaker.as_ref(), &target)?;
+        check_unlink(speaker.as_ref(), &target)?;
     }
     if identities::list(tx, target.user_id).await?.len() < 2 {
         return Err(last_identity());
     }
     let now = app.clock.now();
     let unlinked = part(tx, &target, now).await?;
-    let by = viewer.speaker.as_ref().map(|speaker| speaker.id);
+    let by = access.speaker.as_ref().map(|speaker| speaker.id);
     let text = notices::parted(&target);
     let stayed = identities::list(tx, target.user_id).await?;
     notices::tell(tx, &stayed, by, &text, now).await?;
@@ -67,7 +67,7 @@ fn last_identity() -> Error {
 }
 
 /// What the audit says of a parting.
-pub(super) fn entry(actor: &str, parting: &Parting) -> Entry {
+pub(super) fn entry(actor: &str, parting: &Unlink) -> Entry {
     let detail = Detail::default()
         .id("from_user_id", parting.from_user)
         .id("to_user_id", parting.to_user);
@@ -77,12 +77,12 @@ pub(super) fn entry(actor: &str, parting: &Parting) -> Entry {
 /// The same, its person held until `tx` ends.
 async fn lock_seen(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     identity_id: IdentityId,
 ) -> Result<IdentityRecord> {
-    let before = find_seen(tx, viewer, identity_id).await?;
+    let before = find_seen(tx, access, identity_id).await?;
     users::lock(tx, &[before.user_id]).await?;
-    let target = find_seen(tx, viewer, identity_id).await?;
+    let target = find_seen(tx, access, identity_id).await?;
     match target.user_id == before.user_id {
         true => Ok(target),
         // The user it has now is not held; whoever unlinked it first left it alone there.
@@ -94,20 +94,20 @@ async fn lock_seen(
     }
 }
 
-/// The account, if it is there for `viewer`.
+/// The account, if it is there for `access`.
 pub async fn find_seen(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     identity_id: IdentityId,
 ) -> Result<IdentityRecord> {
     let missing = || Error::not_found("identity");
     let target = identities::get(tx, identity_id)
         .await?
         .ok_or_else(missing)?;
-    match viewer.reach {
-        Reach::Tenant => Ok(target),
-        Reach::Person(own) if own == target.user_id => Ok(target),
-        Reach::Person(_) | Reach::Service => Err(missing()),
+    match access.reach {
+        Visibility::Tenant => Ok(target),
+        Visibility::Person(own) if own == target.user_id => Ok(target),
+        Visibility::Person(_) | Visibility::Service => Err(missing()),
     }
 }
 
@@ -140,7 +140,7 @@ pub(super) async fn part(
         slot_aliases::update_to_latest(tx, &idle).await?;
     }
     unlinks::end_belongings(tx, &target.identity(), now).await?;
-    let parting = Parting {
+    let parting = Unlink {
         identity_id: target.id,
         from_user: from,
         to_user: to,
@@ -174,7 +174,7 @@ async fn home_slots(
 ) -> Result<Vec<SlotId>> {
     let mut slots = unlinks::move_slots(tx, target.id, target.user_id, to).await?;
     let identity = target.identity();
-    let who = Who {
+    let who = MessageSender {
         identity: &identity,
         user_id: to,
         linked: false,
@@ -196,14 +196,14 @@ pub async fn undo_unlink(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    viewer: &Viewer,
+    access: &Access,
     identity_id: IdentityId,
     proven: Option<UserId>,
 ) -> Result<Merge> {
     let now = app.clock.now();
-    let target = find_seen(tx, viewer, identity_id).await?;
+    let target = find_seen(tx, access, identity_id).await?;
     let not_possible = |detail: &str| Error::new(Code::UndoNotPossible, detail);
-    let parting = identity_moves::find_parting(tx, identity_id, now).await?;
+    let parting = identity_moves::find_unlink(tx, identity_id, now).await?;
     let parting = parting.ok_or_else(|| not_possible("it was not unlinked within 30 days"))?;
     // Nor if that person was merged away: whoever they became is not asked here.
     if parting.to_user != target.user_id {
@@ -219,7 +219,7 @@ pub async fn undo_unlink(
         from: target.user_id,
         kind: MoveKind::Undo,
         reason: None,
-        by: viewer.speaker.as_ref().map(|speaker| speaker.id),
+        by: access.speaker.as_ref().map(|speaker| speaker.id),
         dry_run: false,
     };
     let merged = merge::merge(app, tx, actor, &request).await?;

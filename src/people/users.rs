@@ -6,7 +6,7 @@ use crate::domain::conversation::reset::TimeZone;
 use crate::domain::people::display_name::DisplayName;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::user::{
-    Account, EXTERNAL_ID_RULE, MAX_IDENTITIES, User, is_external_id,
+    EXTERNAL_ID_RULE, MAX_IDENTITIES, NewIdentity, User, is_external_id,
 };
 use crate::domain::tenant::audit::{Action, Entry};
 use crate::error::{Code, Error, FieldError, Result};
@@ -45,7 +45,7 @@ pub async fn create(app: &App, tx: &mut TenantTx, actor: &str, new: &NewUser) ->
     }
     let mut taken = Vec::new();
     for (place, name) in new.identities.iter().enumerate() {
-        let account = Account {
+        let account = NewIdentity {
             name: name.clone(),
             issuer: None,
         };

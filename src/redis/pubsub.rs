@@ -1,4 +1,4 @@
-//! Pokes between nodes: that something happened in a conversation, or that a node should look at a turn.
+//! PubSub between nodes: that something happened in a conversation, or that a node should look at a turn.
 //! A poke says only where to look; a lost one delays, and a forged one makes somebody look in vain.
 
 use deadpool_redis::Connection;
@@ -42,7 +42,7 @@ impl Topic {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Poke {
+pub enum Notification {
     /// There is something new.
     News(Topic),
     /// The node that runs it should look at this turn.
@@ -65,12 +65,12 @@ impl Publisher {
         }
     }
 
-    pub async fn publish(&mut self, pokes: &[Poke]) -> Result<()> {
+    pub async fn publish(&mut self, pokes: &[Notification]) -> Result<()> {
         let mut all = pipe();
-        for poke in pokes {
-            let (channel, payload) = match poke {
-                Poke::News(topic) => (topic.channel(), self.node.to_string()),
-                Poke::Turn(node, turn) => (format!("{NODE}{node}"), turn.to_string()),
+        for notify in pokes {
+            let (channel, payload) = match notify {
+                Notification::News(topic) => (topic.channel(), self.node.to_string()),
+                Notification::Turn(node, turn) => (format!("{NODE}{node}"), turn.to_string()),
             };
             all.publish(channel, payload).ignore();
         }
@@ -98,7 +98,7 @@ impl Publisher {
 
 impl Redis {
     /// A connection of its own, on which pokes arrive: those to `node`, and what is asked for.
-    pub async fn listen(&self, node: BootId) -> Result<(Subscriptions, Pokes)> {
+    pub async fn listen(&self, node: BootId) -> Result<(Subscriptions, PubSub)> {
         let opening = async {
             let client = Client::open(self.url()).map_err(anyhow::Error::from)?;
             let pubsub = client
@@ -109,7 +109,7 @@ impl Redis {
             sink.subscribe(format!("{NODE}{node}"))
                 .await
                 .map_err(anyhow::Error::from)?;
-            Ok::<_, anyhow::Error>((Subscriptions { sink, node }, Pokes { stream, node }))
+            Ok::<_, anyhow::Error>((Subscriptions { sink, node }, PubSub { stream, node }))
         };
         match tokio::time::timeout(WAIT, opening).await {
             Ok(Ok(both)) => Ok(both),
@@ -153,29 +153,29 @@ fn answered(answer: std::result::Result<RedisResult<()>, Elapsed>) -> Result<()>
     }
 }
 
-pub struct Pokes {
+pub struct PubSub {
     stream: PubSubStream,
     node: BootId,
 }
 
-impl Pokes {
+impl PubSub {
     /// The next poke; `None` when the connection has ended.
-    pub async fn next(&mut self) -> Option<Poke> {
+    pub async fn next(&mut self) -> Option<Notification> {
         loop {
             let message = self.stream.next().await?;
-            if let Some(poke) = self.read(&message) {
-                return Some(poke);
+            if let Some(notify) = self.read(&message) {
+                return Some(notify);
             }
         }
     }
 
-    fn read(&self, message: &Msg) -> Option<Poke> {
+    fn read(&self, message: &Msg) -> Option<Notification> {
         let payload: String = message.get_payload().ok()?;
         match Topic::of_channel(message.get_channel_name()) {
             // Who watches here was woken when this node told the others.
             Some(_) if payload == self.node.to_string() => None,
-            Some(topic) => Some(Poke::News(topic)),
-            None => Some(Poke::Turn(self.node, payload.parse().ok()?)),
+            Some(topic) => Some(Notification::News(topic)),
+            None => Some(Notification::Turn(self.node, payload.parse().ok()?)),
         }
     }
 }

@@ -4,9 +4,9 @@ use chrono::{DateTime, Utc};
 
 use super::find;
 use crate::domain::conversation::message::{self, NewMessage, Role};
-use crate::domain::conversation::session::{Need, Tip};
+use crate::domain::conversation::session::{Permission, Tip};
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::access::{Access, Visibility};
 use crate::domain::turn::session_busy;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
@@ -28,7 +28,7 @@ pub struct Appended {
 /// Appends to the tip, all or nothing. `expected_last` is the last number that the caller saw.
 pub async fn append(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
     messages: &[NewMessage],
     expected_last: Option<i64>,
@@ -38,25 +38,25 @@ pub async fn append(
         let error = FieldError::new("/messages", "give at least one");
         return Err(Error::invalid(vec![error]));
     }
-    message::check_all(messages, "/messages", viewer.writes_every_role)?;
+    message::check_all(messages, "/messages", access.may_write_any_role)?;
     for _ in 0..ATTEMPTS {
-        let tip = find(tx, viewer, session, Need::ReadOrSpeak, now).await?;
+        let tip = find(tx, access, session, Permission::Participate, now).await?;
         let append = Append {
             session_id: tip.session_id,
             messages,
-            speaker: viewer.speaker.as_ref(),
+            speaker: access.speaker.as_ref(),
             expected_last,
         };
         if let Some(first_seq) = messages::append(tx, &append, now).await? {
-            check_again(tx, viewer, &tip, now).await?;
-            note_presence(tx, viewer, &tip, messages, now);
+            check_again(tx, access, &tip, now).await?;
+            note_presence(tx, access, &tip, messages, now);
             return Ok(Appended { tip, first_seq });
         }
         // A turn is active, the tip has moved on, or its last number is another: the next look tells which.
         if let Some(turn_id) = turns::find_active(tx, tip.name.conversation_id).await? {
             return Err(session_busy(turn_id));
         }
-        let again = find(tx, viewer, session, Need::ReadOrSpeak, now).await?;
+        let again = find(tx, access, session, Permission::Participate, now).await?;
         let last = again.last_seq();
         if again.session_id == tip.session_id && expected_last.is_some_and(|seen| seen != last) {
             let detail = format!("the last message has the number {last}");
@@ -73,30 +73,30 @@ pub async fn append(
 /// Checks the right of a user again, whose identity may have been unlinked while the session was waited for.
 async fn check_again(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     tip: &Tip,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    let (Reach::Person(_), Some(speaker)) = (viewer.reach, &viewer.speaker) else {
+    let (Visibility::Person(_), Some(speaker)) = (access.reach, &access.speaker) else {
         return Ok(());
     };
     let user_id = identities::find_user(tx, speaker.id).await?;
-    let present = viewer.merged_into(user_id.ok_or_else(session_not_found)?);
+    let present = access.merged_into(user_id.ok_or_else(session_not_found)?);
     let session = SessionRef::Id(tip.session_id);
-    find(tx, &present, &session, Need::ReadOrSpeak, now).await?;
+    find(tx, &present, &session, Permission::Participate, now).await?;
     Ok(())
 }
 
 /// Notes where the sender is present: in the slot of the conversation.
 fn note_presence(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     tip: &Tip,
     messages: &[NewMessage],
     now: DateTime<Utc>,
 ) {
     let spoke = messages.iter().any(|message| message.role == Role::User);
-    if let Some(speaker) = &viewer.speaker
+    if let Some(speaker) = &access.speaker
         && spoke
     {
         tx.note_presence(Seen {
@@ -110,7 +110,7 @@ fn note_presence(
 /// What a session begins with, in the transaction that makes it.
 pub(super) async fn put_first(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     session_id: SessionId,
     messages: &[NewMessage],
     now: DateTime<Utc>,
@@ -121,7 +121,7 @@ pub(super) async fn put_first(
     let append = Append {
         session_id,
         messages,
-        speaker: viewer.speaker.as_ref(),
+        speaker: access.speaker.as_ref(),
         expected_last: None,
     };
     let gone = || Error::internal(anyhow::anyhow!("a new session takes no messages"));

@@ -3,9 +3,9 @@
 use chrono::{DateTime, Utc};
 
 use super::{close_calls, find, insert};
-use crate::domain::conversation::session::{Edge, Need, NewConversation};
+use crate::domain::conversation::session::{Edge, NewConversation, Permission};
 use crate::domain::conversation::session_name::SessionRef;
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::error::{Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
@@ -21,12 +21,12 @@ pub struct Branch {
 /// is known to the same key without becoming its current one.
 pub async fn branch(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
     request: Branch,
     now: DateTime<Utc>,
 ) -> Result<SessionId> {
-    let tip = find(tx, viewer, session, Need::Own, now).await?;
+    let tip = find(tx, access, session, Permission::Manage, now).await?;
     let last = tip.last_seq();
     if request
         .from_seq
@@ -41,7 +41,7 @@ pub async fn branch(
     let conversation = NewConversation {
         id: SessionId::generate(),
         slot_id: tip.slot_id,
-        namespace: viewer.namespace,
+        namespace: access.namespace,
         client_id: None,
         user_id: tip.owner.user_id,
         agent: tip.agent,

@@ -8,9 +8,9 @@ use chrono::{DateTime, Utc};
 use super::append::put_first;
 use super::find;
 use crate::domain::conversation::message;
-use crate::domain::conversation::session::{CompressionRecord, Need, Session, Tip};
+use crate::domain::conversation::session::{CompressionRecord, Permission, Session, Tip};
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::tenant::compression_settings::{MAX_KEEP_LAST, Plan, Totals, plan};
 use crate::domain::turn::session_busy;
 use crate::error::{Code, Error, FieldError, Result};
@@ -47,7 +47,7 @@ pub struct Compressed {
 /// Puts a summary in the place of all but the last messages.
 pub async fn compress(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
     request: &Compress,
     now: DateTime<Utc>,
@@ -58,11 +58,11 @@ pub async fn compress(
         return Err(Error::invalid(vec![FieldError::new("/keep_last", detail)]));
     }
     let started = Instant::now();
-    let seen = find(tx, viewer, session, Need::Own, now).await?;
+    let seen = find(tx, access, session, Permission::Manage, now).await?;
     conversations::lock(tx, seen.name.conversation_id)
         .await?
         .ok_or_else(session_not_found)?;
-    let tip = find(tx, viewer, session, Need::Own, now).await?;
+    let tip = find(tx, access, session, Permission::Manage, now).await?;
     // Whoever asked for a link that was compressed meanwhile, or before and nothing was said since, gets
     // the child that is there: retries and racers end with one id.
     let moved_on = tip.session_id != seen.session_id && tip.depth > seen.depth;
@@ -72,7 +72,7 @@ pub async fn compress(
             true => sessions::find_child(tx, seen.session_id).await?,
             false => Some(tip.session_id),
         };
-        return already_made(tx, viewer, child.unwrap_or(tip.session_id), tip).await;
+        return already_made(tx, access, child.unwrap_or(tip.session_id), tip).await;
     }
     let summary = message::summary(&request.summary);
     if request.preview {
@@ -102,7 +102,7 @@ pub async fn compress(
     };
     sessions::insert_child(tx, &child, now).await?;
     copy(tx, &tip, child.id, &plan.head).await?;
-    put_first(tx, viewer, child.id, std::slice::from_ref(&summary), now).await?;
+    put_first(tx, access, child.id, std::slice::from_ref(&summary), now).await?;
     copy(tx, &tip, child.id, &plan.tail).await?;
     sessions::update_born(tx, child.id).await?;
     conversations::update_tip(tx, tip.name.conversation_id, child.id).await?;
@@ -170,12 +170,12 @@ async fn refuse_while_busy(tx: &mut TenantTx, tip: &Tip) -> Result<()> {
 
 async fn already_made(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     child: SessionId,
     tip: Tip,
 ) -> Result<Compressed> {
     let broken = || Error::internal(anyhow::anyhow!("a compressed link without its record"));
-    let link: Session = sessions::get(tx, viewer, child).await?;
+    let link: Session = sessions::get(tx, access, child).await?;
     Ok(Compressed {
         child: Some(child),
         parent: link.parent.ok_or_else(broken)?.id,
@@ -189,15 +189,15 @@ async fn already_made(
 /// again. Asking again for a child that was undone changes nothing.
 pub async fn uncompress(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
     now: DateTime<Utc>,
 ) -> Result<SessionId> {
-    let seen = find(tx, viewer, session, Need::Own, now).await?;
+    let seen = find(tx, access, session, Permission::Manage, now).await?;
     conversations::lock(tx, seen.name.conversation_id)
         .await?
         .ok_or_else(session_not_found)?;
-    let tip = find(tx, viewer, session, Need::Own, now).await?;
+    let tip = find(tx, access, session, Permission::Manage, now).await?;
     if tip.asked_undone || tip.depth < seen.depth {
         return Ok(tip.session_id);
     }

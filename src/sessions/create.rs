@@ -6,7 +6,7 @@ use super::{agent_for, append::put_first, insert, keys};
 use crate::domain::conversation::message::{self, NewMessage};
 use crate::domain::conversation::session::NewConversation;
 use crate::domain::conversation::session_name::{ClientSessionId, SessionKey};
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::error::Result;
 use crate::ids::SessionId;
 use crate::store::TenantTx;
@@ -23,22 +23,22 @@ pub struct NewSession {
 /// Makes a session. It becomes its key's current one only if the key has none.
 pub async fn create(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     request: NewSession,
     now: DateTime<Utc>,
 ) -> Result<SessionId> {
-    message::check_all(&request.messages, "/messages", viewer.writes_every_role)?;
+    message::check_all(&request.messages, "/messages", access.may_write_any_role)?;
     let named = request.agent.as_deref();
     let slot = match &request.session_key {
-        Some(key) => Some(keys::obtain(tx, viewer, key, named, now).await?),
+        Some(key) => Some(keys::obtain(tx, access, key, named, now).await?),
         None => None,
     };
     let conversation = NewConversation {
         id: SessionId::generate(),
         slot_id: slot.as_ref().map(|slot| slot.id),
-        namespace: viewer.namespace,
+        namespace: access.namespace,
         client_id: request.id.map(|id| id.as_str().to_owned()),
-        user_id: viewer
+        user_id: access
             .person
             .or(slot.as_ref().and_then(|slot| slot.user_id)),
         agent: agent_for(tx, named, slot.as_ref()).await?,
@@ -49,6 +49,6 @@ pub async fn create(
     if let Some(slot) = slot {
         slots::update_first(tx, slot.id, id).await?;
     }
-    put_first(tx, viewer, id, &request.messages, now).await?;
+    put_first(tx, access, id, &request.messages, now).await?;
     Ok(id)
 }

@@ -6,9 +6,9 @@ use super::find;
 use crate::app::App;
 use crate::audit;
 use crate::crypto;
-use crate::domain::conversation::session::{ChainName, Need};
+use crate::domain::conversation::session::{ConversationHandle, Permission};
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
-use crate::domain::people::access::{Namespace, Viewer};
+use crate::domain::people::access::{Access, Namespace};
 use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::domain::turn::StopReason;
 use crate::error::{Error, Result};
@@ -26,11 +26,11 @@ pub async fn delete(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
 ) -> Result<()> {
     let now = app.clock.now();
-    let tip = find(tx, viewer, session, Need::Own, now).await?;
+    let tip = find(tx, access, session, Permission::Manage, now).await?;
     if !delete_quietly(tx, &tip.name, now).await? {
         return Err(session_not_found());
     }
@@ -48,7 +48,7 @@ const ATTEMPTS: usize = 10;
 /// The same without an audit entry of its own. False if someone else has deleted it.
 pub async fn delete_quietly(
     tx: &mut TenantTx,
-    name: &ChainName,
+    name: &ConversationHandle,
     now: DateTime<Utc>,
 ) -> Result<bool> {
     lock_with_slots(tx, name.conversation_id).await?;
@@ -62,7 +62,7 @@ pub async fn delete_quietly(
 async fn lock_with_slots(tx: &mut TenantTx, conversation_id: SessionId) -> Result<()> {
     tx.mark().await?;
     for _ in 0..ATTEMPTS {
-        let held = slots::lock_leading_to(tx, conversation_id).await?;
+        let held = slots::lock_current_session(tx, conversation_id).await?;
         conversations::lock(tx, conversation_id).await?;
         if !slots::others_lead_to(tx, conversation_id, &held).await? {
             return Ok(());
@@ -79,7 +79,7 @@ async fn lock_with_slots(tx: &mut TenantTx, conversation_id: SessionId) -> Resul
 /// are not counted.
 pub async fn delete_held(
     tx: &mut TenantTx,
-    names: &[ChainName],
+    names: &[ConversationHandle],
     now: DateTime<Utc>,
 ) -> Result<usize> {
     let ids: Vec<SessionId> = names.iter().map(|name| name.conversation_id).collect();
@@ -88,7 +88,8 @@ pub async fn delete_held(
         return Ok(0);
     }
     turn_stops::stop_all(tx, &gone, None, StopReason::ConversationDeleted, now).await?;
-    let digest = |name: &ChainName| Some(spent_digest(name.namespace, name.client_id.as_ref()?));
+    let digest =
+        |name: &ConversationHandle| Some(spent_digest(name.namespace, name.client_id.as_ref()?));
     let given: Vec<[u8; 32]> = names
         .iter()
         .filter(|name| gone.contains(&name.conversation_id))

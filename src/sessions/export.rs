@@ -7,10 +7,10 @@ use chrono::{DateTime, Utc};
 
 use super::{find, note_export};
 use crate::app::App;
-use crate::domain::conversation::session::{ChainName, Need, Tip};
+use crate::domain::conversation::session::{ConversationHandle, Permission, Tip};
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
-use crate::domain::people::access::Viewer;
-use crate::domain::transfer::document::Place;
+use crate::domain::people::access::Access;
+use crate::domain::transfer::document::MessagePosition;
 use crate::domain::transfer::export::{Head, LinkHead, Piece};
 use crate::error::{Code, Error, Result};
 use crate::ids::SessionId;
@@ -30,7 +30,7 @@ const LINKS: i64 = 100;
 /// How far the reading of a conversation has come.
 pub struct Export {
     pub head: Head,
-    name: ChainName,
+    name: ConversationHandle,
     /// The last link as it was when the reading began.
     tip: SessionId,
     tip_depth: i32,
@@ -49,34 +49,34 @@ pub async fn export(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
 ) -> Result<Export> {
     let now = app.clock.now();
-    let tip = find(tx, viewer, session, Need::Own, now).await?;
-    note_export(app, tx, actor, viewer, &tip).await?;
-    begin(tx, viewer, tip, now).await
+    let tip = find(tx, access, session, Permission::Manage, now).await?;
+    note_export(app, tx, actor, access, &tip).await?;
+    begin(tx, access, tip, now).await
 }
 
 /// The same for whoever exports a whole person: that has an entry of its own.
 pub async fn export_quietly(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     conversation_id: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Export> {
     let session = SessionRef::Id(conversation_id);
-    let tip = find(tx, viewer, &session, Need::Own, now).await?;
-    begin(tx, viewer, tip, now).await
+    let tip = find(tx, access, &session, Permission::Manage, now).await?;
+    begin(tx, access, tip, now).await
 }
 
-async fn begin(tx: &mut TenantTx, viewer: &Viewer, tip: Tip, now: DateTime<Utc>) -> Result<Export> {
-    let first = sessions::get(tx, viewer, tip.name.conversation_id).await?;
+async fn begin(tx: &mut TenantTx, access: &Access, tip: Tip, now: DateTime<Utc>) -> Result<Export> {
+    let first = sessions::get(tx, access, tip.name.conversation_id).await?;
     let tip_last_seq = tip.last_seq();
     Ok(Export {
         head: Head {
             id: tip.name.conversation_id,
-            shown_id: tip.name.shown(viewer),
+            shown_id: tip.name.shown(access),
             title: first.title,
             agent: tip.agent,
             created_at: first.created_at,
@@ -95,16 +95,16 @@ async fn begin(tx: &mut TenantTx, viewer: &Viewer, tip: Tip, now: DateTime<Utc>)
 
 impl Export {
     /// The next pieces, with a page of messages at most; none at the end. Fails when the conversation is
-    /// no longer there for `viewer`, or no longer what it was when the reading began.
+    /// no longer there for `access`, or no longer what it was when the reading began.
     pub async fn next(
         &mut self,
         tx: &mut TenantTx,
-        viewer: &Viewer,
+        access: &Access,
         now: DateTime<Utc>,
     ) -> Result<Vec<Piece>> {
         let mut pieces = Vec::new();
         while pieces.len() < self.page {
-            if self.current.is_none() && !self.begin_link(tx, viewer, &mut pieces).await? {
+            if self.current.is_none() && !self.begin_link(tx, access, &mut pieces).await? {
                 break;
             }
             self.read_link(tx, &mut pieces).await?;
@@ -112,7 +112,7 @@ impl Export {
         self.page = next_page(self.page, pieces.iter().map(size).sum());
         // After the reading: what was changed before it, is seen here.
         let end = SessionRef::Id(self.tip);
-        let seen = find(tx, viewer, &end, Need::Own, now).await?;
+        let seen = find(tx, access, &end, Permission::Manage, now).await?;
         match seen.asked_undone {
             false => Ok(pieces),
             true => Err(Error::new(
@@ -126,7 +126,7 @@ impl Export {
     async fn begin_link(
         &mut self,
         tx: &mut TenantTx,
-        viewer: &Viewer,
+        access: &Access,
         pieces: &mut Vec<Piece>,
     ) -> Result<bool> {
         if self.ahead.is_empty() && self.looked_up < self.tip_depth {
@@ -149,7 +149,7 @@ impl Export {
             link.last_seq = self.tip_last_seq;
         }
         pieces.push(Piece::Link(LinkHead {
-            shown_id: self.name.shown_link(link.id, viewer),
+            shown_id: self.name.shown_link(link.id, access),
             depth: link.depth,
             created_at: link.created_at,
             compression: link.compression.clone(),
@@ -187,9 +187,11 @@ impl Export {
 }
 
 /// Where in this chain the original of a copy is. What a first link was born with is its own.
-fn original_of(depth: i32, message: &ChainMessage) -> Option<Place> {
+fn original_of(depth: i32, message: &ChainMessage) -> Option<MessagePosition> {
     let (_, seq) = message.message.copied_from.filter(|_| depth > 0)?;
-    message.copied_depth.map(|link| Place { link, seq })
+    message
+        .copied_depth
+        .map(|link| MessagePosition { link, seq })
 }
 
 fn size(piece: &Piece) -> usize {

@@ -1,11 +1,11 @@
-//! Taking back what others may read.
+//! MessageReceiver back what others may read.
 
 use super::find;
 use crate::app::App;
 use crate::audit;
-use crate::domain::conversation::session::Need;
+use crate::domain::conversation::session::Permission;
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::Result;
 use crate::ids::UserId;
@@ -17,12 +17,12 @@ pub async fn revoke_grants(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
     user_id: Option<UserId>,
 ) -> Result<()> {
     let now = app.clock.now();
-    let tip = find(tx, viewer, session, Need::Own, now).await?;
+    let tip = find(tx, access, session, Permission::Manage, now).await?;
     let conversation_id = tip.name.conversation_id;
     conversations::lock(tx, conversation_id)
         .await?

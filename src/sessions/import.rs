@@ -6,7 +6,7 @@ use super::{agent_for, insert, keys};
 use crate::app::App;
 use crate::domain::conversation::session::NewConversation;
 use crate::domain::conversation::session_name::SessionKey;
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::transfer::import::Import;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
@@ -23,26 +23,26 @@ const BATCH: usize = 1000;
 pub async fn import(
     app: &App,
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     document: &Import,
     session_key: Option<&SessionKey>,
     now: DateTime<Utc>,
 ) -> Result<SessionId> {
-    check_roles(app, tx, viewer, document)?;
+    check_roles(app, tx, access, document)?;
     let named = match &document.agent {
         Some(agent) => agents::find(tx, agent).await?.map(|_| agent.as_str()),
         None => None,
     };
     let slot = match session_key {
-        Some(key) => Some(keys::obtain(tx, viewer, key, named, now).await?),
+        Some(key) => Some(keys::obtain(tx, access, key, named, now).await?),
         None => None,
     };
     let conversation = NewConversation {
         id: SessionId::generate(),
         slot_id: slot.as_ref().map(|slot| slot.id),
-        namespace: viewer.namespace,
+        namespace: access.namespace,
         client_id: None,
-        user_id: viewer
+        user_id: access
             .person
             .or(slot.as_ref().and_then(|slot| slot.user_id)),
         agent: agent_for(tx, named, slot.as_ref()).await?,
@@ -60,11 +60,11 @@ pub async fn import(
 }
 
 /// Whoever may write only as a person may also bring back what this service gave out.
-fn check_roles(app: &App, tx: &TenantTx, viewer: &Viewer, document: &Import) -> Result<()> {
+fn check_roles(app: &App, tx: &TenantTx, access: &Access, document: &Import) -> Result<()> {
     let Some(pointer) = document
         .not_a_person_s
         .as_ref()
-        .filter(|_| !viewer.writes_every_role)
+        .filter(|_| !access.may_write_any_role)
     else {
         return Ok(());
     };

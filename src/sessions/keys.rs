@@ -3,14 +3,16 @@
 
 use chrono::{DateTime, Utc};
 
-use super::{agent_for, find, insert, who_became_of};
-use crate::domain::conversation::reset::{ResetReason, TimeZone, judge};
-use crate::domain::conversation::session::{Edge, EndReason, NamedLink, Need, NewConversation};
+use super::{agent_for, find, follow_merge, insert};
+use crate::domain::conversation::reset::{ResetReason, TimeZone, check_usable};
+use crate::domain::conversation::session::{
+    Edge, EndReason, NewConversation, Permission, SessionHandle,
+};
 use crate::domain::conversation::session_name::{
     SessionKey, SessionRef, session_key_not_found, session_not_found,
 };
 use crate::domain::conversation::slot::{NewSlot, Slot, SlotKind};
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::people::platform::PlatformScope;
 use crate::domain::tenant::agent::ChatType;
 use crate::error::{Code, Error, Result};
@@ -23,17 +25,17 @@ use crate::store::tenant::agents;
 /// As often as a key may be led elsewhere under us before we give up.
 const ATTEMPTS: usize = 10;
 
-/// The slot that `key` names for `viewer`.
+/// The slot that `key` names for `access`.
 pub async fn find_slot(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     key: &SessionKey,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    if let Some(slot) = find_seen(tx, viewer, key, now).await? {
+    if let Some(slot) = find_seen(tx, access, key, now).await? {
         return Ok(slot);
     }
-    let found = match who_became_of(tx, viewer).await? {
+    let found = match follow_merge(tx, access).await? {
         Some(survivor) => find_seen(tx, &survivor, key, now).await?,
         None => None,
     };
@@ -42,29 +44,29 @@ pub async fn find_slot(
 
 async fn find_seen(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     key: &SessionKey,
     now: DateTime<Utc>,
 ) -> Result<Option<Slot>> {
-    let Some(id) = slots::find_id(tx, viewer, key).await? else {
+    let Some(id) = slots::find_id(tx, access, key).await? else {
         return Ok(None);
     };
-    let slot = slots::get(tx, viewer, id, now).await?;
-    Ok(slot.check(viewer).is_ok().then_some(slot))
+    let slot = slots::get(tx, access, id, now).await?;
+    Ok(slot.check(access).is_ok().then_some(slot))
 }
 
 /// The same, held until `tx` ends.
 async fn lock_slot(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     key: &SessionKey,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    let mut slot = find_slot(tx, viewer, key, now).await?;
+    let mut slot = find_slot(tx, access, key, now).await?;
     for _ in 0..ATTEMPTS {
         slots::lock(tx, slot.id).await?;
         // While we waited, linking may have let the key lead to another slot.
-        let again = find_slot(tx, viewer, key, now).await?;
+        let again = find_slot(tx, access, key, now).await?;
         if again.id == slot.id {
             return Ok(again);
         }
@@ -79,29 +81,29 @@ async fn lock_slot(
 /// The slot of `key`, held; made if it is new and a client may make it. Concurrent first uses make one.
 pub(super) async fn obtain(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     key: &SessionKey,
     agent: Option<&str>,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    let known = slots::find_id(tx, viewer, key).await?.is_some();
+    let known = slots::find_id(tx, access, key).await?.is_some();
     if !known && !key.is_reserved() {
-        let speaker = viewer.speaker.as_ref();
+        let speaker = access.speaker.as_ref();
         let slot = NewSlot {
             id: SlotId::generate(),
             kind: SlotKind::Client,
             key: key.clone(),
-            user_id: viewer.person,
+            user_id: access.person,
             identity_id: speaker.map(|speaker| speaker.id),
             agent: agent_for(tx, agent, None).await?,
         };
-        if let Some(user_id) = viewer.person {
+        if let Some(user_id) = access.person {
             users::lock_shared(tx, user_id).await?;
         }
         // Lost or won: afterwards the name is there.
-        slots::insert(tx, viewer.namespace, &slot, now).await?;
+        slots::insert(tx, access.namespace, &slot, now).await?;
     }
-    lock_slot(tx, viewer, key, now).await
+    lock_slot(tx, access, key, now).await
 }
 
 fn check_generation(slot: &Slot, expected: Option<i64>) -> Result<()> {
@@ -118,21 +120,21 @@ fn check_generation(slot: &Slot, expected: Option<i64>) -> Result<()> {
 /// slot leads there.
 pub async fn reset(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     key: &SessionKey,
     expected_generation: Option<i64>,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    let slot = lock_slot(tx, viewer, key, now).await?;
+    let slot = lock_slot(tx, access, key, now).await?;
     check_generation(&slot, expected_generation)?;
-    rotate(tx, viewer, &slot, EndReason::Reset, now).await?;
-    slots::get(tx, viewer, slot.id, now).await
+    rotate(tx, access, &slot, EndReason::Reset, now).await?;
+    slots::get(tx, access, slot.id, now).await
 }
 
 /// Replaces what a held slot leads to with a fresh conversation.
 async fn rotate(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     slot: &Slot,
     reason: EndReason,
     now: DateTime<Utc>,
@@ -145,7 +147,7 @@ async fn rotate(
     let conversation = NewConversation {
         id: SessionId::generate(),
         slot_id: Some(slot.id),
-        namespace: viewer.namespace,
+        namespace: access.namespace,
         client_id: None,
         user_id: slot.user_id,
         agent: slot.agent.clone(),
@@ -163,15 +165,15 @@ async fn rotate(
 /// Makes `session` the current one of `key`, and opens it again if it had ended.
 pub async fn switch(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     key: &SessionKey,
     session: &SessionRef,
     expected_generation: Option<i64>,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    let slot = lock_slot(tx, viewer, key, now).await?;
+    let slot = lock_slot(tx, access, key, now).await?;
     check_generation(&slot, expected_generation)?;
-    let target = find(tx, viewer, session, Need::Own, now).await?;
+    let target = find(tx, access, session, Permission::Manage, now).await?;
     if target.agent != slot.agent {
         let detail = format!("the session belongs to the agent {}", target.agent);
         return Err(Error::new(Code::AgentMismatch, detail));
@@ -187,7 +189,7 @@ pub async fn switch(
         .map(|current| current.name.conversation_id);
     if from == Some(to) {
         slots::update_chosen(tx, slot.id, now).await?;
-        return slots::get(tx, viewer, slot.id, now).await;
+        return slots::get(tx, access, slot.id, now).await;
     }
     let mut both: Vec<SessionId> = from.into_iter().chain([to]).collect();
     both.sort_unstable();
@@ -203,7 +205,7 @@ pub async fn switch(
     if let Some(from) = from {
         sessions::end_unless_current(tx, from, EndReason::Switch, now).await?;
     }
-    slots::get(tx, viewer, slot.id, now).await
+    slots::get(tx, access, slot.id, now).await
 }
 
 /// How a message comes to a key.
@@ -223,46 +225,46 @@ pub struct Chosen {
     pub session_id: SessionId,
     pub created: bool,
     /// Why it began anew, and the session that was the current one.
-    pub reset: Option<(ResetReason, NamedLink)>,
+    pub reset: Option<(ResetReason, SessionHandle)>,
 }
 
 /// The session that a message goes to when only a key is named: the current one, unless the agent's
 /// reset policy finds it too old; made if the key is new.
 pub async fn choose_current(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     key: &SessionKey,
     agent: Option<&str>,
     arrival: Arrival<'_>,
     now: DateTime<Utc>,
 ) -> Result<Chosen> {
-    let slot = obtain(tx, viewer, key, agent, now).await?;
+    let slot = obtain(tx, access, key, agent, now).await?;
     agent_for(tx, agent, Some(&slot)).await?;
-    choose_of(tx, viewer, slot, arrival, now).await
+    choose_of(tx, access, slot, arrival, now).await
 }
 
 /// The same for a slot that the service built, which is held from here on.
 pub async fn choose_in_slot(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     slot_id: SlotId,
     arrival: Arrival<'_>,
     now: DateTime<Utc>,
 ) -> Result<Chosen> {
     slots::lock(tx, slot_id).await?;
-    let slot = slots::get(tx, viewer, slot_id, now).await?;
-    choose_of(tx, viewer, slot, arrival, now).await
+    let slot = slots::get(tx, access, slot_id, now).await?;
+    choose_of(tx, access, slot, arrival, now).await
 }
 
 async fn choose_of(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     slot: Slot,
     arrival: Arrival<'_>,
     now: DateTime<Utc>,
 ) -> Result<Chosen> {
     let Some(current) = slot.current.clone() else {
-        let session_id = first(tx, viewer, &slot, now).await?;
+        let session_id = first(tx, access, &slot, now).await?;
         return Ok(Chosen {
             slot,
             session_id,
@@ -271,7 +273,7 @@ async fn choose_of(
         });
     };
     let reason = match arrival.by_person {
-        true => judge_slot(tx, viewer, &slot, current.session_id, arrival, now).await?,
+        true => judge_slot(tx, access, &slot, current.session_id, arrival, now).await?,
         false => None,
     };
     let Some(reason) = reason else {
@@ -282,8 +284,8 @@ async fn choose_of(
             reset: None,
         });
     };
-    let session_id = rotate(tx, viewer, &slot, reason.into(), now).await?;
-    let before = NamedLink {
+    let session_id = rotate(tx, access, &slot, reason.into(), now).await?;
+    let before = SessionHandle {
         id: current.session_id,
         name: current.name,
     };
@@ -298,14 +300,14 @@ async fn choose_of(
 /// The first conversation of a slot, or the next one after its current one was deleted.
 async fn first(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     slot: &Slot,
     now: DateTime<Utc>,
 ) -> Result<SessionId> {
     let conversation = NewConversation {
         id: SessionId::generate(),
         slot_id: Some(slot.id),
-        namespace: viewer.namespace,
+        namespace: access.namespace,
         client_id: None,
         user_id: slot.user_id,
         agent: slot.agent.clone(),
@@ -320,7 +322,7 @@ async fn first(
 /// Whether the agent's policy finds what the slot leads to too old. An empty session is never too old.
 async fn judge_slot(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     slot: &Slot,
     current: SessionId,
     arrival: Arrival<'_>,
@@ -333,7 +335,14 @@ async fn judge_slot(
         .spec
         .reset
         .rule_for(arrival.platform, arrival.chat_type);
-    let tip = find(tx, viewer, &SessionRef::Id(current), Need::ReadOrSpeak, now).await?;
+    let tip = find(
+        tx,
+        access,
+        &SessionRef::Id(current),
+        Permission::Participate,
+        now,
+    )
+    .await?;
     if tip.last_seq() == 0 {
         return Ok(None);
     }
@@ -343,5 +352,5 @@ async fn judge_slot(
     };
     let zone = TimeZone::from_column(zone.as_deref());
     let last_person_at = tip.last_person_at.max(slot.last_person_at);
-    Ok(judge(&rule, zone, last_person_at, now))
+    Ok(check_usable(&rule, zone, last_person_at, now))
 }

@@ -6,10 +6,10 @@ use chrono::{DateTime, Utc};
 
 use crate::app::App;
 use crate::audit;
-use crate::domain::conversation::session::{Need, NewConversation, Tip};
+use crate::domain::conversation::session::{NewConversation, Permission, Tip};
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
 use crate::domain::conversation::slot::Slot;
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::access::{Access, Visibility};
 use crate::domain::tenant::agent::DEFAULT_AGENT;
 use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::{Code, Error, FieldError, Result};
@@ -42,18 +42,18 @@ pub use grants::revoke_grants;
 pub use import::import;
 pub use keys::{Arrival, Chosen, choose_current, choose_in_slot, find_slot, reset, switch};
 
-/// The tip of the chain that `session` is a link of, if `viewer` may do with it what it needs.
+/// The tip of the chain that `session` is a link of, if `access` may do with it what it needs.
 pub async fn find(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
-    need: Need,
+    need: Permission,
     now: DateTime<Utc>,
 ) -> Result<Tip> {
-    let found = find_as(tx, viewer, session, need, now).await;
+    let found = find_as(tx, access, session, need, now).await;
     match found {
         Err(error) if error.code == Code::SessionNotFound => {
-            match who_became_of(tx, viewer).await? {
+            match follow_merge(tx, access).await? {
                 Some(survivor) => find_as(tx, &survivor, session, need, now).await,
                 None => Err(error),
             }
@@ -64,35 +64,35 @@ pub async fn find(
 
 async fn find_as(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
-    need: Need,
+    need: Permission,
     now: DateTime<Utc>,
 ) -> Result<Tip> {
-    let tip = tips::find(tx, viewer, session, now)
+    let tip = tips::find(tx, access, session, now)
         .await?
         .ok_or_else(session_not_found)?;
-    tip.owner.check(viewer, need)?;
+    tip.owner.check(access, need)?;
     Ok(tip)
 }
 
 /// The viewer as the person they were merged into since their credential was judged, if that happened.
 /// A link that commits in that moment must not make their own things look like someone else's.
-async fn who_became_of(tx: &mut TenantTx, viewer: &Viewer) -> Result<Option<Viewer>> {
-    let Reach::Person(before) = viewer.reach else {
+async fn follow_merge(tx: &mut TenantTx, access: &Access) -> Result<Option<Access>> {
+    let Visibility::Person(before) = access.reach else {
         return Ok(None);
     };
     let survivor = users::find_redirect(tx, before).await?;
-    Ok(survivor.map(|survivor| viewer.merged_into(survivor)))
+    Ok(survivor.map(|survivor| access.merged_into(survivor)))
 }
 
 /// Tells the audit that someone who is not the person reads what was said to them: one entry a minute for an actor
 /// and a conversation on a node, because entries of a tenant are written one after the other.
-pub async fn note_reading(
+pub async fn audit_read(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    viewer: &Viewer,
+    access: &Access,
     tip: &Tip,
 ) -> Result<()> {
     let now = app.clock.now();
@@ -100,7 +100,7 @@ pub async fn note_reading(
     if app.recent_reads.contains(&read, now) {
         return Ok(());
     }
-    note_export(app, tx, actor, viewer, tip).await?;
+    note_export(app, tx, actor, access, tip).await?;
     let recent = app.recent_reads.clone();
     tx.after_commit(move || recent.note(read, now));
     Ok(())
@@ -111,10 +111,10 @@ async fn note_export(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    viewer: &Viewer,
+    access: &Access,
     tip: &Tip,
 ) -> Result<()> {
-    let (Reach::Tenant, Some(user_id)) = (viewer.reach, tip.owner.user_id) else {
+    let (Visibility::Tenant, Some(user_id)) = (access.reach, tip.owner.user_id) else {
         return Ok(());
     };
     let entry = Entry::new(actor, Action::ConversationRead, &tip.name.conversation_id)

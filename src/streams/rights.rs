@@ -8,14 +8,14 @@ use chrono::{DateTime, Utc};
 use tokio::time::Instant;
 
 use super::{BATCH, Verdict, lock};
-use crate::auth::JobCaller;
-use crate::domain::conversation::session::{Need, Ownership};
+use crate::auth::ServiceCaller;
+use crate::domain::conversation::session::{Ownership, Permission};
 use crate::domain::conversation::session_name::session_not_found;
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::access::{Access, Visibility};
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, SlotId, TenantId, UserId};
 use crate::store::Db;
-use crate::store::people::stream_rights::{self, Asked, Found};
+use crate::store::people::stream_rights::{self, FoundRights, RightsQuery};
 
 /// Who reads what. Two streams with equal ones have one right.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -23,7 +23,7 @@ pub struct Subject {
     tenant_id: TenantId,
     /// None of a call without a session: only the identity must still be the user's.
     conversation_id: Option<SessionId>,
-    reach: Reach,
+    reach: Visibility,
     /// The identity that must still be the user's.
     speaker: Option<IdentityId>,
     /// The slot that must lead to the conversation.
@@ -31,15 +31,15 @@ pub struct Subject {
 }
 
 impl Subject {
-    pub fn new(tenant_id: TenantId, viewer: &Viewer, conversation_id: Option<SessionId>) -> Self {
-        let speaker = match viewer.reach {
-            Reach::Person(_) => viewer.speaker.as_ref().map(|speaker| speaker.id),
-            Reach::Tenant | Reach::Service => None,
+    pub fn new(tenant_id: TenantId, access: &Access, conversation_id: Option<SessionId>) -> Self {
+        let speaker = match access.reach {
+            Visibility::Person(_) => access.speaker.as_ref().map(|speaker| speaker.id),
+            Visibility::Tenant | Visibility::Service => None,
         };
         Self {
             tenant_id,
             conversation_id,
-            reach: viewer.reach,
+            reach: access.reach,
             speaker,
             slot_id: None,
         }
@@ -52,12 +52,12 @@ impl Subject {
 
     fn user_id(&self) -> Option<UserId> {
         match self.reach {
-            Reach::Person(user_id) => Some(user_id),
-            Reach::Tenant | Reach::Service => None,
+            Visibility::Person(user_id) => Some(user_id),
+            Visibility::Tenant | Visibility::Service => None,
         }
     }
 
-    fn check(&self, found: Found) -> Result<()> {
+    fn check(&self, found: FoundRights) -> Result<()> {
         let no_such_user = || Error::not_found("user");
         if let (Some(user_id), Some(_)) = (self.user_id(), self.speaker) {
             let present = found.speaker_user_id.ok_or_else(no_such_user)?;
@@ -76,12 +76,12 @@ impl Subject {
             session_key: found.session_key,
             granted: found.granted,
         };
-        let checked = owner.check_reach(self.reach, Need::ReadOrSpeak);
+        let checked = owner.check_reach(self.reach, Permission::Participate);
         // Whoever was merged into another reads on as that one.
         let checked = match (checked, found.survivor_id) {
             (Err(_), Some(survivor)) => {
                 owner.granted = found.survivor_granted;
-                owner.check_reach(Reach::Person(survivor), Need::ReadOrSpeak)
+                owner.check_reach(Visibility::Person(survivor), Permission::Participate)
             }
             (checked, _) => checked,
         };
@@ -234,7 +234,7 @@ async fn check(db: &Db, rights: &[Arc<Right>], now: DateTime<Utc>) -> Result<()>
         }
         Err(error) => {
             // While the tenant is busy the verdicts grow old instead: only an outage lets the last one stand.
-            if error.code != Code::Busy {
+            if error.code != Code::ConversationLoad {
                 for right in rights {
                     let away = anyhow::anyhow!("it does not answer");
                     let away = Error::unavailable("the database", away);
@@ -251,17 +251,17 @@ async fn find(
     tenant_id: TenantId,
     rights: &[Arc<Right>],
     now: DateTime<Utc>,
-) -> Result<Vec<Found>> {
-    let asked: Vec<Asked> = rights
+) -> Result<Vec<FoundRights>> {
+    let asked: Vec<RightsQuery> = rights
         .iter()
-        .map(|right| Asked {
+        .map(|right| RightsQuery {
             conversation_id: right.subject.conversation_id,
             user_id: right.subject.user_id(),
             speaker: right.subject.speaker,
             slot_id: right.subject.slot_id,
         })
         .collect();
-    let mut tx = JobCaller::of_served_tenant(tenant_id).begin(db).await?;
+    let mut tx = ServiceCaller::for_tenant(tenant_id).begin(db).await?;
     let found = stream_rights::list(&mut tx, &asked, now).await?;
     tx.commit().await?;
     Ok(found)

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use tokio::time::Instant;
 
 use super::{BATCH, lock};
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::domain::turn::event::Event;
 use crate::error::Result;
 use crate::ids::{SessionId, TenantId, TurnId};
@@ -157,7 +157,7 @@ async fn find_news_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
         return Ok(());
     };
     let ids: Vec<SessionId> = tails.iter().map(|tail| tail.conversation_id).collect();
-    let caller = JobCaller::of_served_tenant(first.tenant_id);
+    let caller = ServiceCaller::for_tenant(first.tenant_id);
     let mut tx = caller.begin(db).await?;
     let last: HashMap<SessionId, i64> = events::list_last(&mut tx, &ids).await?;
     tx.commit().await?;
@@ -184,7 +184,7 @@ async fn find_ended_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
     }
     for followed in followed.chunks(BATCH) {
         let ids: Vec<TurnId> = followed.iter().map(|(turn_id, _)| *turn_id).collect();
-        let caller = JobCaller::of_served_tenant(first.tenant_id);
+        let caller = ServiceCaller::for_tenant(first.tenant_id);
         let mut tx = caller.begin(db).await?;
         let open = events::list_unended_turns(&mut tx, &ids).await?;
         tx.commit().await?;
@@ -273,7 +273,7 @@ impl Tail {
         let Some(head) = head else {
             return Ok(());
         };
-        let caller = JobCaller::of_served_tenant(self.tenant_id);
+        let caller = ServiceCaller::for_tenant(self.tenant_id);
         let mut tx = caller.begin(db).await?;
         let found = events::list(&mut tx, self.conversation_id, None, head, MAX_BATCH).await?;
         tx.commit().await?;

@@ -9,7 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::app::App;
 use crate::audit;
-use crate::auth::{JobCaller, OperatorCaller};
+use crate::auth::{OperatorCaller, ServiceCaller};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::Keyring;
@@ -163,7 +163,7 @@ const STOP_BATCH: i64 = 200;
 /// Stops the turns of a tenant that is suspended or being deleted, after that was committed. Answers whether
 /// some are left: those of conversations that somebody holds, for the job.
 pub async fn stop_turns(app: &App, id: TenantId) -> Result<bool> {
-    let caller = JobCaller::of_served_tenant(id);
+    let caller = ServiceCaller::for_tenant(id);
     loop {
         let mut tx = caller.begin(&app.db).await?;
         if tenants::is_active(&mut tx).await? {
@@ -177,7 +177,7 @@ pub async fn stop_turns(app: &App, id: TenantId) -> Result<bool> {
         }
         tx.commit().await?;
         for conversation_id in &busy {
-            app.live.poke(*conversation_id);
+            app.live.notify(*conversation_id);
         }
         if count == 0 {
             let mut tx = caller.begin(&app.db).await?;

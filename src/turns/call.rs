@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::launch::{Ahead, Direct, Piece};
-use super::writer::{Writer, Wrote};
+use super::launch::{LiveSender, LiveUpdate, Piece};
+use super::writer::{WriteOutcome, Writer};
 use crate::agent_runtime::{Agent, Chunks};
 use crate::domain::turn::StopReason;
 use crate::domain::turn::answer::Answer;
@@ -32,7 +32,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(3);
 
 /// How a call ended.
 #[derive(Debug)]
-pub enum Called {
+pub enum CallEnd {
     Answered,
     Failed(Error),
     Stopped(StopReason),
@@ -61,10 +61,10 @@ impl Reading<'_> {
 }
 
 /// A write that is under way, and the writer it gives back.
-type Writing = Pin<Box<dyn Future<Output = (Writer, Result<Wrote>)> + Send>>;
+type Writing = Pin<Box<dyn Future<Output = (Writer, Result<WriteOutcome>)> + Send>>;
 
 /// What a call has to do besides reading.
-struct Side<'a> {
+struct CallState<'a> {
     /// Not there while it writes.
     writer: Option<Writer>,
     writing: Option<Writing>,
@@ -87,15 +87,15 @@ pub async fn call(
     body: Vec<u8>,
     session_key: Option<&str>,
     answer: &mut Answer,
-    direct: &mut Option<Direct>,
+    direct: &mut Option<LiveSender>,
     running: &Running,
-) -> (Option<Writer>, Called) {
+) -> (Option<Writer>, CallEnd) {
     let app = writer.app.clone();
     let opening = app.models.stream(agent, body, session_key);
     let mut reading = Reading::Opening(Box::pin(opening));
     let lease = app.config.turn_lease;
     let renew_every = (lease / 3).min(LONGEST_SILENCE);
-    let mut side = Side {
+    let mut side = CallState {
         writer: Some(writer),
         writing: None,
         ahead: Vec::new(),
@@ -126,8 +126,8 @@ pub async fn call(
                         break ended;
                     }
                 }
-                Ok(None) => break Called::Answered,
-                Err(error) => break Called::Failed(error),
+                Ok(None) => break CallEnd::Answered,
+                Err(error) => break CallEnd::Failed(error),
             },
             () = after_the_others(), if !side.ahead.is_empty() => side.tell(direct),
             (writer, wrote) = poll_writing(&mut side.writing) => {
@@ -139,7 +139,7 @@ pub async fn call(
             }
             () = &mut timer, if due.is_some() => {
                 if leave_at.is_some_and(|at| at <= Instant::now()) {
-                    break Called::Leaving;
+                    break CallEnd::Leaving;
                 }
                 side.write_or_renew();
             }
@@ -155,14 +155,14 @@ pub async fn call(
         Some(writing) => {
             let (writer, wrote) = writing.await;
             match wrote {
-                Ok(Wrote::Lost) => (Some(writer), Called::Lost),
-                Ok(Wrote::Fine(_)) | Err(_) => (Some(writer), ended),
+                Ok(WriteOutcome::Lost) => (Some(writer), CallEnd::Lost),
+                Ok(WriteOutcome::Fine(_)) | Err(_) => (Some(writer), ended),
             }
         }
     };
     // The rest is written together with the answer.
     let writer = writer.map(|writer| Writer {
-        unsaid: side.waiting,
+        pending_text: side.waiting,
         ..writer
     });
     (writer, ended)
@@ -182,23 +182,23 @@ async fn after_the_others() {
     .await;
 }
 
-async fn poll_writing(writing: &mut Option<Writing>) -> (Writer, Result<Wrote>) {
+async fn poll_writing(writing: &mut Option<Writing>) -> (Writer, Result<WriteOutcome>) {
     match writing {
         Some(writing) => writing.await,
         None => std::future::pending().await,
     }
 }
 
-impl Side<'_> {
+impl CallState<'_> {
     fn take_in(
         &mut self,
         chunk: CompletionObject,
         answer: &mut Answer,
-        direct: &mut Option<Direct>,
-    ) -> Result<(), Called> {
+        direct: &mut Option<LiveSender>,
+    ) -> Result<(), CallEnd> {
         let Ok(text) = answer.add(&chunk) else {
             let detail = "the model's answer is too large";
-            return Err(Called::Failed(Error::new(Code::UpstreamFailed, detail)));
+            return Err(CallEnd::Failed(Error::new(Code::UpstreamFailed, detail)));
         };
         if !text.is_empty() {
             self.waiting.push_str(text);
@@ -228,10 +228,10 @@ impl Side<'_> {
     }
 
     /// Sends what whoever asked has not seen yet.
-    fn tell(&mut self, direct: &mut Option<Direct>) {
+    fn tell(&mut self, direct: &mut Option<LiveSender>) {
         for piece in self.ahead.drain(..) {
             if let Some(sender) = direct
-                && sender.send(Ahead::Delta(piece)).is_err()
+                && sender.send(LiveUpdate::Delta(piece)).is_err()
             {
                 *direct = None;
             }
@@ -257,7 +257,7 @@ impl Side<'_> {
         let Some(mut writer) = self.writer.take() else {
             return;
         };
-        writer.unsaid = std::mem::take(&mut self.waiting);
+        writer.pending_text = std::mem::take(&mut self.waiting);
         self.write_at = None;
         self.renew_at = Instant::now() + self.renew_every;
         self.writing = Some(Box::pin(async move {
@@ -279,10 +279,10 @@ impl Side<'_> {
 
     /// Whether what was heard ends the call. Postgres may be away for a while: as long as nobody else has
     /// the turn, this node goes on.
-    fn heard(&mut self, wrote: Result<Wrote>) -> Option<Called> {
+    fn heard(&mut self, wrote: Result<WriteOutcome>) -> Option<CallEnd> {
         match wrote {
-            Ok(Wrote::Fine(heard)) => heard.stop.map(Called::Stopped),
-            Ok(Wrote::Lost) => Some(Called::Lost),
+            Ok(WriteOutcome::Fine(heard)) => heard.stop.map(CallEnd::Stopped),
+            Ok(WriteOutcome::Lost) => Some(CallEnd::Lost),
             Err(error) => {
                 tracing::warn!(error = %error, "a turn's lease was not renewed");
                 self.renew_at = Instant::now() + RENEW_AGAIN;

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 
-use super::accept::Claimed;
+use super::accept::RunnableTurn;
 use super::outcome::{interrupted, try_begin_next};
 use super::runner;
 use crate::app::App;
@@ -19,7 +19,7 @@ pub struct Cancelled {
     /// The node that is to be told.
     pub node: Option<BootId>,
     /// What begins instead.
-    pub next: Option<Claimed>,
+    pub next: Option<RunnableTurn>,
 }
 
 /// Stops a turn: one that has not started or waits for its client at once, one that runs as soon as its node
@@ -47,8 +47,9 @@ pub async fn cancel(
             next: None,
         }),
         TurnState::WaitingClient => {
-            if let Some(taken) = turn_claims::take_waiting(tx, turn.id, runner(app), false).await? {
-                interrupted(app, tx, &taken, reason, now).await?;
+            if let Some(lease) = turn_claims::claim_waiting(tx, turn.id, runner(app), false).await?
+            {
+                interrupted(app, tx, &lease, reason, now).await?;
             }
             Ok(Cancelled {
                 node: None,

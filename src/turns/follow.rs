@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::outcome::Outcome;
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::domain::turn::TurnState;
 use crate::domain::turn::event::Event;
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ pub struct Follower {
     /// When the last events were read.
     read_at: Instant,
     /// Whether a turn that waits for its client has no more to tell.
-    until_it_rests: bool,
+    until_idle: bool,
     /// Whether the turn that is followed may have no more to tell: its row says.
     may_rest: bool,
     empty_reads: u64,
@@ -47,7 +47,7 @@ struct Looked {
     events: Vec<Event>,
     /// Whether the turn or the conversation had more of them.
     is_followed: bool,
-    rests: bool,
+    is_idle: bool,
     /// The last event that the conversation had by then.
     last: i64,
 }
@@ -73,7 +73,7 @@ impl Follower {
             after,
             place: None,
             read_at: Instant::now(),
-            until_it_rests: false,
+            until_idle: false,
             may_rest: false,
             empty_reads: tail.empty_reads(),
             news: tail.subscribe(),
@@ -96,8 +96,8 @@ impl Follower {
     }
 
     /// For who asked: there is nothing more to tell when the turn waits for them.
-    pub fn until_it_rests(mut self) -> Self {
-        self.until_it_rests = true;
+    pub fn until_idle(mut self) -> Self {
+        self.until_idle = true;
         self
     }
 
@@ -137,16 +137,16 @@ impl Follower {
             if let Some(events) = self.take_kept() {
                 return Ok(Some(events));
             }
-            if self.place.is_none() || self.rests_perhaps() {
+            if self.place.is_none() || self.may_be_idle() {
                 let version = self.tail.version();
                 let looked = self.look().await?;
-                self.may_rest = looked.rests;
+                self.may_rest = looked.is_idle;
                 if !looked.is_followed {
                     self.place = Some(looked.last.max(self.after));
                     self.tail.begin_at(looked.last, version);
                 }
                 // What it said before it came to rest is told first.
-                if looked.rests || !looked.events.is_empty() {
+                if looked.is_idle || !looked.events.is_empty() {
                     let events: Vec<_> = looked.events.into_iter().map(Arc::new).collect();
                     self.give(&events);
                     return Ok(Some(events));
@@ -188,12 +188,12 @@ impl Follower {
         if let Some(last) = events.last() {
             self.after = last.seq;
             self.place = self.place.map(|place| place.max(last.seq));
-            self.may_rest |= last.rests_turn();
+            self.may_rest |= last.idle_turn();
         }
     }
 
     /// Whether the row of the turn that is followed has to be looked at.
-    fn rests_perhaps(&mut self) -> bool {
+    fn may_be_idle(&mut self) -> bool {
         let Some(turn_id) = self.turn_id else {
             return false;
         };
@@ -207,8 +207,8 @@ impl Follower {
     async fn look(&mut self) -> Result<Looked> {
         let mut tx = self.begin().await?;
         // Before the events: a turn that rests by then has told everything.
-        let rests = match self.turn_id {
-            Some(turn_id) => self.rests(turns::get(&mut tx, turn_id).await?.state),
+        let is_idle = match self.turn_id {
+            Some(turn_id) => self.is_idle(turns::get(&mut tx, turn_id).await?.state),
             None => false,
         };
         // Also before: all events up to that one are among those that are found.
@@ -219,7 +219,7 @@ impl Follower {
         tx.commit().await?;
         self.read_at = Instant::now();
         Ok(Looked {
-            rests,
+            is_idle,
             events: found.events,
             is_followed: found.is_followed,
             last: last.get(&conversation_id).copied().unwrap_or(after),
@@ -241,7 +241,7 @@ impl Follower {
     async fn read_outcome(&self, turn_id: TurnId) -> Result<Option<Outcome>> {
         let mut tx = self.begin().await?;
         let turn = turns::get(&mut tx, turn_id).await?;
-        match self.rests(turn.state) && self.has_told_all(&mut tx).await? {
+        match self.is_idle(turn.state) && self.has_told_all(&mut tx).await? {
             true => Outcome::of(&mut tx, turn).await.map(Some),
             false => Ok(None),
         }
@@ -281,16 +281,16 @@ impl Follower {
     }
 
     async fn begin(&self) -> Result<TenantTx> {
-        JobCaller::of_served_tenant(self.tenant_id)
+        ServiceCaller::for_tenant(self.tenant_id)
             .begin(&self.app.db)
             .await
     }
 
     /// Whether nothing comes until somebody asks again.
-    fn rests(&self, state: TurnState) -> bool {
+    fn is_idle(&self, state: TurnState) -> bool {
         match state {
             TurnState::Queued | TurnState::Running => false,
-            TurnState::WaitingClient => self.until_it_rests,
+            TurnState::WaitingClient => self.until_idle,
             TurnState::Completed
             | TurnState::Failed
             | TurnState::Cancelled

@@ -3,18 +3,18 @@
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
-use super::accept::Became;
+use super::accept::Disposition;
 use super::outcome::Outcome;
 use super::run::start;
 use crate::app::App;
 use crate::ids::{SessionId, TenantId};
 
 /// Chunks that a client may be behind. One that is further behind is let go, and the turn goes on.
-const BEHIND: usize = 1024;
+const LIVE_BUFFER: usize = 1024;
 
 /// What the client that asked is told, ahead of what is committed.
 #[derive(Debug)]
-pub enum Ahead {
+pub enum LiveUpdate {
     /// What the model added.
     Delta(Piece),
     /// The turn ended, or waits for its client: nothing comes after it.
@@ -33,20 +33,20 @@ pub struct Piece {
 
 /// The way to the client that asked.
 #[derive(Debug)]
-pub struct Direct(mpsc::Sender<Ahead>);
+pub struct LiveSender(mpsc::Sender<LiveUpdate>);
 
 /// The client is gone, or too far behind.
 #[derive(Debug)]
-pub struct Gone;
+pub struct ReceiverClosed;
 
-impl Direct {
-    pub fn new() -> (Self, mpsc::Receiver<Ahead>) {
-        let (sender, receiver) = mpsc::channel(BEHIND);
+impl LiveSender {
+    pub fn new() -> (Self, mpsc::Receiver<LiveUpdate>) {
+        let (sender, receiver) = mpsc::channel(LIVE_BUFFER);
         (Self(sender), receiver)
     }
 
-    pub fn send(&self, ahead: Ahead) -> Result<(), Gone> {
-        self.0.try_send(ahead).map_err(|_| Gone)
+    pub fn send(&self, ahead: LiveUpdate) -> Result<(), ReceiverClosed> {
+        self.0.try_send(ahead).map_err(|_| ReceiverClosed)
     }
 }
 
@@ -56,26 +56,26 @@ pub fn launch(
     app: &App,
     tenant_id: TenantId,
     conversation_id: SessionId,
-    became: Became,
+    disposition: Disposition,
     listens: bool,
-) -> Option<mpsc::Receiver<Ahead>> {
-    match became {
-        Became::Started(claimed) => {
-            let (direct, ahead) = Direct::new();
-            app.live.poke(conversation_id);
+) -> Option<mpsc::Receiver<LiveUpdate>> {
+    match disposition {
+        Disposition::Started(claimed) => {
+            let (direct, ahead) = LiveSender::new();
+            app.live.notify(conversation_id);
             start(app, tenant_id, *claimed, listens.then_some(direct));
             listens.then_some(ahead)
         }
-        Became::Queued { stopped, next } => {
+        Disposition::Queued { stopped, next } => {
             if let Some((turn_id, node)) = stopped {
-                app.live.poke_turn(node, turn_id);
+                app.live.notify_turn(node, turn_id);
             }
             if let Some(next) = next {
-                app.live.poke(conversation_id);
+                app.live.notify(conversation_id);
                 start(app, tenant_id, *next, None);
             }
             None
         }
-        Became::Attached => None,
+        Disposition::Attached => None,
     }
 }

@@ -17,14 +17,14 @@ mod run;
 mod target;
 mod writer;
 
-pub use crate::turns::target::Place;
-pub use accept::{Accepted, Asked, Became, Claimed, accept};
+pub use crate::turns::target::Target;
+pub use accept::{Accepted, Disposition, RunnableTurn, TurnRequest, accept};
 pub use cancel::cancel;
 pub use follow::Follower;
-pub use launch::{Ahead, Piece, launch};
+pub use launch::{LiveUpdate, Piece, launch};
 pub use outcome::{Outcome, Said};
 pub use recover::sweep;
-pub use reply::{Waiter, deliver_untold, failure_notice, text_of};
+pub use reply::{AnswerWaiter, deliver_unclaimed, failure_notice, text_of};
 pub use run::start;
 
 use crate::app::App;

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 
-use super::accept::{Claimed, begin};
+use super::accept::{RunnableTurn, begin};
 use super::limit;
 use super::reply::{self, AnsweredTurn};
 use super::runner;
@@ -13,13 +13,13 @@ use crate::domain::conversation::message::NewMessage;
 use crate::domain::conversation::message_extra::Extra;
 use crate::domain::turn::completion::TokenUsage;
 use crate::domain::turn::event::{NewEvent, TURN_WAITING, of_end};
-use crate::domain::turn::{StopReason, Told, Turn, TurnState, interrupted_result};
+use crate::domain::turn::{SessionInfo, StopReason, Turn, TurnState, interrupted_result};
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, TurnId};
 use crate::store::TenantTx;
 use crate::store::conversation::conversations;
 use crate::store::tenant::tenants;
-use crate::store::turn::turn_claims::{self, Taken};
+use crate::store::turn::turn_claims::{self, TurnLease};
 use crate::store::turn::turn_writes::{self, Change, Fence, Write};
 use crate::store::turn::turns;
 
@@ -31,7 +31,7 @@ pub struct Outcome {
     pub session_id: SessionId,
     pub compressed: bool,
     pub agent: String,
-    pub told: Told,
+    pub session_info: SessionInfo,
     pub created_at: DateTime<Utc>,
     pub usage: TokenUsage,
     pub said: Said,
@@ -92,7 +92,7 @@ impl Outcome {
             session_id: turn.session_id(),
             compressed: turn.compressed(),
             agent: turn.agent,
-            told: turn.told,
+            session_info: turn.session_info,
             created_at: turn.created_at,
             usage: turn.usage,
             said,
@@ -105,11 +105,11 @@ impl Outcome {
 pub(super) async fn interrupted(
     app: &App,
     tx: &mut TenantTx,
-    taken: &Taken,
+    lease: &TurnLease,
     reason: StopReason,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    let open = taken.calls.as_deref().unwrap_or_default();
+    let open = lease.calls.as_deref().unwrap_or_default();
     let results: Vec<NewMessage> = open
         .iter()
         .map(|call| interrupted_result(&call.id, "the client brought no result"))
@@ -117,7 +117,7 @@ pub(super) async fn interrupted(
     end(
         app,
         tx,
-        taken,
+        lease,
         &results,
         (reason.state(), reason.as_str()),
         now,
@@ -130,7 +130,7 @@ pub(super) async fn interrupted(
 pub(super) async fn end(
     app: &App,
     tx: &mut TenantTx,
-    taken: &Taken,
+    lease: &TurnLease,
     messages: &[NewMessage],
     (state, reason): (TurnState, &str),
     now: DateTime<Utc>,
@@ -138,15 +138,15 @@ pub(super) async fn end(
     let named = (0..messages.len()).map(NewEvent::of_message);
     let last = NewEvent::new(of_end(state)).with(serde_json::json!({ "reason": reason }));
     let told: Vec<NewEvent> = named.chain([last]).collect();
-    let tip = conversations::lock(tx, taken.conversation_id).await?;
-    let session_id = tip.or(taken.session_id).unwrap_or(taken.conversation_id);
+    let tip = conversations::lock(tx, lease.conversation_id).await?;
+    let session_id = tip.or(lease.session_id).unwrap_or(lease.conversation_id);
     let write = Write {
-        conversation_id: taken.conversation_id,
+        conversation_id: lease.conversation_id,
         session_id,
         messages,
         speaker: None,
         events: &told,
-        attempt: taken.attempt,
+        attempt: lease.attempt,
         starts: false,
         change: &Change {
             state: Some(state),
@@ -156,17 +156,17 @@ pub(super) async fn end(
         runner: runner(app),
     };
     let fence = Fence {
-        turn_id: taken.id,
-        fence: taken.fence,
-        version: taken.version,
+        turn_id: lease.id,
+        fence: lease.fence,
+        version: lease.version,
     };
     let written = turn_writes::write(tx, fence, &write, now).await?;
     let lost = || Error::internal(anyhow::anyhow!("a turn was lost while it was ended"));
     let heard = written.ok_or_else(lost)?;
-    if let (Some(ReplyVia::Delivery), Some(to)) = (heard.reply_via, &taken.reply_to) {
+    if let (Some(ReplyVia::Delivery), Some(to)) = (heard.reply_via, &lease.reply_to) {
         let turn = AnsweredTurn {
-            id: taken.id,
-            conversation_id: taken.conversation_id,
+            id: lease.id,
+            conversation_id: lease.conversation_id,
             session_id,
         };
         reply::deliver(tx, turn, to, Err(reason), now).await?;
@@ -181,7 +181,7 @@ pub(super) async fn begin_next(
     tx: &mut TenantTx,
     conversation_id: SessionId,
     now: DateTime<Utc>,
-) -> Result<Option<Claimed>> {
+) -> Result<Option<RunnableTurn>> {
     let Some(next) = turn_claims::find_next(tx, conversation_id).await? else {
         return Ok(None);
     };
@@ -190,12 +190,12 @@ pub(super) async fn begin_next(
         turn_claims::wait_a_second(tx, next).await?;
         return Ok(None);
     }
-    let Some(taken) = turn_claims::claim_next(tx, conversation_id, runner(app)).await? else {
+    let Some(lease) = turn_claims::claim_next(tx, conversation_id, runner(app)).await? else {
         return Ok(None);
     };
     let tip = conversations::lock(tx, conversation_id).await?;
     let gone = || Error::internal(anyhow::anyhow!("a deleted conversation has a queue"));
-    begin(app, tx, taken, tip.ok_or_else(gone)?, now)
+    begin(app, tx, lease, tip.ok_or_else(gone)?, now)
         .await
         .map(Some)
 }
@@ -207,7 +207,7 @@ pub(super) async fn try_begin_next(
     tx: &mut TenantTx,
     conversation_id: SessionId,
     now: DateTime<Utc>,
-) -> Result<Option<Claimed>> {
+) -> Result<Option<RunnableTurn>> {
     tx.mark().await?;
     match begin_next(app, tx, conversation_id, now).await {
         Ok(next) => Ok(next),

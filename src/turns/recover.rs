@@ -6,12 +6,12 @@ use std::time::Instant;
 use futures_util::{StreamExt, stream};
 use serde_json::json;
 
-use super::accept::Claimed;
+use super::accept::RunnableTurn;
 use super::outcome::{begin_next, end, interrupted, try_begin_next};
 use super::run::start;
 use super::runner;
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::domain::conversation::message::NewMessage;
 use crate::domain::turn::event::{MESSAGE_DISCARDED, NewEvent};
 use crate::domain::turn::{MAX_LOST, StopReason, TurnState, interrupted_result};
@@ -19,7 +19,7 @@ use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::TenantTx;
 use crate::store::conversation::{conversations, open_calls};
-use crate::store::turn::turn_claims::{self, Taken};
+use crate::store::turn::turn_claims::{self, TurnLease};
 use crate::store::turn::turn_writes::{self, Change, Fence, Write};
 use crate::store::turn::{events, turn_stops, turns};
 use crate::{sessions, telemetry};
@@ -50,7 +50,7 @@ pub async fn sweep(app: &App) -> Result<usize> {
             tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
                            "a turn was not recovered");
             // Somebody who holds a lock for long says nothing about the turn; while the database is away this fails.
-            let counts = !matches!(error.code, Code::Unavailable | Code::Busy);
+            let counts = !matches!(error.code, Code::Unavailable | Code::ConversationLoad);
             if let Err(error) = put_off(app, tenant_id, turn_id, counts).await {
                 tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error,
                                "a turn was not put off");
@@ -66,7 +66,7 @@ pub async fn sweep(app: &App) -> Result<usize> {
 /// Lets others go before a turn that was not recovered. One that fails again and again ends; `counts` says whether
 /// this was a failure of its own.
 async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId, counts: bool) -> Result<()> {
-    let caller = JobCaller::of_served_tenant(tenant_id);
+    let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let Some(turn) = turns::find(&mut tx, turn_id).await? else {
         return Ok(());
@@ -94,7 +94,7 @@ async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId, counts: bool) 
         tracing::warn!(tenant = %tenant_id, turn = %failing, failures, "a turn was ended as failed");
     }
     tx.commit().await?;
-    app.live.poke(turn.conversation_id);
+    app.live.notify(turn.conversation_id);
     Ok(())
 }
 
@@ -111,7 +111,7 @@ async fn abandon(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<()> {
 }
 
 async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
-    let caller = JobCaller::of_served_tenant(tenant_id);
+    let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let Some(turn) = turns::find(&mut tx, turn_id).await? else {
         return Ok(());
@@ -123,13 +123,13 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
     }
     let claimed = match turn.state {
         TurnState::Running if turn.node.is_some() && app.db.outages.is_recent() => return Ok(()),
-        TurnState::Running => take_over(app, &mut tx, turn_id).await?,
+        TurnState::Running => claim_expired(app, &mut tx, turn_id).await?,
         TurnState::WaitingClient => {
             let now = app.clock.now();
-            if let Some(taken) =
-                turn_claims::take_waiting(&mut tx, turn_id, runner(app), true).await?
+            if let Some(lease) =
+                turn_claims::claim_waiting(&mut tx, turn_id, runner(app), true).await?
             {
-                interrupted(app, &mut tx, &taken, StopReason::ToolResultsMissing, now).await?;
+                interrupted(app, &mut tx, &lease, StopReason::ToolResultsMissing, now).await?;
             }
             try_begin_next(app, &mut tx, conversation_id, now).await?
         }
@@ -140,9 +140,9 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
         | TurnState::Interrupted => return Ok(()),
     };
     tx.commit().await?;
-    app.live.poke(conversation_id);
+    app.live.notify(conversation_id);
     // One that was given up is told so.
-    app.live.poke_deliveries(tenant_id);
+    app.live.notify_deliveries(tenant_id);
     if let Some(claimed) = claimed {
         start(app, tenant_id, claimed, None);
     }
@@ -150,27 +150,31 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
 }
 
 /// Goes on with a turn whose node was lost, or ends it where that is all there is to do.
-async fn take_over(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<Option<Claimed>> {
+async fn claim_expired(
+    app: &App,
+    tx: &mut TenantTx,
+    turn_id: TurnId,
+) -> Result<Option<RunnableTurn>> {
     let now = app.clock.now();
-    let Some(mut taken) = turn_claims::take_over(tx, turn_id, runner(app)).await? else {
+    let Some(mut lease) = turn_claims::claim_expired(tx, turn_id, runner(app)).await? else {
         return Ok(None);
     };
     telemetry::count_recovery();
-    tracing::info!(turn = %turn_id, attempt = taken.attempt, "took a turn over");
-    let session_id = taken.session_id.unwrap_or(taken.conversation_id);
+    tracing::info!(turn = %turn_id, attempt = lease.attempt, "took a turn over");
+    let session_id = lease.session_id.unwrap_or(lease.conversation_id);
     let results = interrupted_tools(tx, session_id).await?;
-    let over = match taken.cancelled {
+    let over = match lease.cancelled {
         Some(reason) => Some((reason.state(), reason.as_str())),
-        None if taken.lost >= MAX_LOST => Some((TurnState::Failed, Code::TurnAbandoned.as_str())),
+        None if lease.lost >= MAX_LOST => Some((TurnState::Failed, Code::TurnAbandoned.as_str())),
         None => None,
     };
     if let Some(how) = over {
-        end(app, tx, &taken, &results, how, now).await?;
-        return try_begin_next(app, tx, taken.conversation_id, now).await;
+        end(app, tx, &lease, &results, how, now).await?;
+        return try_begin_next(app, tx, lease.conversation_id, now).await;
     }
-    let session_id = go_on(app, tx, &mut taken, &results).await?;
-    Ok(Some(Claimed {
-        taken,
+    let session_id = go_on(app, tx, &mut lease, &results).await?;
+    Ok(Some(RunnableTurn {
+        lease,
         session_id,
         past: None,
     }))
@@ -189,29 +193,29 @@ async fn interrupted_tools(tx: &mut TenantTx, session_id: SessionId) -> Result<V
 async fn go_on(
     app: &App,
     tx: &mut TenantTx,
-    taken: &mut Taken,
+    lease: &mut TurnLease,
     results: &[NewMessage],
 ) -> Result<SessionId> {
-    let tip = conversations::lock(tx, taken.conversation_id).await?;
+    let tip = conversations::lock(tx, lease.conversation_id).await?;
     let gone = || Error::internal(anyhow::anyhow!("a running turn has no conversation"));
     let tip = tip.ok_or_else(gone)?;
     let discarded =
-        NewEvent::new(MESSAGE_DISCARDED).with(json!({ "discarded_attempt": taken.attempt - 1 }));
+        NewEvent::new(MESSAGE_DISCARDED).with(json!({ "discarded_attempt": lease.attempt - 1 }));
     let told: Vec<NewEvent> = std::iter::once(discarded)
         .chain((0..results.len()).map(NewEvent::of_message))
         .collect();
     let fence = Fence {
-        turn_id: taken.id,
-        fence: taken.fence,
-        version: taken.version,
+        turn_id: lease.id,
+        fence: lease.fence,
+        version: lease.version,
     };
     let write = Write {
-        conversation_id: taken.conversation_id,
+        conversation_id: lease.conversation_id,
         session_id: tip,
         messages: results,
         speaker: None,
         events: &told,
-        attempt: taken.attempt,
+        attempt: lease.attempt,
         starts: false,
         change: &Change::default(),
         runner: runner(app),
@@ -219,6 +223,6 @@ async fn go_on(
     let written = turn_writes::write(tx, fence, &write, app.clock.now()).await?;
     written
         .ok_or_else(|| Error::internal(anyhow::anyhow!("a turn was lost while it was taken")))?;
-    taken.version += 1;
+    lease.version += 1;
     Ok(tip)
 }

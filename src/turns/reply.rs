@@ -6,10 +6,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::follow::Follower;
-use super::launch::Ahead;
+use super::launch::LiveUpdate;
 use super::outcome::{Outcome, Said};
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::domain::bridge::delivery::{DeliveryKind, NewDelivery, ReplyTo};
 use crate::domain::conversation::message::shown_text;
 use crate::domain::turn::StopReason;
@@ -94,8 +94,8 @@ const MAX_FAILURES: i32 = 8;
 
 /// Makes deliveries of answers that nobody fetched: the caller that waited is gone. Each on its own: one that
 /// fails is put off, and does not hold up the others.
-pub async fn deliver_untold(app: &App) -> Result<usize> {
-    let untold = replies::list_untold(&app.db, BATCH).await?;
+pub async fn deliver_unclaimed(app: &App) -> Result<usize> {
+    let untold = replies::list_unclaimed(&app.db, BATCH).await?;
     for (tenant_id, turn_id) in &untold {
         if let Err(error) = deliver_one(app, *tenant_id, *turn_id).await {
             tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
@@ -108,9 +108,9 @@ pub async fn deliver_untold(app: &App) -> Result<usize> {
 }
 
 async fn deliver_one(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
-    let caller = JobCaller::of_served_tenant(tenant_id);
+    let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
-    let Some(to) = replies::take_untold(&mut tx, turn_id).await? else {
+    let Some(to) = replies::claim_answer(&mut tx, turn_id).await? else {
         return Ok(());
     };
     let turn = turns::get(&mut tx, turn_id).await?;
@@ -122,12 +122,12 @@ async fn deliver_one(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<
     };
     deliver(&mut tx, turn, &to, text_of(&outcome), app.clock.now()).await?;
     tx.commit().await?;
-    app.live.poke_deliveries(tenant_id);
+    app.live.notify_deliveries(tenant_id);
     Ok(())
 }
 
 async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
-    let caller = JobCaller::of_served_tenant(tenant_id);
+    let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let failures = turn_claims::defer(&mut tx, turn_id).await?.unwrap_or(0);
     if failures >= MAX_FAILURES {
@@ -138,23 +138,23 @@ async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
 }
 
 /// Somebody who waits for a turn's end.
-pub struct Waiter {
-    ahead: Option<mpsc::Receiver<Ahead>>,
+pub struct AnswerWaiter {
+    ahead: Option<mpsc::Receiver<LiveUpdate>>,
     follower: Follower,
 }
 
-impl Waiter {
+impl AnswerWaiter {
     pub fn new(
         app: &App,
         tenant_id: TenantId,
         conversation_id: SessionId,
         turn_id: TurnId,
-        ahead: Option<mpsc::Receiver<Ahead>>,
+        ahead: Option<mpsc::Receiver<LiveUpdate>>,
     ) -> Self {
         let follower = Follower::of_turn(app, tenant_id, conversation_id, turn_id, 0);
         Self {
             ahead,
-            follower: follower.until_it_rests(),
+            follower: follower.until_idle(),
         }
     }
 
@@ -163,10 +163,10 @@ impl Waiter {
         while let Some(ahead) = &mut self.ahead {
             match timeout_at(until, ahead.recv()).await {
                 Err(_) => return Ok(None),
-                Ok(Some(Ahead::Delta(_))) => {}
-                Ok(Some(Ahead::Ended(outcome))) => return Ok(Some(*outcome)),
+                Ok(Some(LiveUpdate::Delta(_))) => {}
+                Ok(Some(LiveUpdate::Ended(outcome))) => return Ok(Some(*outcome)),
                 // Another node goes on with it.
-                Ok(Some(Ahead::Lost) | None) => self.ahead = None,
+                Ok(Some(LiveUpdate::Lost) | None) => self.ahead = None,
             }
         }
         loop {

@@ -6,28 +6,30 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::accept::Claimed;
-use super::call::{Called, call};
-use super::launch::{Ahead, Direct};
+use super::accept::RunnableTurn;
+use super::call::{CallEnd, call};
+use super::launch::{LiveSender, LiveUpdate};
 use super::outcome::{Outcome, Said};
-use super::writer::{Writer, Wrote};
+use super::writer::{WriteOutcome, Writer};
 use crate::agent_runtime::Agent;
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::domain::conversation::message::{NewMessage, ToolCall};
 use crate::domain::conversation::message_extra::UsageDetails;
 use crate::domain::tenant::usage::{UsageCounts, UsageName};
 use crate::domain::turn::answer::Answer;
 use crate::domain::turn::completion::TokenUsage;
 use crate::domain::turn::event::{NewEvent, TURN_WAITING, of_end};
-use crate::domain::turn::prompt::{PastMessage, begin_with_a_question, request_body, token_budget};
+use crate::domain::turn::prompt::{
+    HistoryMessage, request_body, token_budget, trim_to_first_user_message,
+};
 use crate::domain::turn::{StopReason, TurnState};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId};
 use crate::notifications::Running;
 use crate::store::turn::prompt_history;
-use crate::store::turn::turn_claims::Taken;
-use crate::store::turn::turn_writes::{Change, Fence, Heard};
+use crate::store::turn::turn_claims::TurnLease;
+use crate::store::turn::turn_writes::{Change, Fence, WriteAck};
 use crate::store::turn::turns;
 use crate::telemetry::{self, CalledFor};
 
@@ -36,16 +38,16 @@ const AWAY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Runs a turn that this node has claimed, and then whatever waits in its conversation. Call it after the
 /// commit. Goes on when the client leaves.
-pub fn start(app: &App, tenant_id: TenantId, claimed: Claimed, direct: Option<Direct>) {
+pub fn start(app: &App, tenant_id: TenantId, claimed: RunnableTurn, direct: Option<LiveSender>) {
     let tasks = app.turn_tasks.clone();
     // Boxed: it is large, and `spawn` moves it several times.
     tasks.spawn(Box::pin(run(app.clone(), tenant_id, claimed, direct)));
 }
 
-async fn run(app: App, tenant_id: TenantId, claimed: Claimed, mut direct: Option<Direct>) {
+async fn run(app: App, tenant_id: TenantId, claimed: RunnableTurn, mut direct: Option<LiveSender>) {
     let mut next = Some(claimed);
     while let Some(claimed) = next.take() {
-        let turn_id = claimed.taken.id;
+        let turn_id = claimed.lease.id;
         let began = std::time::Instant::now();
         next = match run_one(&app, tenant_id, claimed, direct.take()).await {
             Ok(next) => next,
@@ -61,9 +63,9 @@ async fn run(app: App, tenant_id: TenantId, claimed: Claimed, mut direct: Option
 
 struct Run {
     agent: Arc<Agent>,
-    taken: Taken,
-    past: Vec<PastMessage>,
-    direct: Option<Direct>,
+    lease: TurnLease,
+    past: Vec<HistoryMessage>,
+    direct: Option<LiveSender>,
     running: Running,
     usage: TokenUsage,
     usage_details: UsageDetails,
@@ -72,40 +74,40 @@ struct Run {
 async fn run_one(
     app: &App,
     tenant_id: TenantId,
-    claimed: Claimed,
-    direct: Option<Direct>,
-) -> Result<Option<Claimed>> {
-    let Claimed {
-        taken,
+    claimed: RunnableTurn,
+    direct: Option<LiveSender>,
+) -> Result<Option<RunnableTurn>> {
+    let RunnableTurn {
+        lease,
         session_id,
         past,
     } = claimed;
-    telemetry::record_queue(app.clock.now() - taken.created_at);
+    telemetry::record_queue(app.clock.now() - lease.created_at);
     let writer = Writer {
         app: app.clone(),
         tenant_id,
-        conversation_id: taken.conversation_id,
+        conversation_id: lease.conversation_id,
         session_id,
-        speaker: taken.speaker.clone(),
-        attempt: taken.attempt,
+        speaker: lease.speaker.clone(),
+        attempt: lease.attempt,
         fence: Fence {
-            turn_id: taken.id,
-            fence: taken.fence,
-            version: taken.version,
+            turn_id: lease.id,
+            fence: lease.fence,
+            version: lease.version,
         },
-        unsaid: String::new(),
-        reply_to: taken.reply_to.clone(),
+        pending_text: String::new(),
+        reply_to: lease.reply_to.clone(),
     };
-    let prepared = prepare(app, tenant_id, &taken.agent, session_id, past).await?;
+    let prepared = prepare(app, tenant_id, &lease.agent, session_id, past).await?;
     let Some((agent, past)) = prepared else {
         let error = Error::new(Code::ModelNotFound, "the agent was deleted");
         return fail_early(writer, &error).await;
     };
     let run = Run {
-        running: app.live.run(taken.id),
-        past: begin_with_a_question(past),
+        running: app.live.run(lease.id),
+        past: trim_to_first_user_message(past),
         agent,
-        taken,
+        lease,
         direct,
         usage: TokenUsage::NONE,
         usage_details: UsageDetails::default(),
@@ -120,8 +122,8 @@ async fn prepare(
     tenant_id: TenantId,
     agent: &str,
     session_id: SessionId,
-    read: Option<(Arc<Agent>, Vec<PastMessage>)>,
-) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
+    read: Option<(Arc<Agent>, Vec<HistoryMessage>)>,
+) -> Result<Option<(Arc<Agent>, Vec<HistoryMessage>)>> {
     if read.is_some() {
         return Ok(read);
     }
@@ -139,18 +141,18 @@ async fn try_prepare(
     tenant_id: TenantId,
     agent: &str,
     session_id: SessionId,
-) -> Result<Option<(Arc<Agent>, Vec<PastMessage>)>> {
+) -> Result<Option<(Arc<Agent>, Vec<HistoryMessage>)>> {
     let Some(agent) = app.models.find(tenant_id, agent).await? else {
         return Ok(None);
     };
     let budget = token_budget(&agent.spec);
-    let caller = JobCaller::of_served_tenant(tenant_id);
+    let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let past = prompt_history::list(&mut tx, session_id, budget).await?;
     Ok(Some((agent, past)))
 }
 
-async fn fail_early(mut writer: Writer, error: &Error) -> Result<Option<Claimed>> {
+async fn fail_early(mut writer: Writer, error: &Error) -> Result<Option<RunnableTurn>> {
     let change = Change {
         state: Some(TurnState::Failed),
         reason: Some(error.code.as_str()),
@@ -168,14 +170,19 @@ fn end_event(state: TurnState, reason: Option<&str>) -> NewEvent {
 
 impl Run {
     /// Asks the model until it has said its last word, or the turn ends otherwise.
-    async fn rounds(mut self, mut writer: Writer) -> Result<Option<Claimed>> {
+    async fn rounds(mut self, mut writer: Writer) -> Result<Option<RunnableTurn>> {
         let mut round = 0;
         loop {
             let spec = &self.agent.spec;
-            let body = request_body(spec, &self.taken.input, &self.past)?;
+            let body = request_body(spec, &self.lease.input, &self.past)?;
             let asked_bytes = body.len();
             let forwards = spec.upstream.forward_session_key;
-            let session_key = self.taken.told.memory_key.clone().filter(|_| forwards);
+            let session_key = self
+                .lease
+                .session_info
+                .memory_key
+                .clone()
+                .filter(|_| forwards);
             let mut answer = Answer::default();
             let (returned, called) = call(
                 writer,
@@ -196,22 +203,22 @@ impl Run {
             self.usage.add(used.unwrap_or(TokenUsage::NONE));
             self.usage_details.add(answer.usage_details.clone());
             match called {
-                Called::Lost => {
-                    self.tell(Ahead::Lost);
+                CallEnd::Lost => {
+                    self.tell(LiveUpdate::Lost);
                     return Ok(None);
                 }
-                Called::Leaving => {
+                CallEnd::Leaving => {
                     writer.release().await?;
-                    self.tell(Ahead::Lost);
+                    self.tell(LiveUpdate::Lost);
                     return Ok(None);
                 }
-                Called::Failed(error) => {
+                CallEnd::Failed(error) => {
                     return self.fail(writer, &answer, &error).await;
                 }
-                Called::Stopped(reason) => {
+                CallEnd::Stopped(reason) => {
                     return self.stop(writer, &answer, reason).await;
                 }
-                Called::Answered => {}
+                CallEnd::Answered => {}
             }
             let calls = answer.tool_calls();
             if calls.is_empty() {
@@ -238,7 +245,7 @@ impl Run {
     }
 
     fn waits_for_client(&self, calls: &[ToolCall]) -> bool {
-        let input = &self.taken.input;
+        let input = &self.lease.input;
         calls
             .iter()
             .any(|call| input.gives_tool(&call.function.name))
@@ -250,26 +257,26 @@ impl Run {
         writer: &mut Writer,
         answer: &Answer,
         calls: Vec<ToolCall>,
-    ) -> Result<Option<Heard>> {
+    ) -> Result<Option<WriteAck>> {
         let results: Vec<NewMessage> = calls.iter().map(unknown_tool).collect();
         let said = answer.message(calls);
         let messages: Vec<NewMessage> = said.into_iter().chain(results).collect();
         let told: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
         match writer.write(&messages, &told).await? {
-            Wrote::Lost => {
-                self.tell(Ahead::Lost);
+            WriteOutcome::Lost => {
+                self.tell(LiveUpdate::Lost);
                 Ok(None)
             }
-            Wrote::Fine(heard) => {
+            WriteOutcome::Fine(heard) => {
                 for message in &messages {
-                    self.past.push(PastMessage::of(message)?);
+                    self.past.push(HistoryMessage::of(message)?);
                 }
                 Ok(Some(heard))
             }
         }
     }
 
-    async fn complete(mut self, writer: Writer, answer: &Answer) -> Result<Option<Claimed>> {
+    async fn complete(mut self, writer: Writer, answer: &Answer) -> Result<Option<RunnableTurn>> {
         let finish = answer
             .finish_reason
             .clone()
@@ -304,8 +311,8 @@ impl Run {
         writer: Writer,
         answer: &Answer,
         calls: Vec<ToolCall>,
-    ) -> Result<Option<Claimed>> {
-        let input = &self.taken.input;
+    ) -> Result<Option<RunnableTurn>> {
+        let input = &self.lease.input;
         let (theirs, unknown): (Vec<ToolCall>, Vec<ToolCall>) = calls
             .into_iter()
             .partition(|call| input.gives_tool(&call.function.name));
@@ -340,12 +347,12 @@ impl Run {
         writer: Writer,
         answer: &Answer,
         error: &Error,
-    ) -> Result<Option<Claimed>> {
+    ) -> Result<Option<RunnableTurn>> {
         if error.code == Code::Internal {
-            tracing::error!(turn = %self.taken.id, cause = ?error.cause, "a turn failed");
+            tracing::error!(turn = %self.lease.id, cause = ?error.cause, "a turn failed");
         }
         if let Some(failed) = &error.failed_call {
-            telemetry::warn_of_failed_call(failed, CalledFor::Turn(self.taken.id));
+            telemetry::warn_of_failed_call(failed, CalledFor::Turn(self.lease.id));
         }
         let change = Change {
             state: Some(TurnState::Failed),
@@ -363,7 +370,7 @@ impl Run {
         writer: Writer,
         answer: &Answer,
         reason: StopReason,
-    ) -> Result<Option<Claimed>> {
+    ) -> Result<Option<RunnableTurn>> {
         let change = Change {
             state: Some(reason.state()),
             reason: Some(reason.as_str()),
@@ -381,7 +388,7 @@ impl Run {
         messages: Vec<NewMessage>,
         change: &Change<'_>,
         said: Option<Said>,
-    ) -> Result<Option<Claimed>> {
+    ) -> Result<Option<RunnableTurn>> {
         let state = change.state.unwrap_or(TurnState::Completed);
         let mut told: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
         told.push(match state.has_ended() {
@@ -389,8 +396,8 @@ impl Run {
             false => NewEvent::new(TURN_WAITING),
         });
         let (wrote, next) = writer.end(&messages, &told, change).await?;
-        let Wrote::Fine(_) = wrote else {
-            self.tell(Ahead::Lost);
+        let WriteOutcome::Fine(_) = wrote else {
+            self.tell(LiveUpdate::Lost);
             return Ok(None);
         };
         self.count(&writer.app, writer.tenant_id, state);
@@ -402,25 +409,25 @@ impl Run {
         if self.direct.is_none() {
             return;
         }
-        let taken = &self.taken;
+        let lease = &self.lease;
         let outcome = match said {
             Some(said) => Ok(Outcome {
-                turn_id: taken.id,
-                conversation_id: taken.conversation_id,
+                turn_id: lease.id,
+                conversation_id: lease.conversation_id,
                 session_id: writer.session_id,
                 compressed: false,
-                agent: taken.agent.clone(),
-                told: taken.told.clone(),
-                created_at: taken.created_at,
+                agent: lease.agent.clone(),
+                session_info: lease.session_info.clone(),
+                created_at: lease.created_at,
                 usage: self.usage,
                 said,
             }),
-            None => read_outcome(writer, taken).await,
+            None => read_outcome(writer, lease).await,
         };
         match outcome {
-            Ok(outcome) => self.tell(Ahead::Ended(Box::new(outcome))),
+            Ok(outcome) => self.tell(LiveUpdate::Ended(Box::new(outcome))),
             // The client finds it in the events.
-            Err(_) => self.tell(Ahead::Lost),
+            Err(_) => self.tell(LiveUpdate::Lost),
         }
     }
 
@@ -432,7 +439,7 @@ impl Run {
             app.clock.now(),
             &self.agent.name,
             &self.agent.spec,
-            self.taken.user_id,
+            self.lease.user_id,
             &self.usage,
         );
         let counts = UsageCounts {
@@ -448,7 +455,7 @@ impl Run {
     }
 
     /// The last word to the client that asked.
-    fn tell(&mut self, last: Ahead) {
+    fn tell(&mut self, last: LiveUpdate) {
         if let Some(direct) = self.direct.take() {
             // Whoever is gone or behind finds it in the events.
             drop(direct.send(last));
@@ -456,10 +463,10 @@ impl Run {
     }
 }
 
-async fn read_outcome(writer: &Writer, taken: &Taken) -> Result<Outcome> {
-    let caller = JobCaller::of_served_tenant(writer.tenant_id);
+async fn read_outcome(writer: &Writer, lease: &TurnLease) -> Result<Outcome> {
+    let caller = ServiceCaller::for_tenant(writer.tenant_id);
     let mut tx = caller.begin(&writer.app.db).await?;
-    let turn = turns::get(&mut tx, taken.id).await?;
+    let turn = turns::get(&mut tx, lease.id).await?;
     Outcome::of(&mut tx, turn).await
 }
 

@@ -5,11 +5,11 @@ use chrono::{DateTime, Utc};
 
 use crate::domain::bridge::chat::Chat;
 use crate::domain::conversation::message::Role;
-use crate::domain::conversation::session::{Need, Tip};
+use crate::domain::conversation::session::{Permission, Tip};
 use crate::domain::conversation::session_name::{SessionKey, SessionRef, session_not_found};
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::access::{Access, Visibility};
 use crate::domain::people::user::Identity;
-use crate::domain::turn::{Told, ToldReset, TurnInput};
+use crate::domain::turn::{ResetInfo, SessionInfo, TurnInput};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SlotId, UserId};
 use crate::people;
@@ -23,7 +23,7 @@ pub(super) const ATTEMPTS: usize = 5;
 
 /// How a request names the session.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum Target {
     Session {
         session: SessionRef,
         key: Option<SessionKey>,
@@ -38,9 +38,9 @@ pub enum Place {
 
 /// The session that was found or made, and what the client is told of it.
 #[derive(Debug)]
-pub struct Found {
+pub struct ResolvedTarget {
     pub tip: Tip,
-    pub told: Told,
+    pub session_info: SessionInfo,
     /// Where the sender is present.
     pub slot_id: Option<SlotId>,
     /// Whose chat it is, where a chat was named: the sender's user when it was resolved.
@@ -50,18 +50,20 @@ pub struct Found {
 /// Finds the session, or makes it. A slot that chose it is held until `tx` ends.
 pub async fn find(
     tx: &mut TenantTx,
-    viewer: &Viewer,
-    place: &Place,
+    access: &Access,
+    place: &Target,
     agent: &str,
     input: &TurnInput,
     now: DateTime<Utc>,
-) -> Result<Found> {
+) -> Result<ResolvedTarget> {
     let found = match place {
-        Place::Session { session, key } => {
-            by_session(tx, viewer, session, key.as_ref(), agent, now).await?
+        Target::Session { session, key } => {
+            by_session(tx, access, session, key.as_ref(), agent, now).await?
         }
-        Place::Key(key) => by_key(tx, viewer, key, agent, input, now).await?,
-        Place::Chat { identity, chat } => in_chat(tx, viewer, (identity, chat), agent, now).await?,
+        Target::Key(key) => by_key(tx, access, key, agent, input, now).await?,
+        Target::Chat { identity, chat } => {
+            in_chat(tx, access, (identity, chat), agent, now).await?
+        }
     };
     if found.tip.agent != agent {
         let detail = format!("the session belongs to the agent {}", found.tip.agent);
@@ -72,14 +74,14 @@ pub async fn find(
 
 async fn by_session(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
     key: Option<&SessionKey>,
     agent: &str,
     now: DateTime<Utc>,
-) -> Result<Found> {
+) -> Result<ResolvedTarget> {
     for _ in 0..ATTEMPTS {
-        let found = sessions::find(tx, viewer, session, Need::ReadOrSpeak, now).await;
+        let found = sessions::find(tx, access, session, Permission::Participate, now).await;
         let tip = match (found, session) {
             (Ok(tip), _) => tip,
             (Err(error), SessionRef::Name(id)) if error.code == Code::SessionNotFound => {
@@ -90,10 +92,10 @@ async fn by_session(
                     title: None,
                     messages: Vec::new(),
                 };
-                match sessions::create(tx, viewer, new, now).await {
+                match sessions::create(tx, access, new, now).await {
                     Ok(id) => {
                         let made = SessionRef::Id(id);
-                        sessions::find(tx, viewer, &made, Need::ReadOrSpeak, now).await?
+                        sessions::find(tx, access, &made, Permission::Participate, now).await?
                     }
                     // Another first message was faster; or it was deleted, and the next look tells.
                     Err(error) if error.code == Code::SessionIdTaken => continue,
@@ -103,19 +105,19 @@ async fn by_session(
             (Err(error), _) => return Err(error),
         };
         let session_key = match key {
-            Some(key) => Some(check_key(tx, viewer, &tip, key, now).await?),
+            Some(key) => Some(check_key(tx, access, &tip, key, now).await?),
             None => tip.owner.session_key.clone(),
         };
-        let told = Told {
+        let session_info = SessionInfo {
             session_key,
             memory_key: tip.owner.session_key.clone(),
             requested_session_id: Some(session.to_string()),
             reset: None,
         };
-        return Ok(Found {
+        return Ok(ResolvedTarget {
             slot_id: tip.slot_id,
             chat_of: None,
-            told,
+            session_info,
             tip,
         });
     }
@@ -125,7 +127,7 @@ async fn by_session(
 /// A session goes with the key it was made under, and with those that were switched to it.
 async fn check_key(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     tip: &Tip,
     key: &SessionKey,
     now: DateTime<Utc>,
@@ -137,7 +139,7 @@ async fn check_key(
     let Some(home) = tip.slot_id else {
         return Ok(key.as_str().to_owned());
     };
-    let slot = match sessions::find_slot(tx, viewer, key, now).await {
+    let slot = match sessions::find_slot(tx, access, key, now).await {
         Ok(slot) => slot,
         Err(error) if error.code == Code::SessionKeyNotFound && !key.is_reserved() => {
             return Err(mismatch());
@@ -151,78 +153,78 @@ async fn check_key(
 
 async fn by_key(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     key: &SessionKey,
     agent: &str,
     input: &TurnInput,
     now: DateTime<Utc>,
-) -> Result<Found> {
-    let speaker = viewer.speaker.as_ref();
+) -> Result<ResolvedTarget> {
+    let speaker = access.speaker.as_ref();
     let arrival = Arrival {
         platform: speaker.map(|speaker| speaker.name.platform()),
         chat_type: None,
         by_person: input.messages.iter().any(|said| said.role == Role::User),
     };
-    let chosen = sessions::choose_current(tx, viewer, key, Some(agent), arrival, now).await?;
+    let chosen = sessions::choose_current(tx, access, key, Some(agent), arrival, now).await?;
     let session = SessionRef::Id(chosen.session_id);
-    let tip = sessions::find(tx, viewer, &session, Need::ReadOrSpeak, now).await?;
-    let told = Told {
+    let tip = sessions::find(tx, access, &session, Permission::Participate, now).await?;
+    let session_info = SessionInfo {
         session_key: Some(chosen.slot.key),
         memory_key: tip.owner.session_key.clone(),
         requested_session_id: None,
-        reset: chosen.reset.map(|(reason, before)| ToldReset {
+        reset: chosen.reset.map(|(reason, before)| ResetInfo {
             reason: reason.as_str().to_owned(),
-            previous_session_id: before.shown(viewer),
+            previous_session_id: before.shown(access),
         }),
     };
-    Ok(Found {
+    Ok(ResolvedTarget {
         slot_id: Some(chosen.slot.id),
         chat_of: None,
-        told,
+        session_info,
         tip,
     })
 }
 
 async fn in_chat(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     (identity, chat): (&Identity, &Chat),
     agent: &str,
     now: DateTime<Utc>,
-) -> Result<Found> {
-    let asked = people::Asked {
+) -> Result<ResolvedTarget> {
+    let request = people::ResolveRequest {
         identity: &identity.name,
         agent,
         chat,
-        namespace: viewer.namespace,
+        namespace: access.namespace,
     };
     for _ in 0..ATTEMPTS {
-        let resolved = people::resolve(tx, asked, now).await?;
+        let resolved = people::resolve(tx, request, now).await?;
         let resolved = resolved.ok_or_else(|| Error::not_found("user"))?;
         // A reset in this moment would have ended what we found: then it is looked for again.
-        let leads_to = slots::lock_leading(tx, resolved.slot_id).await?;
+        let leads_to = slots::lock_current(tx, resolved.slot_id).await?;
         if leads_to != Some(resolved.session.name.conversation_id) {
             continue;
         }
-        let owner = Viewer {
-            namespace: viewer.namespace,
-            ..Viewer::of_service(resolved.user_id, identity.clone())
+        let owner = Access {
+            namespace: access.namespace,
+            ..Access::of_service(resolved.user_id, identity.clone())
         };
         let session = SessionRef::Id(resolved.session.id);
-        let tip = sessions::find(tx, &owner, &session, Need::ReadOrSpeak, now).await?;
-        let told = Told {
+        let tip = sessions::find(tx, &owner, &session, Permission::Participate, now).await?;
+        let session_info = SessionInfo {
             session_key: Some(resolved.session_key),
             memory_key: tip.owner.session_key.clone(),
             requested_session_id: None,
-            reset: resolved.reset.map(|(reason, before)| ToldReset {
+            reset: resolved.reset.map(|(reason, before)| ResetInfo {
                 reason: reason.as_str().to_owned(),
-                previous_session_id: before.shown(viewer),
+                previous_session_id: before.shown(access),
             }),
         };
-        return Ok(Found {
+        return Ok(ResolvedTarget {
             slot_id: Some(resolved.slot_id),
             chat_of: Some(resolved.user_id),
-            told,
+            session_info,
             tip,
         });
     }
@@ -232,15 +234,15 @@ async fn in_chat(
     ))
 }
 
-/// Whether the sender still has the rights it had when `found` was looked for. Asked once the conversation is
+/// Whether the sender still has the rights it had when `found` was looked for. TurnRequest once the conversation is
 /// held: an unlink that was waited for has committed by then. `false`: another place has to be found.
 pub async fn still_holds(
     tx: &mut TenantTx,
-    viewer: &Viewer,
-    found: &Found,
+    access: &Access,
+    found: &ResolvedTarget,
     now: DateTime<Utc>,
 ) -> Result<bool> {
-    let Some(speaker) = &viewer.speaker else {
+    let Some(speaker) = &access.speaker else {
         return Ok(true);
     };
     let user_id = identities::find_user(tx, speaker.id).await?;
@@ -248,11 +250,11 @@ pub async fn still_holds(
     if let Some(chat_of) = found.chat_of {
         return Ok(chat_of == user_id);
     }
-    let present = match viewer.reach {
-        Reach::Person(_) => viewer.merged_into(user_id),
-        Reach::Tenant | Reach::Service => viewer.clone(),
+    let present = match access.reach {
+        Visibility::Person(_) => access.merged_into(user_id),
+        Visibility::Tenant | Visibility::Service => access.clone(),
     };
     let session = SessionRef::Id(found.tip.session_id);
-    sessions::find(tx, &present, &session, Need::ReadOrSpeak, now).await?;
+    sessions::find(tx, &present, &session, Permission::Participate, now).await?;
     Ok(true)
 }

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use super::accept::Claimed;
+use super::accept::RunnableTurn;
 use super::outcome::begin_next;
 use super::reply::{self, AnsweredTurn};
 use super::runner;
 use crate::app::App;
-use crate::auth::JobCaller;
+use crate::auth::ServiceCaller;
 use crate::domain::bridge::delivery::{ReplyTo, ReplyVia};
 use crate::domain::conversation::message::NewMessage;
 use crate::domain::turn::TurnState;
@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, TenantId};
 use crate::store::TenantTx;
 use crate::store::conversation::conversations;
-use crate::store::turn::turn_writes::{self, Change, Fence, Heard, Write};
+use crate::store::turn::turn_writes::{self, Change, Fence, Write, WriteAck};
 use crate::telemetry;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -27,8 +27,8 @@ const ATTEMPTS: usize = 60;
 
 /// What a write came to.
 #[derive(Debug)]
-pub enum Wrote {
-    Fine(Heard),
+pub enum WriteOutcome {
+    Fine(WriteAck),
     /// The turn is no longer this node's. Nothing was written, and nothing will be.
     Lost,
 }
@@ -42,26 +42,30 @@ pub struct Writer {
     pub attempt: i32,
     pub fence: Fence,
     /// Pieces of an answer that were said and are not among the events yet.
-    pub unsaid: String,
+    pub pending_text: String,
     /// Where the answer goes when it becomes a delivery.
     pub reply_to: Option<ReplyTo>,
 }
 
 impl Writer {
     /// Writes and goes on.
-    pub async fn write(&mut self, messages: &[NewMessage], events: &[NewEvent]) -> Result<Wrote> {
+    pub async fn write(
+        &mut self,
+        messages: &[NewMessage],
+        events: &[NewEvent],
+    ) -> Result<WriteOutcome> {
         let (wrote, _) = self.apply(messages, events, &Change::default()).await?;
         Ok(wrote)
     }
 
     /// Says that this node lives, and hears whether the turn is to stop.
-    pub async fn renew(&mut self) -> Result<Wrote> {
-        let caller = JobCaller::of_served_tenant(self.tenant_id);
+    pub async fn renew(&mut self) -> Result<WriteOutcome> {
+        let caller = ServiceCaller::for_tenant(self.tenant_id);
         let mut tx = caller.begin(&self.app.db).await?;
         let heard = turn_writes::renew(&mut tx, self.fence, runner(&self.app)).await?;
         tx.commit().await?;
         Ok(match heard {
-            Some(heard) => Wrote::Fine(heard),
+            Some(heard) => WriteOutcome::Fine(heard),
             None => self.lost(),
         })
     }
@@ -73,22 +77,22 @@ impl Writer {
         messages: &[NewMessage],
         events: &[NewEvent],
         change: &Change<'_>,
-    ) -> Result<(Wrote, Option<Claimed>)> {
+    ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
         self.apply(messages, events, change).await
     }
 
     /// Gives the turn to whichever node is faster.
     pub async fn release(&self) -> Result<()> {
-        let caller = JobCaller::of_served_tenant(self.tenant_id);
+        let caller = ServiceCaller::for_tenant(self.tenant_id);
         let mut tx = caller.begin(&self.app.db).await?;
         turn_writes::release(&mut tx, self.fence).await?;
         tx.commit().await
     }
 
-    fn lost(&self) -> Wrote {
+    fn lost(&self) -> WriteOutcome {
         telemetry::count_fence_rejection();
         tracing::info!(turn = %self.fence.turn_id, "the turn is no longer this node's");
-        Wrote::Lost
+        WriteOutcome::Lost
     }
 
     async fn apply(
@@ -96,9 +100,9 @@ impl Writer {
         messages: &[NewMessage],
         events: &[NewEvent],
         change: &Change<'_>,
-    ) -> Result<(Wrote, Option<Claimed>)> {
-        let unsaid = std::mem::take(&mut self.unsaid);
-        let rest = (!unsaid.is_empty()).then(|| NewEvent::delta(unsaid));
+    ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
+        let pending_text = std::mem::take(&mut self.pending_text);
+        let rest = (!pending_text.is_empty()).then(|| NewEvent::delta(pending_text));
         let events: Vec<NewEvent> = rest.into_iter().chain(events.iter().cloned()).collect();
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
@@ -123,9 +127,9 @@ impl Writer {
         events: &[NewEvent],
         change: &Change<'_>,
         again: bool,
-    ) -> Result<(Wrote, Option<Claimed>)> {
+    ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
         let (app, now) = (self.app.clone(), self.app.clock.now());
-        let caller = JobCaller::of_served_tenant(self.tenant_id);
+        let caller = ServiceCaller::for_tenant(self.tenant_id);
         let mut tx = caller.begin(&app.db).await?;
         let frees = change.state.is_some_and(|state| state.has_ended());
         let write = Write {
@@ -140,29 +144,29 @@ impl Writer {
             runner: runner(&app),
         };
         let Some(heard) = turn_writes::write(&mut tx, self.fence, &write, now).await? else {
-            return self.judge_nothing(tx, again).await;
+            return self.resolve_unacknowledged(tx, again).await;
         };
         if frees {
             self.deliver(&mut tx, &heard, messages, change).await?;
         }
         tx.commit().await?;
         self.fence.version += 1;
-        app.live.poke(self.conversation_id);
+        app.live.notify(self.conversation_id);
         if frees && self.reply_to.is_some() {
-            app.live.poke_deliveries(self.tenant_id);
+            app.live.notify_deliveries(self.tenant_id);
         }
         let next = match frees && heard.followed {
             true => self.begin_next().await,
             false => None,
         };
-        Ok((Wrote::Fine(heard), next))
+        Ok((WriteOutcome::Fine(heard), next))
     }
 
     /// The answer as a delivery, if nobody waits for it: in the transaction that ends the turn.
     async fn deliver(
         &self,
         tx: &mut TenantTx,
-        heard: &Heard,
+        heard: &WriteAck,
         messages: &[NewMessage],
         change: &Change<'_>,
     ) -> Result<()> {
@@ -184,25 +188,25 @@ impl Writer {
     }
 
     /// Nothing was written: because an earlier attempt was made after all, or because the turn is lost.
-    async fn judge_nothing(
+    async fn resolve_unacknowledged(
         &mut self,
         mut tx: TenantTx,
         again: bool,
-    ) -> Result<(Wrote, Option<Claimed>)> {
-        if !again || !turn_writes::was_made(&mut tx, self.fence).await? {
+    ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
+        if !again || !turn_writes::was_applied(&mut tx, self.fence).await? {
             return Ok((self.lost(), None));
         }
         drop(tx);
         self.fence.version += 1;
         let next = self.begin_next().await;
-        self.app.live.poke(self.conversation_id);
-        Ok((Wrote::Fine(Heard::default()), next))
+        self.app.live.notify(self.conversation_id);
+        Ok((WriteOutcome::Fine(WriteAck::default()), next))
     }
 
     /// The conversation's next turn, after this one's end was committed: whatever is wrong with the next one
     /// must not undo that. What is not started here is found by the sweepers. A node that is shutting down
     /// leaves it to others.
-    async fn begin_next(&self) -> Option<Claimed> {
+    async fn begin_next(&self) -> Option<RunnableTurn> {
         if self.app.shutdown.is_stopping() {
             return None;
         }
@@ -216,8 +220,8 @@ impl Writer {
         }
     }
 
-    async fn try_begin_next(&self) -> Result<Option<Claimed>> {
-        let caller = JobCaller::of_served_tenant(self.tenant_id);
+    async fn try_begin_next(&self) -> Result<Option<RunnableTurn>> {
+        let caller = ServiceCaller::for_tenant(self.tenant_id);
         let mut tx = caller.begin(&self.app.db).await?;
         let tip = conversations::lock(&mut tx, self.conversation_id).await?;
         if tip.is_none() {
@@ -226,7 +230,7 @@ impl Writer {
         let now = self.app.clock.now();
         let next = begin_next(&self.app, &mut tx, self.conversation_id, now).await?;
         tx.commit().await?;
-        self.app.live.poke(self.conversation_id);
+        self.app.live.notify(self.conversation_id);
         Ok(next)
     }
 }

@@ -172,14 +172,14 @@ impl GuardedClient {
     /// time it is dialled.
     pub fn check_url(&self, text: &str) -> Result<Url, UrlRefused> {
         let url = url_rules::parse(text)?;
-        self.judge(&url)?;
+        self.check_usable(&url)?;
         Ok(url)
     }
 
     /// A request for the caller to fill and send. An answer of 3xx is not followed, so it must be taken
     /// for a failure; body and time have no cap here but the time to connect (see `fetch`).
     pub fn request(&self, method: Method, url: &Url) -> Result<RequestBuilder, UrlRefused> {
-        let (https, own_port) = self.judge(url)?;
+        let (https, own_port) = self.check_usable(url)?;
         let client = self.built(https, own_port);
         let client = client.map_err(|_| UrlRefused::NoClient)?;
         let request = client.request(method, url.clone());
@@ -201,7 +201,7 @@ impl GuardedClient {
 
     /// Whether it is https, and whether the port is one of ours. No literal address is dialled unjudged: the
     /// connector does not ask the resolver about those.
-    fn judge(&self, url: &Url) -> Result<(bool, bool), UrlRefused> {
+    fn check_usable(&self, url: &Url) -> Result<(bool, bool), UrlRefused> {
         let rules = &self.inner.rules;
         let destination = url_rules::destination(&rules.policy, url)?;
         if rules.own_ports.everywhere(destination.port) {

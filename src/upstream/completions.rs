@@ -273,7 +273,7 @@ async fn refusal(status: u16, mut response: Response, server: &ModelServer) -> C
         return CallError::Unavailable { retry_after };
     }
     match status {
-        429 => CallError::Busy { retry_after },
+        429 => CallError::ConversationLoad { retry_after },
         401 | 403 => CallError::NotAllowed(status),
         400..=499 if status != 408 => {
             let mut told = Vec::new();

@@ -66,7 +66,7 @@ async fn what_was_said_before_a_compression_can_be_undone_after_it() {
     let session = counted(&b, &["one", "two", "three"]).await;
     let compressed = compress(&b, &session).await.expect(201);
     assert!(b.told("telegram:5", "/undo").await.contains("taken back"));
-    // Taking the compression back does not bring it back either.
+    // MessageReceiver the compression back does not bring it back either.
     let child = compressed["session_id"].as_str().unwrap();
     let path = format!("/v1/sessions/{child}/uncompress");
     b.world

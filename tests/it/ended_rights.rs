@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use throughline::auth::JobCaller;
+use throughline::auth::ServiceCaller;
 use throughline::error::Code;
 use throughline::ids::TenantId;
 
@@ -271,7 +271,7 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
     let mut stream = Sse::open(request.json(&body).header(IDENTITY, LEAVES)).await;
     stream.hears("before ").await;
     // Four of the node's five connections are all that a tenant has; the queue behind them is full.
-    let caller = JobCaller::of_served_tenant(b.tenant.id.parse::<TenantId>().unwrap());
+    let caller = ServiceCaller::for_tenant(b.tenant.id.parse::<TenantId>().unwrap());
     let db = b.world.app().db.clone();
     let mut held = Vec::new();
     for _ in 0..4 {
@@ -291,7 +291,7 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
         caller
             .begin(&db)
             .await
-            .is_err_and(|error| error.code == Code::Busy)
+            .is_err_and(|error| error.code == Code::ConversationLoad)
     };
     eventually("the queue is full", TEN_SECONDS, full).await;
     let unlink = json!({"identity": LEAVES, "text": "/unlink"});

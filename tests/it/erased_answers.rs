@@ -171,10 +171,10 @@ async fn a_person_with_many_turns_is_erased_in_batches() {
     let begun = says(&b, ADA, "hello").await;
     let thread = begun["session_id"].as_str().unwrap().to_owned();
     let seed = "with t as (
-           insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input, told,
+           insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, request_hash, input, session_info,
                               identity_id, platform, created_at, ended_at)
            select t.tenant_id, gen_random_uuid(), t.conversation_id, 1000 + n, 'completed', t.agent, t.principal,
-                  t.asked_hash, t.input, t.told, t.identity_id, t.platform, now(), now()
+                  t.request_hash, t.input, t.session_info, t.identity_id, t.platform, now(), now()
              from turns t, generate_series(1, 600) n
             where t.tenant_id = $1 and t.conversation_id = $2
         returning id, turn_no

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::support::cluster::cluster;
 use crate::support::{Reply, Tenant, World};
 use crate::tenancy::uuid_of;
-use throughline::auth::JobCaller;
+use throughline::auth::ServiceCaller;
 use throughline::ids::TenantId;
 use throughline::jobs;
 use throughline::store::Db;
@@ -75,7 +75,7 @@ async fn what_is_asked_for_while_a_job_runs_is_not_forgotten() {
     let start = world.clock.now() + Duration::from_secs(3600);
     let at = |second: u64| start + Duration::from_secs(second);
     let plan = async |second: u64| {
-        let caller = JobCaller::of_served_tenant(tenant.id.parse().unwrap());
+        let caller = ServiceCaller::for_tenant(tenant.id.parse().unwrap());
         let mut tx = caller.begin(db).await.unwrap();
         insert(&mut tx, "tested", at(second)).await.unwrap();
         tx.commit().await.unwrap();
@@ -251,7 +251,7 @@ async fn what_is_old_and_still_needed_does_not_keep_a_job_busy() {
     let tenant = world.tenant("Acme").await;
     world.session(&tenant.key, json!({})).await;
     let plant = "
-      insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input, told,
+      insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, request_hash, input, session_info,
                          created_at, lease_until)
       select tenant_id, id, id, 1, 'waiting_client', 'main', 'any', '', '{}', '{}', now(), now() + interval '1 hour'
         from conversations;

@@ -250,7 +250,7 @@ async fn whatever_is_done_in_a_large_tenant_reads_what_it_changes() {
     let seen = |part: &str| assert!(touched.keys().any(|sql| sql.contains(part)), "{part}");
     for part in [
         "t.state in ('running', 'waiting_client') and t.lease_until <= clock_timestamp()",
-        "t.reply_via = 'http' and t.ended_at is not null",
+        "t.reply_via = 'waiting' and t.ended_at is not null",
         "update jobs j",
         "delete from events",
         "update turns set state",

@@ -167,7 +167,7 @@ async fn execute(database: &mut PgConnection, sql: &'static str) {
 const POISON: &str = "
   insert into turns
   select (jsonb_populate_record(t, jsonb_build_object(
-            'id', gen_random_uuid(), 'turn_no', 1000 + n, 'reply_via', 'http',
+            'id', gen_random_uuid(), 'turn_no', 1000 + n, 'reply_via', 'waiting',
             -- One that cannot be read, or one of an identity that is no more.
             'reply_to', case n % 2
                         when 0 then '{\"odd\": true}'::jsonb
@@ -177,7 +177,7 @@ const POISON: &str = "
     from turns t, generate_series(1, 60) n
    where t.turn_no = 1;
   update turns
-     set reply_via = 'http', due_at = now()
+     set reply_via = 'waiting', due_at = now()
    where turn_no = 2";
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,13 +21,13 @@ async fn silence(while_silent: impl AsyncFn(&World)) {
         .unwrap();
     let world = World::with_redis(1, &redis.url).await;
     let live = &world.app().live;
-    let hears = async || live.hears_others();
+    let hears = async || live.is_connected();
     eventually("others are heard", LIMIT, hears).await;
     let pid = Pid::from_raw(redis_pid(&redis.url).unwrap());
     kill(pid, Signal::SIGSTOP).unwrap();
     while_silent(&world).await;
     let noticed = tokio::time::timeout(LIMIT, async {
-        while live.hears_others() {
+        while live.is_connected() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });

@@ -95,7 +95,7 @@ async fn deliver_what_nobody_fetched(twins: &Twins) {
             "delete from turns where tenant_id = $theirs and state = 'queued';
              update turns
                 set state = 'completed', lease_until = null, ended_at = now(), due_at = now() + interval '1 day'
-              where tenant_id = $theirs and state = 'running' and reply_via = 'http';",
+              where tenant_id = $theirs and state = 'running' and reply_via = 'waiting';",
         )
         .await;
     twins.chat.model.release();

@@ -66,11 +66,11 @@ async fn a_turn_that_began_while_another_starts_goes_before_it() {
     let accept = [
         "update conversations
             set next_turn_no = next_turn_no + 1",
-        "insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input, told,
+        "insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, request_hash, input, session_info,
                             created_at)
-         select c.tenant_id, gen_random_uuid(), c.id, c.next_turn_no - 1, 'queued', 'main', t.principal, t.asked_hash,
+         select c.tenant_id, gen_random_uuid(), c.id, c.next_turn_no - 1, 'queued', 'main', t.principal, t.request_hash,
                 json_build_object('messages', json_build_array(json_build_object(
-                  'role', 'user', 'kind', 'normal', 'content', 'in between'))), t.told, now()
+                  'role', 'user', 'kind', 'normal', 'content', 'in between'))), t.session_info, now()
            from conversations c
            join turns t
              on t.conversation_id = c.id

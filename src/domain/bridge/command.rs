@@ -50,7 +50,7 @@ pub enum Said<'a> {
 }
 
 /// As many turns as one `/undo` takes back.
-const MOST_UNDONE: u32 = 50;
+const MAX_UNDO: u32 = 50;
 
 pub fn read(text: &str) -> Said<'_> {
     let trimmed = text.trim();
@@ -81,7 +81,7 @@ fn command(text: &str) -> Option<Command> {
         "branch" => Command::Branch { name: given },
         "title" => Command::Title { name: given },
         "undo" => Command::Undo {
-            turns: argument.parse().unwrap_or(1).clamp(1, MOST_UNDONE),
+            turns: argument.parse().unwrap_or(1).clamp(1, MAX_UNDO),
         },
         "retry" => Command::Retry,
         "status" => Command::Status,
@@ -167,7 +167,7 @@ mod tests {
             ("/undo many", Said::Command(Command::Undo { turns: 1 })),
             (
                 "/undo 4000000000",
-                Said::Command(Command::Undo { turns: MOST_UNDONE }),
+                Said::Command(Command::Undo { turns: MAX_UNDO }),
             ),
             ("/link", Said::Command(Command::Link(Link::Show))),
             ("/link Yes", Said::Command(Command::Link(Link::Yes))),

@@ -64,7 +64,7 @@ pub struct ReplyTo {
 
 words!(
     /// How the answer of a turn gets to who asked. `Failed`: it could not become a delivery.
-    ReplyVia { Http = "http", Told = "told", Delivery = "delivery", Failed = "failed" }
+    ReplyVia { Waiting = "waiting", Returned = "returned", Delivery = "delivery", Failed = "failed" }
 );
 
 /// A delivery that is to be written.

@@ -55,7 +55,7 @@ impl ResetReason {
 
 /// Whether a message at `now` begins anew what the person last wrote in at `last_person_at`, and what
 /// ended the old one first.
-pub fn judge(
+pub fn check_usable(
     rule: &ResetRule,
     zone: TimeZone,
     last_person_at: DateTime<Utc>,
@@ -232,7 +232,7 @@ mod tests {
         const YEAR: u32 = 365 * 24 * 60;
         let check = |mode, idle_minutes, at_hour, last: &str, now: &str, expected| {
             let rule = rule(mode, idle_minutes, at_hour);
-            let found = judge(&rule, TimeZone::UTC, at(last), at(now));
+            let found = check_usable(&rule, TimeZone::UTC, at(last), at(now));
             assert_eq!(found, expected, "{rule:?} {last} {now}");
         };
         let (idle, daily) = (Some(ResetReason::Idle), Some(ResetReason::Daily));
@@ -275,20 +275,20 @@ mod tests {
             let (place, boundaries) = line.split_once(": ").unwrap();
             let (name, at_hour) = place.split_once(' ').unwrap();
             let (zone, rule) = (zone(name), daily(at_hour.parse().unwrap()));
-            let judge = |last, now| judge(&rule, zone, last, now);
+            let check_usable = |last, now| check_usable(&rule, zone, last, now);
             let boundaries: Vec<_> = boundaries.split(", ").map(at).collect();
             for &boundary in &boundaries {
-                let reset = judge(boundary - SECOND, boundary);
+                let reset = check_usable(boundary - SECOND, boundary);
                 assert_eq!(reset, Some(ResetReason::Daily), "{line}");
-                assert_eq!(judge(boundary, boundary), None, "{line}");
+                assert_eq!(check_usable(boundary, boundary), None, "{line}");
             }
             for pair in boundaries.windows(2) {
                 let (boundary, next) = (pair[0], pair[1]);
                 for minute in 0..(next - boundary).num_minutes() {
                     let time = boundary + TimeDelta::minutes(minute);
-                    assert_eq!(judge(boundary, time), None, "{line} {time}");
-                    assert_eq!(judge(time, next - SECOND), None, "{line} {time}");
-                    let reset = judge(time, next);
+                    assert_eq!(check_usable(boundary, time), None, "{line} {time}");
+                    assert_eq!(check_usable(time, next - SECOND), None, "{line} {time}");
+                    let reset = check_usable(time, next);
                     assert_eq!(reset, Some(ResetReason::Daily), "{line} {time}");
                 }
             }
@@ -336,7 +336,7 @@ mod tests {
             for hour in 0..2 * 365 * 24 {
                 let (before, after) = (from + HOUR * hour, from + HOUR * (hour + 1));
                 days.insert(local(before).date());
-                if judge(&rule, zone, before, after).is_some() {
+                if check_usable(&rule, zone, before, after).is_some() {
                     // A gap may put the boundary late, even into the next day.
                     ended.push((local(after) - HOUR * at_hour.cast_signed()).date());
                 }

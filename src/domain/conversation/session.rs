@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::conversation::reset::ResetReason;
 use crate::domain::conversation::session_name::is_built_key;
-use crate::domain::people::access::{Namespace, Reach, Viewer};
+use crate::domain::people::access::{Access, Namespace, Visibility};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, SlotId, UserId};
 
@@ -63,7 +63,7 @@ impl From<ResetReason> for EndReason {
 
 /// The names of a chain: its id, which is that of its first session, and what its maker called it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChainName {
+pub struct ConversationHandle {
     pub conversation_id: SessionId,
     pub namespace: Namespace,
     pub client_id: Option<String>,
@@ -72,12 +72,12 @@ pub struct ChainName {
     pub hidden: bool,
 }
 
-impl ChainName {
-    /// The conversation's id as `viewer` can use it: by a name that they find nothing or something else
+impl ConversationHandle {
+    /// The conversation's id as `access` can use it: by a name that they find nothing or something else
     /// by, it is not shown.
-    pub fn shown(&self, viewer: &Viewer) -> String {
-        let own = self.namespace == viewer.namespace;
-        let found_next = self.namespace == Namespace::Service && self.user_id == viewer.person;
+    pub fn shown(&self, access: &Access) -> String {
+        let own = self.namespace == access.namespace;
+        let found_next = self.namespace == Namespace::Service && self.user_id == access.person;
         let usable = own || (found_next && !self.hidden);
         match &self.client_id {
             Some(name) if usable => name.clone(),
@@ -85,10 +85,10 @@ impl ChainName {
         }
     }
 
-    /// The id of a link of this chain as `viewer` can use it: only the first has the client's name.
-    pub fn shown_link(&self, session_id: SessionId, viewer: &Viewer) -> String {
+    /// The id of a link of this chain as `access` can use it: only the first has the client's name.
+    pub fn shown_link(&self, session_id: SessionId, access: &Access) -> String {
         match session_id == self.conversation_id {
-            true => self.shown(viewer),
+            true => self.shown(access),
             false => session_id.to_string(),
         }
     }
@@ -105,30 +105,30 @@ pub struct Ownership {
 
 /// What a call wants to do with a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub enum Permission {
     /// A guest may, too.
-    ReadOrSpeak,
-    Own,
+    Participate,
+    Manage,
 }
 
 impl Ownership {
     /// Foreign things are not there, whether they exist or not.
-    pub fn check(&self, viewer: &Viewer, need: Need) -> Result<()> {
-        self.check_reach(viewer.reach, need)
+    pub fn check(&self, access: &Access, need: Permission) -> Result<()> {
+        self.check_reach(access.reach, need)
     }
 
-    pub fn check_reach(&self, reach: Reach, need: Need) -> Result<()> {
+    pub fn check_reach(&self, reach: Visibility, need: Permission) -> Result<()> {
         let own = match reach {
-            Reach::Tenant => true,
-            Reach::Service => {
+            Visibility::Tenant => true,
+            Visibility::Service => {
                 let of_a_chat = self.session_key.as_deref().is_some_and(is_built_key);
                 self.user_id.is_none() && !of_a_chat
             }
-            Reach::Person(user_id) => self.user_id == Some(user_id),
+            Visibility::Person(user_id) => self.user_id == Some(user_id),
         };
         match (own, self.granted, need) {
-            (true, _, _) | (false, true, Need::ReadOrSpeak) => Ok(()),
-            (false, true, Need::Own) => Err(Error::new(
+            (true, _, _) | (false, true, Permission::Participate) => Ok(()),
+            (false, true, Permission::Manage) => Err(Error::new(
                 Code::GuestNotAllowed,
                 "a guest may read and speak here, and nothing else",
             )),
@@ -152,7 +152,7 @@ pub struct Tip {
     pub born_seq: i64,
     pub token_count: i64,
     pub last_person_at: DateTime<Utc>,
-    pub name: ChainName,
+    pub name: ConversationHandle,
     pub owner: Ownership,
     pub agent: String,
     pub slot_id: Option<SlotId>,
@@ -181,11 +181,11 @@ impl Tip {
 #[derive(Debug, Clone)]
 pub struct Session {
     pub id: SessionId,
-    pub name: ChainName,
+    pub name: ConversationHandle,
     pub owner: Ownership,
     pub agent: String,
     /// What it came out of: a link of its own chain, or a session of another.
-    pub parent: Option<NamedLink>,
+    pub parent: Option<SessionHandle>,
     pub edge: Option<Edge>,
     pub state: SessionState,
     pub end_reason: Option<EndReason>,
@@ -205,14 +205,14 @@ pub struct Session {
 
 /// Another session that is told of, with the names of its chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NamedLink {
+pub struct SessionHandle {
     pub id: SessionId,
-    pub name: ChainName,
+    pub name: ConversationHandle,
 }
 
-impl NamedLink {
-    pub fn shown(&self, viewer: &Viewer) -> String {
-        self.name.shown_link(self.id, viewer)
+impl SessionHandle {
+    pub fn shown(&self, access: &Access) -> String {
+        self.name.shown_link(self.id, access)
     }
 }
 
@@ -248,13 +248,13 @@ pub struct NewConversation {
 mod tests {
     use super::*;
 
-    fn viewer(reach: Reach, namespace: Namespace) -> Viewer {
-        Viewer {
+    fn access(reach: Visibility, namespace: Namespace) -> Access {
+        Access {
             reach,
             namespace,
             person: None,
             speaker: None,
-            writes_every_role: false,
+            may_write_any_role: false,
         }
     }
 
@@ -266,20 +266,20 @@ mod tests {
             Some(Code::GuestNotAllowed),
             Some(Code::SessionNotFound),
         );
-        let person = |user| Reach::Person(user);
+        let person = |user| Visibility::Person(user);
         for (reach, owner, key, granted, read, own) in [
-            (Reach::Tenant, Some(ada), None, false, fine, fine),
-            (Reach::Service, None, Some("mine"), false, fine, fine),
-            (Reach::Service, None, None, false, fine, fine),
+            (Visibility::Tenant, Some(ada), None, false, fine, fine),
+            (Visibility::Service, None, Some("mine"), false, fine, fine),
+            (Visibility::Service, None, None, false, fine, fine),
             (
-                Reach::Service,
+                Visibility::Service,
                 None,
                 Some("agent:main:irc:group:1"),
                 false,
                 gone,
                 gone,
             ),
-            (Reach::Service, Some(ada), None, false, gone, gone),
+            (Visibility::Service, Some(ada), None, false, gone, gone),
             (person(ada), Some(ada), None, false, fine, fine),
             (person(bob), Some(ada), None, false, gone, gone),
             (person(bob), Some(ada), None, true, fine, guest),
@@ -290,10 +290,10 @@ mod tests {
                 session_key: key.map(str::to_owned),
                 granted,
             };
-            let viewer = viewer(reach, Namespace::Service);
-            let code = |need| owner.check(&viewer, need).err().map(|error| error.code);
-            assert_eq!(code(Need::ReadOrSpeak), read, "{reach:?} {owner:?}");
-            assert_eq!(code(Need::Own), own, "{reach:?} {owner:?}");
+            let access = access(reach, Namespace::Service);
+            let code = |need| owner.check(&access, need).err().map(|error| error.code);
+            assert_eq!(code(Permission::Participate), read, "{reach:?} {owner:?}");
+            assert_eq!(code(Permission::Manage), own, "{reach:?} {owner:?}");
         }
     }
 
@@ -301,13 +301,13 @@ mod tests {
     fn a_name_is_shown_to_whoever_finds_the_session_by_it() {
         let (ada, bob) = (UserId::generate(), UserId::generate());
         let (id, child) = (SessionId::generate(), SessionId::generate());
-        let of_key = viewer(Reach::Tenant, Namespace::Service);
-        let of = |user| Viewer {
+        let of_key = access(Visibility::Tenant, Namespace::Service);
+        let of = |user| Access {
             person: Some(user),
-            ..viewer(Reach::Person(user), Namespace::User(user))
+            ..access(Visibility::Person(user), Namespace::User(user))
         };
         let (by_name, by_id) = ("chat-1".to_owned(), id.to_string());
-        for (namespace, hidden, viewer, shown) in [
+        for (namespace, hidden, access, shown) in [
             (Namespace::Service, false, &of_key, &by_name),
             (Namespace::Service, false, &of(ada), &by_name),
             (Namespace::Service, true, &of(ada), &by_id),
@@ -315,16 +315,16 @@ mod tests {
             (Namespace::User(ada), false, &of(ada), &by_name),
             (Namespace::User(ada), false, &of_key, &by_id),
         ] {
-            let name = ChainName {
+            let name = ConversationHandle {
                 conversation_id: id,
                 namespace,
                 client_id: Some(by_name.clone()),
                 user_id: Some(ada),
                 hidden,
             };
-            assert_eq!(&name.shown(viewer), shown);
-            assert_eq!(&name.shown_link(id, viewer), shown);
-            assert_eq!(name.shown_link(child, viewer), child.to_string());
+            assert_eq!(&name.shown(access), shown);
+            assert_eq!(&name.shown_link(id, access), shown);
+            assert_eq!(name.shown_link(child, access), child.to_string());
         }
     }
 }

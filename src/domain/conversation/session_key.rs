@@ -38,7 +38,7 @@ impl<'a> KeyPolicy<'a> {
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy)]
-pub struct Speaker<'a> {
+pub struct KeySender<'a> {
     pub identity: &'a IdentityName,
     pub user_id: UserId,
     /// Whether the user is or was linked.
@@ -47,7 +47,7 @@ pub struct Speaker<'a> {
 
 /// The slot of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ChatKey {
     pub kind: SlotKind,
     /// The person it belongs to; a shared chat belongs to nobody.
     pub owner: Option<UserId>,
@@ -57,7 +57,7 @@ pub struct Place {
 }
 
 /// Where a message of `speaker` in `chat` belongs.
-pub fn place(policy: KeyPolicy<'_>, speaker: Speaker<'_>, chat: &Chat) -> Place {
+pub fn place(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> ChatKey {
     let keys = Keys::new(policy.agent, speaker.identity, chat);
     let own = Some(speaker.user_id);
     match chat_kind(chat) {
@@ -73,7 +73,7 @@ pub fn place(policy: KeyPolicy<'_>, speaker: Speaker<'_>, chat: &Chat) -> Place 
                 }
                 (false, false, DmScope::Main) => (keys.main(), Some(keys.per_channel_peer())),
             };
-            Place {
+            ChatKey {
                 kind: SlotKind::Dm,
                 owner: own,
                 key,
@@ -85,14 +85,14 @@ pub fn place(policy: KeyPolicy<'_>, speaker: Speaker<'_>, chat: &Chat) -> Place 
                 GroupScope::PerMember => (own, keys.member()),
                 GroupScope::Shared => (None, keys.group()),
             };
-            Place {
+            ChatKey {
                 kind: SlotKind::Group,
                 owner,
                 key,
                 otherwise: None,
             }
         }
-        ChatType::Thread => Place {
+        ChatType::Thread => ChatKey {
             kind: SlotKind::Thread,
             owner: None,
             key: keys.thread(),

@@ -28,7 +28,7 @@ fn chat(kind: ChatType, id: &str, thread: Option<&str>, scope: Option<&str>) -> 
 }
 
 fn keys(policy: KeyPolicy<'_>, speaker: &IdentityName, linked: bool, chat: &Chat) -> Vec<String> {
-    let speaker = Speaker {
+    let speaker = KeySender {
         identity: speaker,
         user_id: UserId::from_uuid(uuid::Uuid::from_u128(7)),
         linked,
@@ -278,7 +278,7 @@ fn play(messages: &[(KeyPolicy<'_>, IdentityName, Chat)]) -> HashMap<String, Mea
         let owner = people
             .entry(identity.to_string())
             .or_insert_with(UserId::generate);
-        let speaker = Speaker {
+        let speaker = KeySender {
             identity,
             user_id: *owner,
             linked: false,
@@ -322,7 +322,7 @@ proptest! {
     ) {
         let slots = play(&messages);
         for (policy, identity, chat) in &messages {
-            let speaker = Speaker { identity, user_id: UserId::generate(), linked: false };
+            let speaker = KeySender { identity, user_id: UserId::generate(), linked: false };
             let place = place(*policy, speaker, chat);
             for key in [Some(place.key), place.otherwise].into_iter().flatten() {
                 prop_assert!(key.len() <= 256 && key.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -345,7 +345,7 @@ proptest! {
         chat in any_chat(),
     ) {
         let user_id = UserId::generate();
-        let speak = |identity| Speaker { identity, user_id, linked: true };
+        let speak = |identity| KeySender { identity, user_id, linked: true };
         let (here, there) = (place(policy, speak(&one), &chat), place(policy, speak(&other), &chat));
         let is_dm = here.kind == SlotKind::Dm;
         if is_dm && policy.linked_sessions == LinkedSessions::Shared {
@@ -353,7 +353,7 @@ proptest! {
         } else if one.platform() != other.platform() {
             prop_assert_ne!(&here.key, &there.key);
         }
-        let unlinked = Speaker { linked: false, ..speak(&one) };
+        let unlinked = KeySender { linked: false, ..speak(&one) };
         if !is_dm {
             prop_assert_eq!(here, place(policy, unlinked, &chat));
         }
@@ -367,7 +367,7 @@ proptest! {
         linked in prop::bool::ANY,
     ) {
         let user_id = UserId::generate();
-        let place = place(policy, Speaker { identity: &identity, user_id, linked }, &chat);
+        let place = place(policy, KeySender { identity: &identity, user_id, linked }, &chat);
         let mut possible = possible_keys("main", &identity, &chat);
         possible.push(user_key("main", user_id));
         for key in [Some(place.key), place.otherwise].into_iter().flatten() {

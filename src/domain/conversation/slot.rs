@@ -3,9 +3,9 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::domain::conversation::session::{ChainName, Ownership, words};
+use crate::domain::conversation::session::{ConversationHandle, Ownership, words};
 use crate::domain::conversation::session_name::{SessionKey, is_built_key, session_key_not_found};
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::access::{Access, Visibility};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 
@@ -31,18 +31,18 @@ pub struct Slot {
 #[derive(Debug, Clone)]
 pub struct Current {
     pub session_id: SessionId,
-    pub name: ChainName,
+    pub name: ConversationHandle,
     pub owner: Ownership,
     pub last_active_at: DateTime<Utc>,
 }
 
 impl Slot {
     /// Foreign keys are not there, whether they exist or not.
-    pub fn check(&self, viewer: &Viewer) -> Result<()> {
-        let own = match viewer.reach {
-            Reach::Tenant => true,
-            Reach::Service => self.user_id.is_none() && !is_built_key(&self.key),
-            Reach::Person(user_id) => self.user_id == Some(user_id),
+    pub fn check(&self, access: &Access) -> Result<()> {
+        let own = match access.reach {
+            Visibility::Tenant => true,
+            Visibility::Service => self.user_id.is_none() && !is_built_key(&self.key),
+            Visibility::Person(user_id) => self.user_id == Some(user_id),
         };
         match own {
             true => Ok(()),

@@ -12,7 +12,7 @@ use crate::ids::{IdentityId, UserId};
 
 /// A person whom the document concerns.
 #[derive(Debug, Clone)]
-pub struct LinkedPerson {
+pub struct LinkedUser {
     pub id: UserId,
     pub external_id: Option<String>,
     pub named_by_import: bool,
@@ -61,7 +61,7 @@ impl<'a> Group<'a> {
     /// The base first, then the others as they came. A group of which the document before listed nothing is
     /// no longer an import's: it belongs to the base.
     pub fn all_of(
-        person: &'a LinkedPerson,
+        person: &'a LinkedUser,
         places: &HashMap<&IdentityName, (usize, &Listed)>,
     ) -> Vec<Self> {
         let mut arrived: Vec<Vec<&LinkedAccount>> = Vec::new();

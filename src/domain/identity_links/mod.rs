@@ -46,7 +46,7 @@ impl MoveKind {
 
 /// What has to be known of two people before they are joined.
 #[derive(Debug, Clone)]
-pub struct Joining {
+pub struct MergeCandidates {
     pub kind: MoveKind,
     pub into: Vec<IdentityRecord>,
     pub from: Vec<IdentityRecord>,
@@ -59,7 +59,7 @@ pub fn merges_since(now: DateTime<Utc>) -> DateTime<Utc> {
     now - MERGE_WINDOW
 }
 
-impl Joining {
+impl MergeCandidates {
     pub fn check(&self) -> Result<()> {
         let has_login = |side: &[IdentityRecord]| side.iter().any(|one| one.issuer.is_some());
         if !self.kind.joins_logins() && has_login(&self.into) && has_login(&self.from) {
@@ -101,7 +101,7 @@ pub struct Merge {
 
 /// An account that was parted from its person, and until when that can be taken back.
 #[derive(Debug, Clone)]
-pub struct Parting {
+pub struct Unlink {
     pub identity_id: IdentityId,
     pub from_user: UserId,
     pub to_user: UserId,
@@ -110,7 +110,7 @@ pub struct Parting {
 
 /// A person parts from the account that speaks or from a newer one: whoever took over an old account
 /// must not be able to throw the others out.
-pub fn check_parting(speaker: Option<&IdentityRecord>, target: &IdentityRecord) -> Result<()> {
+pub fn check_unlink(speaker: Option<&IdentityRecord>, target: &IdentityRecord) -> Result<()> {
     let may = speaker.is_some_and(|speaker| {
         speaker.id == target.id
             || (target.linked_at, target.created_at) > (speaker.linked_at, speaker.created_at)
@@ -179,7 +179,7 @@ mod tests {
             ),
             (MoveKind::Import, side(0, 1), side(0, 1), 20, None),
         ] {
-            let joining = Joining {
+            let joining = MergeCandidates {
                 kind,
                 into,
                 from,
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn a_person_parts_from_the_speaking_account_and_newer_ones() {
         let (old, new) = (account(None, 1, 1), account(None, 5, 2));
-        let code = |speaker, target| check_parting(speaker, target).err().map(|error| error.code);
+        let code = |speaker, target| check_unlink(speaker, target).err().map(|error| error.code);
         assert_eq!(code(Some(&old), &old), None);
         assert_eq!(code(Some(&old), &new), None);
         assert_eq!(code(Some(&new), &old), Some(Code::OlderIdentity));

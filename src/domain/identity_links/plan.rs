@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use serde::Serialize;
 
 use crate::domain::identity_links::document::{LINKS, LinkEntry, Listed, pointer_of};
-use crate::domain::identity_links::group::{Group, LinkedAccount, LinkedPerson};
+use crate::domain::identity_links::group::{Group, LinkedAccount, LinkedUser};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::user::MAX_IDENTITIES;
 use crate::error::{Error, FieldError, Result};
@@ -98,7 +98,7 @@ impl Plan {
 }
 
 /// What `entries` change, or everything that stands in their way.
-pub fn plan(entries: &[LinkEntry], people: &[LinkedPerson]) -> Result<Plan> {
+pub fn plan(entries: &[LinkEntry], people: &[LinkedUser]) -> Result<Plan> {
     let mut planner = Planner::new(entries, people);
     planner.choose_targets();
     planner.name();
@@ -119,7 +119,7 @@ enum Fate {
 
 struct Planner<'a> {
     entries: &'a [LinkEntry],
-    people: &'a [LinkedPerson],
+    people: &'a [LinkedUser],
     groups: Vec<Vec<Group<'a>>>,
     names: HashSet<&'a str>,
     /// Who has an account, by its name.
@@ -135,7 +135,7 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(entries: &'a [LinkEntry], people: &'a [LinkedPerson]) -> Self {
+    fn new(entries: &'a [LinkEntry], people: &'a [LinkedUser]) -> Self {
         let listed = entries.iter().enumerate().flat_map(|(place, entry)| {
             let accounts = entry.accounts.iter();
             accounts.map(move |listed| (&listed.name, (place, listed)))
@@ -164,7 +164,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Whether a person has no name, or one that goes with the document before.
-    fn is_free(&self, person: &LinkedPerson) -> bool {
+    fn is_free(&self, person: &LinkedUser) -> bool {
         match &person.external_id {
             Some(name) => person.named_by_import && !self.names.contains(name.as_str()),
             None => true,
@@ -265,7 +265,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Decides which groups of a person stay, and whether the person joins another.
-    fn settle(&mut self, place: usize, person: &'a LinkedPerson) {
+    fn settle(&mut self, place: usize, person: &'a LinkedUser) {
         let groups = std::mem::take(&mut self.groups[place]);
         let free = self.is_free(person);
         let claim = self.claims[place];
@@ -308,7 +308,7 @@ impl<'a> Planner<'a> {
         self.stay(person, &staying, home, claim.is_none());
     }
 
-    fn fate(&mut self, person: &LinkedPerson, group: &Group<'a>, home: Option<usize>) -> Fate {
+    fn fate(&mut self, person: &LinkedUser, group: &Group<'a>, home: Option<usize>) -> Fate {
         let named_otherwise = person.external_id.is_some() && !person.named_by_import;
         let may_leave = group.imported && !(group.is_base && named_otherwise);
         if group.wanted.len() > 1 {
@@ -342,7 +342,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn leave(&mut self, person: &LinkedPerson, leaving: Vec<&LinkedAccount>, into: Option<usize>) {
+    fn leave(&mut self, person: &LinkedUser, leaving: Vec<&LinkedAccount>, into: Option<usize>) {
         let target = into.map(|entry| self.target(entry));
         for account in &leaving {
             self.tell(Change {
@@ -378,7 +378,7 @@ impl<'a> Planner<'a> {
 
     fn stay(
         &mut self,
-        person: &LinkedPerson,
+        person: &LinkedUser,
         staying: &[&LinkedAccount],
         home: Option<usize>,
         is_nobodys_target: bool,
@@ -415,7 +415,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn warn_of_kept(&mut self, person: &LinkedPerson, account: &LinkedAccount) {
+    fn warn_of_kept(&mut self, person: &LinkedUser, account: &LinkedAccount) {
         let name = person.external_id.as_deref();
         let name = name.filter(|name| self.names.contains(name));
         let pointer = name.map_or_else(|| LINKS.to_owned(), pointer_of);

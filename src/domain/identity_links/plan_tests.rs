@@ -6,7 +6,7 @@ use crate::domain::identity_links::group::Origin;
 
 /// People in a few words, and what a document then changes for them.
 #[derive(Default)]
-struct Sample(Vec<LinkedPerson>);
+struct Sample(Vec<LinkedUser>);
 
 fn minute(minute: i64) -> chrono::DateTime<chrono::Utc> {
     chrono::DateTime::UNIX_EPOCH + TimeDelta::minutes(minute)
@@ -55,7 +55,7 @@ fn joined(name: &str, at: i64, imported: bool, from: UserId) -> LinkedAccount {
 
 impl Sample {
     fn person(mut self, name: Option<&str>, by_import: bool, accounts: Vec<LinkedAccount>) -> Self {
-        self.0.push(LinkedPerson {
+        self.0.push(LinkedUser {
             id: UserId::generate(),
             external_id: name.map(str::to_owned),
             named_by_import: by_import,

@@ -10,20 +10,20 @@ use crate::ids::UserId;
 
 /// With whose eyes a call looks at conversations, and in whose name it makes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Viewer {
-    pub reach: Reach,
+pub struct Access {
+    pub reach: Visibility,
     pub namespace: Namespace,
     /// The person it acts for.
     pub person: Option<UserId>,
     /// The account that person speaks from, where it is known.
     pub speaker: Option<Identity>,
     /// Whether it may also write what it did not say itself: an assistant's or a system's message.
-    pub writes_every_role: bool,
+    pub may_write_any_role: bool,
 }
 
 /// What can be seen at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reach {
+pub enum Visibility {
     /// Everything of the tenant.
     Tenant,
     /// What belongs to no person and to no platform's chat.
@@ -55,26 +55,26 @@ impl Namespace {
     }
 }
 
-impl Viewer {
+impl Access {
     /// A key with the scope `admin`, which may name a person, and the account they speak from.
     pub fn of_admin_key(person: Option<UserId>, speaker: Option<Identity>) -> Self {
         Self {
-            reach: Reach::Tenant,
+            reach: Visibility::Tenant,
             namespace: Namespace::Service,
             person,
             speaker,
-            writes_every_role: true,
+            may_write_any_role: true,
         }
     }
 
     /// The service itself, which finds the place of what `speaker` says.
     pub fn of_service(person: UserId, speaker: Identity) -> Self {
         Self {
-            reach: Reach::Tenant,
+            reach: Visibility::Tenant,
             namespace: Namespace::Service,
             person: Some(person),
             speaker: Some(speaker),
-            writes_every_role: false,
+            may_write_any_role: false,
         }
     }
 
@@ -85,7 +85,7 @@ impl Viewer {
             Namespace::User(_) => Namespace::User(survivor),
         };
         Self {
-            reach: Reach::Person(survivor),
+            reach: Visibility::Person(survivor),
             namespace,
             person: Some(survivor),
             ..self.clone()
@@ -95,42 +95,42 @@ impl Viewer {
     /// A key with the scope `bridge` for the person it named.
     pub fn of_bridge_key(person: UserId, speaker: Option<Identity>, chats_too: bool) -> Self {
         Self {
-            reach: Reach::Person(person),
+            reach: Visibility::Person(person),
             namespace: Namespace::Service,
             person: Some(person),
             speaker,
-            writes_every_role: chats_too,
+            may_write_any_role: chats_too,
         }
     }
 
     pub fn of_chat_key() -> Self {
         Self {
-            reach: Reach::Service,
+            reach: Visibility::Service,
             namespace: Namespace::Service,
             person: None,
             speaker: None,
-            writes_every_role: true,
+            may_write_any_role: true,
         }
     }
 
     pub fn of_read_key() -> Self {
         Self {
-            reach: Reach::Tenant,
+            reach: Visibility::Tenant,
             namespace: Namespace::Service,
             person: None,
             speaker: None,
-            writes_every_role: false,
+            may_write_any_role: false,
         }
     }
 
     /// A person with a token.
     pub fn of_user(user_id: UserId, speaker: Identity) -> Self {
         Self {
-            reach: Reach::Person(user_id),
+            reach: Visibility::Person(user_id),
             namespace: Namespace::User(user_id),
             person: Some(user_id),
             speaker: Some(speaker),
-            writes_every_role: false,
+            may_write_any_role: false,
         }
     }
 }
@@ -239,47 +239,47 @@ mod tests {
             id: IdentityId::generate(),
             name: "web:ada".parse().unwrap(),
         };
-        for (viewer, reach, namespace, writes_every_role) in [
+        for (access, reach, namespace, may_write_any_role) in [
             (
-                Viewer::of_admin_key(Some(id), None),
-                Reach::Tenant,
+                Access::of_admin_key(Some(id), None),
+                Visibility::Tenant,
                 Namespace::Service,
                 true,
             ),
             (
-                Viewer::of_read_key(),
-                Reach::Tenant,
+                Access::of_read_key(),
+                Visibility::Tenant,
                 Namespace::Service,
                 false,
             ),
             (
-                Viewer::of_chat_key(),
-                Reach::Service,
+                Access::of_chat_key(),
+                Visibility::Service,
                 Namespace::Service,
                 true,
             ),
             (
-                Viewer::of_bridge_key(id, None, false),
-                Reach::Person(id),
+                Access::of_bridge_key(id, None, false),
+                Visibility::Person(id),
                 Namespace::Service,
                 false,
             ),
             (
-                Viewer::of_bridge_key(id, None, true),
-                Reach::Person(id),
+                Access::of_bridge_key(id, None, true),
+                Visibility::Person(id),
                 Namespace::Service,
                 true,
             ),
             (
-                Viewer::of_user(id, speaker),
-                Reach::Person(id),
+                Access::of_user(id, speaker),
+                Visibility::Person(id),
                 Namespace::User(id),
                 false,
             ),
         ] {
-            assert_eq!(viewer.reach, reach);
-            assert_eq!(viewer.namespace, namespace);
-            assert_eq!(viewer.writes_every_role, writes_every_role);
+            assert_eq!(access.reach, reach);
+            assert_eq!(access.namespace, namespace);
+            assert_eq!(access.may_write_any_role, may_write_any_role);
         }
     }
 }

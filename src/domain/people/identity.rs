@@ -117,7 +117,7 @@ impl Serialize for IdentityName {
 
 /// A person, as a body names one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PersonName {
+pub enum UserName {
     /// `me`: whoever the caller's token stands for.
     Me,
     User(UserId),
@@ -125,21 +125,21 @@ pub enum PersonName {
 }
 
 wire_text!(
-    PersonName,
+    UserName,
     r"^(me|usr_[0-9a-f]{32}|(?!usr_|(dm|group|channel|thread|user|main)[@:])[a-z][a-z0-9_-]{0,31}(@[!-9;-~]{1,128})?:[^\u0000-\u001f\u007f-\u009f]{1,256})$",
     2,
     MAX_CHARS
 );
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidPersonName {
+pub enum InvalidUserName {
     #[error("what begins with usr_ must be the whole id of a user")]
     User,
     #[error("a person is me, the id of a user, or an identity; {0}")]
     Identity(#[from] InvalidIdentityName),
 }
 
-impl fmt::Display for PersonName {
+impl fmt::Display for UserName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Me => f.write_str("me"),
@@ -149,17 +149,17 @@ impl fmt::Display for PersonName {
     }
 }
 
-impl FromStr for PersonName {
-    type Err = InvalidPersonName;
+impl FromStr for UserName {
+    type Err = InvalidUserName;
 
-    fn from_str(text: &str) -> Result<Self, InvalidPersonName> {
+    fn from_str(text: &str) -> Result<Self, InvalidUserName> {
         let is_id = text
             .strip_prefix(UserId::PREFIX)
             .is_some_and(|rest| rest.starts_with('_'));
         if text == "me" {
             Ok(Self::Me)
         } else if is_id {
-            let id = text.parse().map_err(|_| InvalidPersonName::User)?;
+            let id = text.parse().map_err(|_| InvalidUserName::User)?;
             Ok(Self::User(id))
         } else {
             Ok(Self::Identity(text.parse()?))
@@ -254,18 +254,18 @@ mod tests {
     fn a_person_is_me_a_user_or_an_identity() {
         let id = UserId::from_uuid(Uuid::from_u128(7));
         let identity: IdentityName = "telegram:42".parse().unwrap();
-        let shape = InvalidPersonName::Identity(InvalidIdentityName::Shape);
+        let shape = InvalidUserName::Identity(InvalidIdentityName::Shape);
         for (text, person) in [
-            ("me", Ok(PersonName::Me)),
-            (&id.to_string(), Ok(PersonName::User(id))),
-            ("telegram:42", Ok(PersonName::Identity(identity))),
-            ("usr_7", Err(InvalidPersonName::User)),
-            ("usr_x:1", Err(InvalidPersonName::User)),
+            ("me", Ok(UserName::Me)),
+            (&id.to_string(), Ok(UserName::User(id))),
+            ("telegram:42", Ok(UserName::Identity(identity))),
+            ("usr_7", Err(InvalidUserName::User)),
+            ("usr_x:1", Err(InvalidUserName::User)),
             ("usr", Err(shape)),
             ("Me", Err(shape)),
             ("", Err(shape)),
         ] {
-            assert_eq!(text.parse::<PersonName>(), person, "{text}");
+            assert_eq!(text.parse::<UserName>(), person, "{text}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::domain::bridge::chat::Chat;
-use crate::domain::conversation::session::NamedLink;
+use crate::domain::conversation::session::SessionHandle;
 use crate::domain::people::user::Identity;
 
 /// Presence is written at most this often.
@@ -14,6 +14,6 @@ pub struct Presence {
     pub identity: Identity,
     pub last_seen_at: Option<DateTime<Utc>>,
     pub session_key: Option<String>,
-    pub session: Option<NamedLink>,
+    pub session: Option<SessionHandle>,
     pub home_channel: Option<Chat>,
 }

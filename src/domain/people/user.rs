@@ -34,7 +34,7 @@ pub struct User {
 
 /// An account on a platform, as whoever vouches for it names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Account {
+pub struct NewIdentity {
     pub name: IdentityName,
     /// The issuer whose token proves it; `None` where a bridge vouches.
     pub issuer: Option<String>,

@@ -32,7 +32,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Whether all that it deletes is old by the tenant's present setting, too. Judged by the time of
+    /// Whether all that it deletes is old by the tenant's present setting, too. Checked by the time of
     /// its start and not by now: clocks of nodes differ.
     pub fn keeps_to(&self, days: Option<u32>) -> bool {
         days.is_some_and(|days| self.cutoff <= cutoff(self.started_at, days))

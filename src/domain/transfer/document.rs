@@ -26,7 +26,7 @@ pub const VERSION: u32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = DocumentPlace)]
-pub struct Place {
+pub struct MessagePosition {
     #[schema(minimum = 0)]
     pub link: i32,
     #[schema(minimum = 1)]
@@ -140,7 +140,7 @@ pub struct DocumentMessage {
     #[serde(default, deserialize_with = "timestamp::optional")]
     pub created_at: Option<DateTime<Utc>>,
     /// Of a copy: the original, in an earlier link.
-    pub copied_from: Option<Place>,
+    pub copied_from: Option<MessagePosition>,
 }
 
 /// What an import believes of an original message; its texts are JSON in the one canonical spelling.
@@ -182,7 +182,7 @@ impl DocumentHasher {
         self.part(&("message", message))
     }
 
-    pub fn copy(&mut self, seq: i64, from: Place) -> Result<()> {
+    pub fn copy(&mut self, seq: i64, from: MessagePosition) -> Result<()> {
         self.part(&("copy", seq, from))
     }
 

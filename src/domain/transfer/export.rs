@@ -9,7 +9,7 @@ use crate::domain::conversation::message::{Message, MessageKind, Role};
 use crate::domain::conversation::message_extra::Extra;
 use crate::domain::conversation::session::CompressionRecord;
 use crate::domain::transfer::document::{
-    DocumentHasher, DocumentSignature, FORMAT, Original, Place, VERSION, canonical,
+    DocumentHasher, DocumentSignature, FORMAT, MessagePosition, Original, VERSION, canonical,
 };
 use crate::error::{Error, Result};
 use crate::ids::SessionId;
@@ -31,7 +31,7 @@ pub struct Head {
 pub enum Piece {
     Link(LinkHead),
     Original(Box<Message>),
-    Copy { seq: i64, from: Place },
+    Copy { seq: i64, from: MessagePosition },
 }
 
 #[derive(Debug, Clone)]
@@ -77,13 +77,13 @@ struct WrittenMessage<'a> {
     platform: Option<&'a str>,
     token_count: i32,
     created_at: DateTime<Utc>,
-    copied_from: Option<Place>,
+    copied_from: Option<MessagePosition>,
 }
 
 #[derive(Serialize)]
 struct WrittenCopy {
     seq: i64,
-    copied_from: Place,
+    copied_from: MessagePosition,
 }
 
 /// Writes the document as JSON, and hashes what its signature is of.
@@ -318,7 +318,7 @@ mod tests {
             message(1, Role::User, MessageKind::Summary, "\"s\""),
             Piece::Copy {
                 seq: 2,
-                from: Place { link: 0, seq: 2 },
+                from: MessagePosition { link: 0, seq: 2 },
             },
         ];
         let empty = [link(0)];

@@ -6,7 +6,7 @@ use crate::domain::conversation::message_extra::Extra;
 use crate::domain::conversation::session::CompressionRecord;
 use crate::domain::transfer::document::{
     Document, DocumentCompression, DocumentHasher, DocumentLink, DocumentMessage,
-    DocumentSignature, Original, Place, VERSION, canonical,
+    DocumentSignature, MessagePosition, Original, VERSION, canonical,
 };
 use crate::error::{Error, FieldError, Result};
 
@@ -57,13 +57,13 @@ impl NewLink {
 pub struct NewCopy {
     pub seq: i64,
     /// The original, never another copy.
-    pub from: Place,
+    pub from: MessagePosition,
 }
 
 /// What a copy needs to know of a message.
 #[derive(Debug, Clone, Copy)]
 struct Known {
-    original: Place,
+    original: MessagePosition,
     tokens: i32,
     bytes: usize,
 }
@@ -214,7 +214,7 @@ impl Reader {
         };
         // After a refusal the rest is only looked at for further ones.
         let known = known.unwrap_or(Known {
-            original: Place { link: depth, seq },
+            original: MessagePosition { link: depth, seq },
             tokens: 0,
             bytes: 0,
         });
@@ -231,7 +231,7 @@ impl Reader {
         depth: i32,
         seq: i64,
         at: &str,
-        from: Place,
+        from: MessagePosition,
         given: &DocumentMessage,
         link: &mut NewLink,
     ) -> Result<Option<Known>> {
@@ -269,7 +269,7 @@ impl Reader {
     }
 
     /// The message at a place in a link before `depth`.
-    fn find(&self, depth: i32, place: Place) -> Option<Known> {
+    fn find(&self, depth: i32, place: MessagePosition) -> Option<Known> {
         let link = usize::try_from(place.link).ok()?;
         let earlier = place.link < depth;
         let seq = usize::try_from(place.seq).ok()?.checked_sub(1)?;
@@ -333,7 +333,7 @@ impl Reader {
         }
         self.hasher.original(&original)?;
         let known = Known {
-            original: Place { link: depth, seq },
+            original: MessagePosition { link: depth, seq },
             tokens: original.token_count,
             bytes,
         };

@@ -58,7 +58,7 @@ fn a_link_is_counted_as_compression_would_have_made_it() {
         .collect();
     assert_eq!(counts, [(3, 3, 30, 0), (4, 2, 33, 3), (2, 1, 13, 2)]);
     // A copy of a copy knows the original.
-    let original = Place { link: 0, seq: 3 };
+    let original = MessagePosition { link: 0, seq: 3 };
     assert_eq!(
         import.links[2].copies,
         [NewCopy {

@@ -11,7 +11,7 @@ use crate::domain::conversation::grant::GrantVia;
 use crate::domain::conversation::message::{Content, Message, MessageKind, Role};
 use crate::domain::conversation::slot::SlotKind;
 use crate::domain::identity_links::MoveKind;
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::people::home_channel::HomeChannel;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::platform::PlatformScope;
@@ -27,36 +27,36 @@ const VERSION: u32 = 1;
 
 /// Everything of a person.
 #[derive(utoipa::ToSchema)]
-pub struct PersonDocument {
+pub struct UserDocument {
     /// `throughline.person`.
     pub format: String,
     pub version: u32,
     pub exported_at: DateTime<Utc>,
-    pub user: PersonProfile,
-    pub identities: Vec<PersonIdentity>,
+    pub user: UserProfile,
+    pub identities: Vec<UserIdentity>,
     /// Ids of those who were merged into the person.
     pub merged_user_ids: Vec<UserId>,
-    pub home_channels: Vec<PersonHomeChannel>,
-    pub presence: Vec<PersonPresence>,
-    pub session_keys: Vec<PersonSessionKey>,
+    pub home_channels: Vec<UserHomeChannel>,
+    pub presence: Vec<UserPresence>,
+    pub session_keys: Vec<UserSessionKey>,
     /// Rights in others' conversations, and others' rights in the person's.
-    pub grants: Vec<PersonGrant>,
+    pub grants: Vec<UserGrant>,
     /// Link codes that the person showed; what they were is not kept.
-    pub codes: Vec<PersonCode>,
+    pub codes: Vec<UserCode>,
     /// How the accounts came to the person.
-    pub moves: Vec<PersonMove>,
-    pub deliveries: Vec<PersonDelivery>,
+    pub moves: Vec<UserMove>,
+    pub deliveries: Vec<UserDelivery>,
     /// Sums by the month.
-    pub usage: Vec<PersonUsage>,
+    pub usage: Vec<UserUsage>,
     /// Each can be imported as it is. One that went away while it was written ends early, and its
     /// `signature` is null.
     pub conversations: Vec<Document>,
     /// What the person said in conversations that are not theirs.
-    pub messages_elsewhere: Vec<PersonMessage>,
+    pub messages_elsewhere: Vec<UserMessage>,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonProfile {
+pub struct UserProfile {
     pub id: UserId,
     pub external_id: Option<String>,
     pub display_name: Option<String>,
@@ -67,7 +67,7 @@ pub struct PersonProfile {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonIdentity {
+pub struct UserIdentity {
     pub id: IdentityId,
     #[schema(value_type = IdentityName)]
     pub identity: String,
@@ -79,7 +79,7 @@ pub struct PersonIdentity {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonHomeChannel {
+pub struct UserHomeChannel {
     pub platform: PlatformScope,
     #[schema(value_type = IdentityName)]
     pub identity: String,
@@ -88,7 +88,7 @@ pub struct PersonHomeChannel {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonPresence {
+pub struct UserPresence {
     #[schema(value_type = IdentityName)]
     pub identity: String,
     pub last_seen_at: Option<DateTime<Utc>>,
@@ -97,7 +97,7 @@ pub struct PersonPresence {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonSessionKey {
+pub struct UserSessionKey {
     pub session_key: String,
     /// Every name that leads to it.
     pub names: Vec<String>,
@@ -110,7 +110,7 @@ pub struct PersonSessionKey {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonGrant {
+pub struct UserGrant {
     pub conversation_id: SessionId,
     /// Who may read and speak there.
     pub user_id: UserId,
@@ -121,7 +121,7 @@ pub struct PersonGrant {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonCode {
+pub struct UserCode {
     pub purpose: String,
     /// In whose chat it was shown.
     pub identity_id: IdentityId,
@@ -133,7 +133,7 @@ pub struct PersonCode {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonMove {
+pub struct UserMove {
     pub identity_id: IdentityId,
     pub from_user_id: UserId,
     pub to_user_id: UserId,
@@ -148,7 +148,7 @@ pub struct PersonMove {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonDelivery {
+pub struct UserDelivery {
     pub id: DeliveryId,
     pub kind: String,
     pub platform: String,
@@ -163,7 +163,7 @@ pub struct PersonDelivery {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonUsage {
+pub struct UserUsage {
     /// Its first day.
     pub month: NaiveDate,
     pub source: String,
@@ -176,7 +176,7 @@ pub struct PersonUsage {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PersonMessage {
+pub struct UserMessage {
     pub conversation_id: SessionId,
     pub session_id: SessionId,
     pub seq: i64,
@@ -190,7 +190,7 @@ pub struct PersonMessage {
     pub created_at: DateTime<Utc>,
 }
 
-impl PersonMessage {
+impl UserMessage {
     pub fn new(conversation_id: SessionId, message: Message) -> Self {
         Self {
             conversation_id,
@@ -217,11 +217,11 @@ pub struct Head {
     format: &'static str,
     version: u32,
     exported_at: DateTime<Utc>,
-    user: PersonProfile,
-    identities: Vec<PersonIdentity>,
+    user: UserProfile,
+    identities: Vec<UserIdentity>,
     merged_user_ids: Vec<UserId>,
-    home_channels: Vec<PersonHomeChannel>,
-    presence: Vec<PersonPresence>,
+    home_channels: Vec<UserHomeChannel>,
+    presence: Vec<UserPresence>,
 }
 
 impl Head {
@@ -230,7 +230,7 @@ impl Head {
             format: FORMAT,
             version: VERSION,
             exported_at,
-            user: PersonProfile {
+            user: UserProfile {
                 id: user.id,
                 external_id: user.external_id,
                 display_name: user.display_name,
@@ -246,7 +246,7 @@ impl Head {
     }
 
     pub fn with_identities(mut self, accounts: Vec<IdentityRecord>, merged: Vec<UserId>) -> Self {
-        let shown = |account: IdentityRecord| PersonIdentity {
+        let shown = |account: IdentityRecord| UserIdentity {
             id: account.id,
             identity: account.name.to_string(),
             raw: account.raw,
@@ -264,19 +264,19 @@ impl Head {
         mut self,
         homes: Vec<HomeChannel>,
         presence: Vec<Presence>,
-        viewer: &Viewer,
+        access: &Access,
     ) -> Self {
-        let home = |home: HomeChannel| PersonHomeChannel {
+        let home = |home: HomeChannel| UserHomeChannel {
             platform: home.platform,
             identity: home.identity.name.to_string(),
             chat: home.chat,
             updated_at: home.updated_at,
         };
-        let heard = |one: Presence| PersonPresence {
+        let heard = |one: Presence| UserPresence {
             identity: one.identity.name.to_string(),
             last_seen_at: one.last_seen_at,
             session_key: one.session_key,
-            session_id: one.session.map(|session| session.shown(viewer)),
+            session_id: one.session.map(|session| session.shown(access)),
         };
         self.home_channels = homes.into_iter().map(home).collect();
         self.presence = presence.into_iter().map(heard).collect();
@@ -285,11 +285,11 @@ impl Head {
 }
 
 /// Writes the lists of the document, one after the other.
-pub struct PersonWriter {
+pub struct UserDocumentWriter {
     after_item: bool,
 }
 
-impl PersonWriter {
+impl UserDocumentWriter {
     /// The head, and the beginning of the first list.
     pub fn begin(head: &Head, list: &str, out: &mut Vec<u8>) -> Result<Self> {
         write_open(head, list, out)?;

@@ -101,7 +101,7 @@ impl Event {
     }
 
     /// Whether nothing comes after it until somebody asks again.
-    pub fn rests_turn(&self) -> bool {
+    pub fn idle_turn(&self) -> bool {
         self.ends_turn() || self.kind == TURN_WAITING
     }
 

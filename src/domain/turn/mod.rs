@@ -25,7 +25,7 @@ pub const MAX_QUEUED: i64 = 100;
 /// A turn that was lost this often, with its node each time, is not tried again.
 pub const MAX_LOST: i32 = 5;
 /// How long a turn waits for its client's tools.
-pub const CLIENT_PATIENCE: TimeDelta = TimeDelta::minutes(10);
+pub const CLIENT_TOOL_TIMEOUT: TimeDelta = TimeDelta::minutes(10);
 
 words!(
     /// How a turn stands. The last four are its end.
@@ -163,15 +163,15 @@ impl TurnInput {
 
 /// What the client was told of the session when its turn was accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct SessionInfo {
     pub session_key: Option<String>,
     pub memory_key: Option<String>,
     pub requested_session_id: Option<String>,
-    pub reset: Option<ToldReset>,
+    pub reset: Option<ResetInfo>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct ToldReset {
+pub struct ResetInfo {
     pub reason: String,
     pub previous_session_id: String,
 }
@@ -187,7 +187,7 @@ pub struct Turn {
     pub detail: Option<String>,
     pub agent: String,
     pub identity_id: Option<IdentityId>,
-    pub told: Told,
+    pub session_info: SessionInfo,
     pub start_session_id: Option<SessionId>,
     pub end_session_id: Option<SessionId>,
     pub finish_reason: Option<String>,
@@ -232,7 +232,7 @@ impl Turn {
 
 /// How busy a conversation is, as whoever holds it sees it.
 #[derive(Debug, Clone, Default)]
-pub struct Busy {
+pub struct ConversationLoad {
     /// The turn that runs or waits for its client.
     pub active: Option<(TurnId, TurnState)>,
     pub queued: i64,
@@ -251,7 +251,7 @@ pub enum Admission {
     Supersede(TurnId),
 }
 
-impl Busy {
+impl ConversationLoad {
     /// A turn that waits for its client holds its place only until the client says something else.
     pub fn admit(&self, on_busy: OnBusy, concurrent_turns: u32) -> Result<Admission> {
         let Some((active, state)) = self.active else {
@@ -338,8 +338,8 @@ mod tests {
 
     use super::*;
 
-    fn busy(state: Option<TurnState>, queued: i64, running: i64) -> Busy {
-        Busy {
+    fn busy(state: Option<TurnState>, queued: i64, running: i64) -> ConversationLoad {
+        ConversationLoad {
             active: state.map(|state| (TurnId::generate(), state)),
             queued,
             running_in_tenant: running,
@@ -349,7 +349,8 @@ mod tests {
     #[test]
     fn a_conversation_takes_one_turn_at_a_time() {
         use TurnState::{Running, WaitingClient};
-        let code = |busy: &Busy, on_busy| busy.admit(on_busy, 2).err().map(|error| error.code);
+        let code =
+            |busy: &ConversationLoad, on_busy| busy.admit(on_busy, 2).err().map(|error| error.code);
         assert_eq!(
             busy(None, 0, 1).admit(OnBusy::Reject, 2).unwrap(),
             Admission::Start

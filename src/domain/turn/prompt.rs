@@ -21,7 +21,7 @@ const USUAL_LINE: usize = 48;
 /// A message of the transcript, as a prompt needs it. Its parts are JSON, as it is stored: there can be thousands,
 /// and they are passed on without being read or copied.
 #[derive(Debug)]
-pub struct PastMessage {
+pub struct HistoryMessage {
     pub role: Role,
     pub kind: MessageKind,
     pub content: Option<Bytes>,
@@ -30,7 +30,7 @@ pub struct PastMessage {
     pub name: Option<Bytes>,
 }
 
-impl PastMessage {
+impl HistoryMessage {
     pub fn of(message: &NewMessage) -> Result<Self> {
         Ok(Self {
             role: message.role,
@@ -117,15 +117,15 @@ pub fn token_budget(spec: &AgentSpec) -> i64 {
 
 /// Leaves out what a transcript cannot begin with after it was cut: answers and results whose question is
 /// not there.
-pub fn begin_with_a_question(past: Vec<PastMessage>) -> Vec<PastMessage> {
-    let begins = |message: &PastMessage| message.role == Role::User;
+pub fn trim_to_first_user_message(past: Vec<HistoryMessage>) -> Vec<HistoryMessage> {
+    let begins = |message: &HistoryMessage| message.role == Role::User;
     let first = past.iter().position(begins).unwrap_or_default();
     past.into_iter().skip(first).collect()
 }
 
 /// What is asked, but for the messages.
 #[derive(Serialize)]
-struct Asked<'a> {
+struct RequestBody<'a> {
     #[serde(flatten)]
     options: &'a RawMembers,
     model: &'a str,
@@ -139,8 +139,12 @@ struct StreamOptions {
 }
 
 /// The body of the request to the model's server. It is always asked for a stream, and for the usage.
-pub fn request_body(spec: &AgentSpec, input: &TurnInput, past: &[PastMessage]) -> Result<Vec<u8>> {
-    let asked = Asked {
+pub fn request_body(
+    spec: &AgentSpec,
+    input: &TurnInput,
+    past: &[HistoryMessage],
+) -> Result<Vec<u8>> {
+    let asked = RequestBody {
         options: &input.options,
         model: match spec.upstream.kind {
             UpstreamKind::Openai => spec.upstream.model.as_deref().unwrap_or_default(),
@@ -151,7 +155,7 @@ pub fn request_body(spec: &AgentSpec, input: &TurnInput, past: &[PastMessage]) -
             include_usage: true,
         },
     };
-    let room = past.iter().map(PastMessage::room).sum();
+    let room = past.iter().map(HistoryMessage::room).sum();
     let mut body = Vec::with_capacity(room);
     body.extend_from_slice(b"{\"messages\":[");
     let prompt = Some(spec.system_prompt.as_str()).filter(|prompt| !prompt.is_empty());
@@ -175,8 +179,8 @@ mod tests {
     use super::*;
     use crate::domain::conversation::message::Content;
 
-    fn past(role: Role, kind: MessageKind, text: &str) -> PastMessage {
-        PastMessage::of(&NewMessage {
+    fn past(role: Role, kind: MessageKind, text: &str) -> HistoryMessage {
+        HistoryMessage::of(&NewMessage {
             role,
             kind,
             content: Some(Content::text(text)),
@@ -235,7 +239,7 @@ mod tests {
             ..NewMessage::silence()
         };
         let result = NewMessage::tool_result("a\"1", "2");
-        let transcript = [called, result].map(|message| PastMessage::of(&message).unwrap());
+        let transcript = [called, result].map(|message| HistoryMessage::of(&message).unwrap());
         let input = TurnInput {
             messages: Vec::new(),
             instruction: None,
@@ -259,8 +263,8 @@ mod tests {
             past(Role::Assistant, MessageKind::Normal, "so"),
             past(Role::User, MessageKind::Normal, "hi"),
         ];
-        assert_eq!(begin_with_a_question(cut).len(), 1);
+        assert_eq!(trim_to_first_user_message(cut).len(), 1);
         let none = vec![past(Role::Assistant, MessageKind::Normal, "so")];
-        assert_eq!(begin_with_a_question(none).len(), 1);
+        assert_eq!(trim_to_first_user_message(none).len(), 1);
     }
 }

@@ -34,14 +34,14 @@ pub struct Measured {
 }
 
 #[derive(Debug)]
-pub enum NotTaken {
+pub enum NotAccepted {
     TooManyValues,
     /// A member has a name that the JSON library takes for its own.
     ReservedName,
     Malformed(serde_json::Error),
 }
 
-impl fmt::Display for NotTaken {
+impl fmt::Display for NotAccepted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooManyValues => write!(f, "a body has at most {MAX_VALUES} values"),
@@ -52,7 +52,7 @@ impl fmt::Display for NotTaken {
 }
 
 /// Reads the whole text, so that also numbers and nesting that no type asks for are found.
-pub fn measure(text: &str, hashed: bool) -> Result<Measured, NotTaken> {
+pub fn measure(text: &str, hashed: bool) -> Result<Measured, NotAccepted> {
     let walk = RefCell::new(Walk {
         values: 0,
         has_reserved_name: false,
@@ -65,12 +65,12 @@ pub fn measure(text: &str, hashed: bool) -> Result<Measured, NotTaken> {
         .and_then(|()| json.end());
     let walk = walk.into_inner();
     if walk.values > MAX_VALUES {
-        return Err(NotTaken::TooManyValues);
+        return Err(NotAccepted::TooManyValues);
     }
     if walk.has_reserved_name {
-        return Err(NotTaken::ReservedName);
+        return Err(NotAccepted::ReservedName);
     }
-    read.map_err(NotTaken::Malformed)?;
+    read.map_err(NotAccepted::Malformed)?;
     Ok(Measured {
         cost: walk.cost,
         hash: walk.spelling.map(|spelling| crypto::sha256(&spelling)),
@@ -341,7 +341,10 @@ mod tests {
             r"\u0024serde_json::private::Number",
         ] {
             let text = format!(r#"[{{"a": {{"b": 1, "{name}": "[1]"}}}}]"#);
-            assert!(matches!(measure(&text, true), Err(NotTaken::ReservedName)));
+            assert!(matches!(
+                measure(&text, true),
+                Err(NotAccepted::ReservedName)
+            ));
             assert_eq!(read_value(&text, usize::MAX), None);
         }
         let maps = format!("[{}0]", r#"{"a":0},"#.repeat(10_000));
@@ -365,14 +368,17 @@ mod tests {
             r#"{"a":1,}"#,
         ] {
             let refused = measure(text, true);
-            assert!(matches!(refused, Err(NotTaken::Malformed(_))), "{text}");
+            assert!(matches!(refused, Err(NotAccepted::Malformed(_))), "{text}");
         }
         let deep = "[".repeat(10_000);
-        assert!(matches!(measure(&deep, false), Err(NotTaken::Malformed(_))));
+        assert!(matches!(
+            measure(&deep, false),
+            Err(NotAccepted::Malformed(_))
+        ));
         let many = format!("[{}0]", "0,".repeat(MAX_VALUES));
         assert!(matches!(
             measure(&many, false),
-            Err(NotTaken::TooManyValues)
+            Err(NotAccepted::TooManyValues)
         ));
     }
 }

@@ -166,9 +166,9 @@ pub fn key_with(request: &HttpRequest, scopes: &[Scope]) -> Result<KeyCaller> {
 }
 
 /// The credential of a request, to be checked again while a long answer is under way.
-pub struct Credential(Presented);
+pub struct RawCredential(Presented);
 
-impl FromRequest for Credential {
+impl FromRequest for RawCredential {
     type Error = Error;
     type Future = Ready<Result<Self>>;
 
@@ -177,7 +177,7 @@ impl FromRequest for Credential {
     }
 }
 
-impl Credential {
+impl RawCredential {
     /// As all who use it on this node share it. Checking it makes nobody: only a request is a first contact.
     pub fn share(&self, app: &App) -> Arc<CheckedCredential> {
         app.streams.credentials.open(&self.0)

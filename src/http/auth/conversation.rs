@@ -12,9 +12,9 @@ use super::callers::{IDENTITY, caller, key_with, missing_scope, not_proven};
 use crate::app::App;
 use crate::auth::{Caller, KeyCaller, UserCaller};
 use crate::domain::bridge::chat::Chat;
-use crate::domain::people::access::{Reach, Viewer, scope_in_use, speaker_through};
-use crate::domain::people::identity::{IdentityName, PersonName};
-use crate::domain::people::user::{Account, Identity, IdentityRecord, User};
+use crate::domain::people::access::{Access, Visibility, scope_in_use, speaker_through};
+use crate::domain::people::identity::{IdentityName, UserName};
+use crate::domain::people::user::{Identity, IdentityRecord, NewIdentity, User};
 use crate::domain::tenant::api_key::Scope;
 use crate::domain::tenant::limits::Limits;
 use crate::error::{Code, Error, FieldError, Result};
@@ -23,12 +23,12 @@ use crate::store::people::{identities, users};
 use crate::store::{Db, TenantTx};
 
 /// What acts for people; the operator never does.
-pub(in crate::http) enum Credential {
+pub(in crate::http) enum TenantCredential {
     Key(KeyCaller),
     User(UserCaller),
 }
 
-impl Credential {
+impl TenantCredential {
     /// A person's token, or a key with one of `scopes`.
     pub(in crate::http) fn of(request: &HttpRequest, scopes: &[Scope]) -> Result<Self> {
         match caller(request)? {
@@ -78,10 +78,10 @@ impl Credential {
 
 /// A call that has not yet said, or not in full, for whom it is.
 struct Call {
-    credential: Credential,
+    credential: TenantCredential,
     /// The scopes that the endpoint takes.
     taken: &'static [Scope],
-    header: Option<PersonName>,
+    header: Option<UserName>,
 }
 
 macro_rules! extractor {
@@ -92,8 +92,8 @@ macro_rules! extractor {
         impl $name {
             /// For whom the call is. `named` is the person in the body, which wins over the header.
             /// Call it before a transaction is open: it opens its own.
-            pub async fn acting(self, app: &App, named: Option<&PersonName>) -> Result<Acting> {
-                self.0.acting(app, named).await
+            pub async fn context(self, app: &App, named: Option<&UserName>) -> Result<CallerContext> {
+                self.0.context(app, named).await
             }
         }
 
@@ -110,10 +110,10 @@ macro_rules! extractor {
 
 extractor!(
     /// Whoever may take part in conversations: a person, or a key with `admin`, `bridge` or `chat`.
-    Converser,
+    ConversationWriter,
     &[Scope::Admin, Scope::Bridge, Scope::Chat]
 );
-impl Converser {
+impl ConversationWriter {
     /// For whom the call is, where the body's `user` may name the sender: an identity that the key vouches
     /// for, or `me` with a token. Then that identity comes with it. Any other value is a label. A token
     /// speaks for its own identity, unless it names nobody and asks that nothing is stored.
@@ -122,31 +122,31 @@ impl Converser {
         app: &App,
         user: Option<&str>,
         stores: bool,
-    ) -> Result<(Acting, Option<Identity>)> {
+    ) -> Result<(CallerContext, Option<Identity>)> {
         let named = user.and_then(|user| user.parse::<IdentityName>().ok());
-        let vouched = match (&self.0.credential, named) {
-            (Credential::User(_), _) => {
-                let is_me = user == Some("me") || self.0.header == Some(PersonName::Me);
-                let acting = self.0.acting(app, None).await?;
-                let speaker = acting.viewer.speaker.clone();
-                return Ok((acting, speaker.filter(|_| stores || is_me)));
+        let verified = match (&self.0.credential, named) {
+            (TenantCredential::User(_), _) => {
+                let is_me = user == Some("me") || self.0.header == Some(UserName::Me);
+                let context = self.0.context(app, None).await?;
+                let speaker = context.access.speaker.clone();
+                return Ok((context, speaker.filter(|_| stores || is_me)));
             }
-            (Credential::Key(key), Some(named)) if key.has_scope(Scope::Admin) => {
+            (TenantCredential::Key(key), Some(named)) if key.has_scope(Scope::Admin) => {
                 // Naming an account here is a first contact.
                 known_or_new(app, key, &named).await?;
                 Some(named)
             }
-            (Credential::Key(key), Some(named)) if key.has_scope(Scope::Bridge) => {
+            (TenantCredential::Key(key), Some(named)) if key.has_scope(Scope::Bridge) => {
                 Some(named).filter(|named| named.is_covered_by(key.platforms()))
             }
-            (Credential::Key(_), _) => None,
+            (TenantCredential::Key(_), _) => None,
         };
-        let Some(named) = vouched.map(PersonName::Identity) else {
-            return Ok((self.0.acting(app, None).await?, None));
+        let Some(named) = verified.map(UserName::Identity) else {
+            return Ok((self.0.context(app, None).await?, None));
         };
-        let acting = self.0.acting(app, Some(&named)).await?;
-        let speaker = acting.viewer.speaker.clone();
-        Ok((acting, speaker))
+        let context = self.0.context(app, Some(&named)).await?;
+        let speaker = context.access.speaker.clone();
+        Ok((context, speaker))
     }
 }
 
@@ -158,24 +158,24 @@ extractor!(
 
 extractor!(
     /// Whoever may change what is a person's own: the person, a bridge that names them, or an admin.
-    PersonActor,
+    UserWriter,
     &[Scope::Admin, Scope::Bridge]
 );
 extractor!(
     /// Whoever may take everything of a person along: the person, or an admin.
-    PersonExporter,
+    UserExporter,
     &[Scope::Admin]
 );
 extractor!(
     /// Whoever may read what is a person's own: the person, a bridge that names them, an admin, and a key
     /// with `read`.
-    PersonViewer,
+    UserReader,
     &[Scope::Admin, Scope::Bridge, Scope::Read]
 );
 
 impl Call {
     fn of(request: &HttpRequest, taken: &'static [Scope]) -> Result<Self> {
-        let credential = Credential::of(request, taken)?;
+        let credential = TenantCredential::of(request, taken)?;
         let header = read_header(request, &credential)?;
         Ok(Self {
             credential,
@@ -184,18 +184,18 @@ impl Call {
         })
     }
 
-    async fn acting(self, app: &App, named: Option<&PersonName>) -> Result<Acting> {
+    async fn context(self, app: &App, named: Option<&UserName>) -> Result<CallerContext> {
         let named = named.or(self.header.as_ref());
-        let viewer = match &self.credential {
-            Credential::Key(key) => viewer_of_key(app, key, self.taken, named).await?,
-            Credential::User(user) => viewer_of_user(app, user, named).await?,
+        let access = match &self.credential {
+            TenantCredential::Key(key) => viewer_of_key(app, key, self.taken, named).await?,
+            TenantCredential::User(user) => viewer_of_user(app, user, named).await?,
         };
         let name = match &self.credential {
-            Credential::Key(_) => named.map(ToString::to_string),
-            Credential::User(user) => Some(user.identity().name.to_string()),
+            TenantCredential::Key(_) => named.map(ToString::to_string),
+            TenantCredential::User(user) => Some(user.identity().name.to_string()),
         };
-        Ok(Acting {
-            viewer,
+        Ok(CallerContext {
+            access,
             name,
             credential: self.credential,
         })
@@ -205,8 +205,8 @@ impl Call {
 /// Who the header `X-Throughline-Identity` names: an identity, or with a user's token `me`.
 pub(in crate::http) fn read_header(
     request: &HttpRequest,
-    credential: &Credential,
-) -> Result<Option<PersonName>> {
+    credential: &TenantCredential,
+) -> Result<Option<UserName>> {
     let Some(value) = request.headers().get(IDENTITY) else {
         return Ok(None);
     };
@@ -218,55 +218,55 @@ pub(in crate::http) fn read_header(
         std::str::from_utf8(value.as_bytes()).map_err(|error| malformed(error.to_string()))?;
     if text == "me" {
         return match credential {
-            Credential::User(_) => Ok(Some(PersonName::Me)),
-            Credential::Key(_) => Err(malformed(
+            TenantCredential::User(_) => Ok(Some(UserName::Me)),
+            TenantCredential::Key(_) => Err(malformed(
                 "an API key is nobody: name an identity in X-Throughline-Identity".to_owned(),
             )),
         };
     }
     let name = IdentityName::from_str(text).map_err(|error| malformed(error.to_string()))?;
-    Ok(Some(PersonName::Identity(name)))
+    Ok(Some(UserName::Identity(name)))
 }
 
 async fn viewer_of_key(
     app: &App,
     key: &KeyCaller,
     taken: &[Scope],
-    named: Option<&PersonName>,
-) -> Result<Viewer> {
+    named: Option<&UserName>,
+) -> Result<Access> {
     let scope = scope_in_use(key.scopes(), taken, named.is_some());
     match scope.ok_or_else(|| missing_scope(taken))? {
         Scope::Admin => {
             let (person, speaker) = match named {
-                Some(named) => find_person(app, key, named).await?,
+                Some(named) => find_user_of_identity(app, key, named).await?,
                 None => (None, None),
             };
-            Ok(Viewer::of_admin_key(person, speaker))
+            Ok(Access::of_admin_key(person, speaker))
         }
         Scope::Bridge => viewer_of_bridge(app, key, named).await,
         Scope::Chat if named.is_some() => {
             let detail = "a chat key acts for no person";
             Err(Error::new(Code::MissingScope, detail))
         }
-        Scope::Chat => Ok(Viewer::of_chat_key()),
-        Scope::Read => Ok(Viewer::of_read_key()),
+        Scope::Chat => Ok(Access::of_chat_key()),
+        Scope::Read => Ok(Access::of_read_key()),
     }
 }
 
 /// Someone the tenant knows; naming an account is no first contact here.
-async fn find_person(
+async fn find_user_of_identity(
     app: &App,
     key: &KeyCaller,
-    named: &PersonName,
+    named: &UserName,
 ) -> Result<(Option<UserId>, Option<Identity>)> {
     let mut tx = key.begin(&app.db).await?;
     match named {
-        PersonName::Me => Err(key_is_nobody()),
-        PersonName::User(id) => {
+        UserName::Me => Err(key_is_nobody()),
+        UserName::User(id) => {
             let user = users::find(&mut tx, *id).await?.ok_or_else(no_such_user)?;
             Ok((Some(user.id), None))
         }
-        PersonName::Identity(name) => {
+        UserName::Identity(name) => {
             let known = identities::find(&mut tx, name).await?;
             let known = known.ok_or_else(no_such_user)?;
             let speaker = Identity {
@@ -278,18 +278,14 @@ async fn find_person(
     }
 }
 
-async fn viewer_of_bridge(
-    app: &App,
-    key: &KeyCaller,
-    named: Option<&PersonName>,
-) -> Result<Viewer> {
+async fn viewer_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) -> Result<Access> {
     let named = named.ok_or_else(|| {
         let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
         Error::new(Code::IdentityRequired, detail)
     })?;
     let (person, speaker) = match named {
-        PersonName::Me => return Err(key_is_nobody()),
-        PersonName::User(id) => {
+        UserName::Me => return Err(key_is_nobody()),
+        UserName::User(id) => {
             let mut tx = key.begin(&app.db).await?;
             let user = users::find(&mut tx, *id).await?.ok_or_else(no_such_user)?;
             let accounts = identities::list(&mut tx, user.id).await?;
@@ -297,13 +293,13 @@ async fn viewer_of_bridge(
             let speaker = speaker_through(key.platforms(), &accounts);
             (user.id, speaker.ok_or_else(no_such_user)?)
         }
-        PersonName::Identity(name) => {
+        UserName::Identity(name) => {
             let (person, speaker) = contact(app, key, name).await?;
             (person, Some(speaker))
         }
     };
     let chats_too = key.has_scope(Scope::Chat);
-    Ok(Viewer::of_bridge_key(person, speaker, chats_too))
+    Ok(Access::of_bridge_key(person, speaker, chats_too))
 }
 
 async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Identity)> {
@@ -319,7 +315,7 @@ async fn known_or_new(
     key: &KeyCaller,
     name: &IdentityName,
 ) -> Result<(UserId, Identity)> {
-    let account = Account {
+    let account = NewIdentity {
         name: name.clone(),
         issuer: None,
     };
@@ -334,26 +330,22 @@ async fn known_or_new(
     Ok((known.user_id, speaker))
 }
 
-async fn viewer_of_user(
-    app: &App,
-    user: &UserCaller,
-    named: Option<&PersonName>,
-) -> Result<Viewer> {
+async fn viewer_of_user(app: &App, user: &UserCaller, named: Option<&UserName>) -> Result<Access> {
     let own = user.user_id();
     let meant = match named {
-        None | Some(PersonName::Me) => Some(own),
-        Some(PersonName::User(id)) if *id == own => Some(own),
-        Some(PersonName::User(id)) => {
+        None | Some(UserName::Me) => Some(own),
+        Some(UserName::User(id)) if *id == own => Some(own),
+        Some(UserName::User(id)) => {
             let mut tx = user.begin(&app.db).await?;
             users::find(&mut tx, *id).await?.map(|user| user.id)
         }
-        Some(PersonName::Identity(name)) if *name == user.identity().name => Some(own),
-        Some(PersonName::Identity(_)) => return Err(not_proven()),
+        Some(UserName::Identity(name)) if *name == user.identity().name => Some(own),
+        Some(UserName::Identity(_)) => return Err(not_proven()),
     };
     if meant != Some(own) {
         return Err(no_such_user());
     }
-    Ok(Viewer::of_user(own, user.identity().clone()))
+    Ok(Access::of_user(own, user.identity().clone()))
 }
 
 /// The user of an identity now, if that is `user_id` or the survivor of a merge.
@@ -378,21 +370,21 @@ fn no_such_user() -> Error {
 }
 
 /// A call and for whom it is.
-pub struct Acting {
-    pub viewer: Viewer,
+pub struct CallerContext {
+    pub access: Access,
     /// Who is acted for, as the caller names them: it stays the same when users are merged.
     name: Option<String>,
-    credential: Credential,
+    credential: TenantCredential,
 }
 
-impl Acting {
+impl CallerContext {
     /// The person of an id, or who became of it, if there for this caller to see.
     pub async fn find_user(&self, tx: &mut TenantTx, id: UserId) -> Result<User> {
         let user = users::find(tx, id).await?.ok_or_else(no_such_user)?;
-        match self.viewer.reach {
-            Reach::Tenant => Ok(user),
-            Reach::Person(own) if own == user.id => Ok(user),
-            Reach::Person(_) | Reach::Service => Err(no_such_user()),
+        match self.access.reach {
+            Visibility::Tenant => Ok(user),
+            Visibility::Person(own) if own == user.id => Ok(user),
+            Visibility::Person(_) | Visibility::Service => Err(no_such_user()),
         }
     }
 
@@ -404,7 +396,7 @@ impl Acting {
     /// Fails when the account that speaks has another person by now: for what goes on long after the call
     /// was judged.
     pub async fn check_present(&self, tx: &mut TenantTx) -> Result<()> {
-        let (Reach::Person(person), Some(speaker)) = (self.viewer.reach, &self.viewer.speaker)
+        let (Visibility::Person(person), Some(speaker)) = (self.access.reach, &self.access.speaker)
         else {
             return Ok(());
         };
@@ -421,9 +413,9 @@ impl Acting {
             return Ok(None);
         };
         let present = users::find_redirect(tx, asked).await?.unwrap_or(asked);
-        match self.viewer.reach {
-            Reach::Person(own) if own != present => Err(no_such_user()),
-            Reach::Person(_) | Reach::Tenant | Reach::Service => Ok(Some(present)),
+        match self.access.reach {
+            Visibility::Person(own) if own != present => Err(no_such_user()),
+            Visibility::Person(_) | Visibility::Tenant | Visibility::Service => Ok(Some(present)),
         }
     }
 
@@ -438,8 +430,8 @@ impl Acting {
     /// What its tenant may use.
     pub fn limits(&self) -> &Limits {
         match &self.credential {
-            Credential::Key(key) => key.limits(),
-            Credential::User(user) => user.limits(),
+            TenantCredential::Key(key) => key.limits(),
+            TenantCredential::User(user) => user.limits(),
         }
     }
 
@@ -448,7 +440,7 @@ impl Acting {
         self.credential.principal()
     }
 
-    pub(in crate::http) fn credential(&self) -> &Credential {
+    pub(in crate::http) fn credential(&self) -> &TenantCredential {
         &self.credential
     }
 

@@ -7,14 +7,14 @@ use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 
 use super::callers::not_proven;
-use super::conversation::{Credential, read_header};
+use super::conversation::{TenantCredential, read_header};
 use crate::app::App;
 use crate::auth::KeyCaller;
 use crate::domain::bridge::chat::Chat;
 use crate::domain::people::access::Namespace;
-use crate::domain::people::identity::{IdentityName, PersonName};
+use crate::domain::people::identity::{IdentityName, UserName};
 use crate::domain::people::platform::PlatformScope;
-use crate::domain::people::user::{Account, Identity, KnownIdentity};
+use crate::domain::people::user::{Identity, KnownIdentity, NewIdentity};
 use crate::domain::tenant::api_key::Scope;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::TenantId;
@@ -23,12 +23,12 @@ use crate::store::{Db, TenantTx};
 
 /// Whoever may vouch for an account: a person for their own, a bridge for those of its platforms, an
 /// admin for any.
-pub struct Voucher {
-    credential: Credential,
+pub struct IdentityCaller {
+    credential: TenantCredential,
     header: Option<IdentityName>,
 }
 
-impl FromRequest for Voucher {
+impl FromRequest for IdentityCaller {
     type Error = Error;
     type Future = Ready<Result<Self>>;
 
@@ -37,21 +37,21 @@ impl FromRequest for Voucher {
     }
 }
 
-impl Voucher {
+impl IdentityCaller {
     fn of(request: &HttpRequest) -> Result<Self> {
-        let credential = Credential::of(request, &[Scope::Admin, Scope::Bridge])?;
+        let credential = TenantCredential::of(request, &[Scope::Admin, Scope::Bridge])?;
         let header = match (read_header(request, &credential)?, &credential) {
-            (Some(PersonName::Identity(named)), _) => Some(named),
-            (Some(PersonName::Me | PersonName::User(_)), Credential::User(user)) => {
+            (Some(UserName::Identity(named)), _) => Some(named),
+            (Some(UserName::Me | UserName::User(_)), TenantCredential::User(user)) => {
                 Some(user.identity().name.clone())
             }
-            (Some(PersonName::Me | PersonName::User(_)), Credential::Key(_)) | (None, _) => None,
+            (Some(UserName::Me | UserName::User(_)), TenantCredential::Key(_)) | (None, _) => None,
         };
         Ok(Self { credential, header })
     }
 
     /// Vouches for the account that the body names, else the header, else the token itself, in `chat`.
-    pub fn vouch(self, claim: Claim<'_>) -> Result<Vouched> {
+    pub fn vouch(self, claim: Claim<'_>) -> Result<VerifiedIdentity> {
         let chat = claim.chat;
         let errors = chat.map_or_else(Vec::new, |chat| chat.check("/chat"));
         if !errors.is_empty() {
@@ -59,7 +59,7 @@ impl Voucher {
         }
         let named = claim.identity.or(self.header);
         let identity = match (&self.credential, named) {
-            (Credential::User(user), named) => {
+            (TenantCredential::User(user), named) => {
                 if let Some(chat) = chat {
                     self.credential.check_chat(chat)?;
                 }
@@ -69,22 +69,22 @@ impl Voucher {
                 }
                 own.clone()
             }
-            (Credential::Key(key), Some(named)) => {
+            (TenantCredential::Key(key), Some(named)) => {
                 if !key.has_scope(Scope::Admin) {
                     check_covered(key, &named, chat)?;
                 }
                 named
             }
-            (Credential::Key(key), None) if key.has_scope(Scope::Admin) => {
+            (TenantCredential::Key(key), None) if key.has_scope(Scope::Admin) => {
                 let error = FieldError::new("/identity", "say for whom");
                 return Err(Error::invalid(vec![error]));
             }
-            (Credential::Key(_), None) => {
+            (TenantCredential::Key(_), None) => {
                 let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
                 return Err(Error::new(Code::IdentityRequired, detail));
             }
         };
-        Ok(Vouched {
+        Ok(VerifiedIdentity {
             credential: self.credential,
             identity,
         })
@@ -117,12 +117,12 @@ fn check_covered(key: &KeyCaller, named: &IdentityName, chat: Option<&Chat>) -> 
 }
 
 /// A call and the account it speaks for.
-pub struct Vouched {
-    credential: Credential,
+pub struct VerifiedIdentity {
+    credential: TenantCredential,
     pub identity: IdentityName,
 }
 
-impl Vouched {
+impl VerifiedIdentity {
     pub async fn begin(&self, db: &Db) -> Result<TenantTx> {
         self.credential.begin(db).await
     }
@@ -134,8 +134,8 @@ impl Vouched {
     /// Whose account it is now; made if nobody's. Call it before a transaction is open: it opens its own.
     pub async fn contact(&self, app: &App) -> Result<KnownIdentity> {
         match &self.credential {
-            Credential::Key(key) => {
-                let account = Account {
+            TenantCredential::Key(key) => {
+                let account = NewIdentity {
                     name: self.identity.clone(),
                     issuer: None,
                 };
@@ -145,7 +145,7 @@ impl Vouched {
                     .await
             }
             // The token has proven its own account, which may have gone since.
-            Credential::User(user) => {
+            TenantCredential::User(user) => {
                 let mut tx = user.begin(&app.db).await?;
                 let known = identities::find(&mut tx, &self.identity).await?;
                 let known = known.ok_or_else(no_such_user)?;
@@ -167,8 +167,8 @@ impl Vouched {
     /// changed since the token was judged.
     pub fn check_own(&self, known: &KnownIdentity) -> Result<()> {
         match &self.credential {
-            Credential::Key(_) => Ok(()),
-            Credential::User(user) => {
+            TenantCredential::Key(_) => Ok(()),
+            TenantCredential::User(user) => {
                 let own = user.identity().id == known.id;
                 own.then_some(()).ok_or_else(no_such_user)
             }
@@ -176,13 +176,13 @@ impl Vouched {
     }
 
     pub fn is_person(&self) -> bool {
-        matches!(self.credential, Credential::User(_))
+        matches!(self.credential, TenantCredential::User(_))
     }
 
     pub fn namespace(&self) -> Namespace {
         match &self.credential {
-            Credential::Key(_) => Namespace::Service,
-            Credential::User(user) => Namespace::User(user.user_id()),
+            TenantCredential::Key(_) => Namespace::Service,
+            TenantCredential::User(user) => Namespace::User(user.user_id()),
         }
     }
 
@@ -191,7 +191,7 @@ impl Vouched {
         self.credential.principal()
     }
 
-    pub(in crate::http) fn credential(&self) -> &Credential {
+    pub(in crate::http) fn credential(&self) -> &TenantCredential {
         &self.credential
     }
 

@@ -16,25 +16,25 @@ use super::chunks::{self, Frame};
 use super::session_turn::{Next, Source, Turn};
 use crate::app::App;
 use crate::crypto;
-use crate::domain::conversation::session::Need;
+use crate::domain::conversation::session::Permission;
 use crate::domain::conversation::session_name::SessionRef;
 use crate::domain::turn::TurnInput;
 use crate::domain::turn::completion::CompletionRequest;
 use crate::domain::turn::event::{Event, MESSAGE_DELTA, MESSAGE_DISCARDED, TURN_STARTED};
 use crate::error::{Code, Error, FieldError, Result};
-use crate::fair_queue::{Holder, Place as FairPlace};
-use crate::http::auth::callers::Credential;
-use crate::http::auth::conversation::Acting;
-use crate::http::request::idempotency_key::Retryable;
+use crate::fair_queue::{Holder, Permit};
+use crate::http::auth::callers::RawCredential;
+use crate::http::auth::conversation::CallerContext;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::{BodyHash, SMALL_BYTES, off_this_thread};
-use crate::http::response::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
+use crate::http::response::event_stream::{self, Allowed, HEARTBEAT, KEEP_ALIVE};
 use crate::idempotency;
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::limits::Memory;
 use crate::sessions;
 use crate::store::TenantTx;
 use crate::store::turn::{events, turns as rows};
-use crate::turns::{self, Asked, Became, Follower, Piece, Place};
+use crate::turns::{self, Disposition, Follower, Piece, Target, TurnRequest};
 
 /// Only what comes after it waits for a model.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(65);
@@ -42,9 +42,9 @@ const ACCEPT_WITHIN: Duration = Duration::from_secs(65);
 /// A request that is about a session.
 pub struct Asking {
     pub app: web::Data<App>,
-    pub acting: Acting,
-    pub credential: Credential,
-    pub retryable: Retryable,
+    pub context: CallerContext,
+    pub credential: RawCredential,
+    pub retryable: IdempotencyKey,
     pub body_hash: BodyHash,
     /// Of what is asked, until it is stored.
     pub memory: Memory,
@@ -55,13 +55,13 @@ pub struct Asking {
 pub async fn answer(
     asking: Asking,
     asked: CompletionRequest,
-    place: Place,
+    place: Target,
 ) -> Result<HttpResponse> {
     let asked = Arc::new(asked);
     let connection = asking
         .app
         .shares
-        .connections(asking.acting.tenant_id(), 1)?;
+        .connections(asking.context.tenant_id(), 1)?;
     let accepting = accept(&asking, &asked, place);
     let slow = |_| Error::new(Code::Timeout, "the request took too long");
     let turn = timeout(ACCEPT_WITHIN, accepting).await.map_err(slow)??;
@@ -74,7 +74,7 @@ pub async fn answer(
     } else {
         HttpResponse::Ok()
     };
-    for (name, value) in headers(&asking.acting, &turn) {
+    for (name, value) in headers(&asking.context, &turn) {
         if let Ok(value) = HeaderValue::from_str(&value) {
             head.insert_header((HeaderName::from_static(name), value));
         }
@@ -82,7 +82,7 @@ pub async fn answer(
     let conversation_id = turn.name.conversation_id;
     let Asking {
         app,
-        acting,
+        context,
         credential,
         memory,
         ..
@@ -91,7 +91,7 @@ pub async fn answer(
     let telling = Telling {
         turn,
         frame,
-        allowed: Allowed::new(app, acting, credential, conversation_id),
+        allowed: Allowed::new(app, context, credential, conversation_id),
         include_usage,
         include_hermes_events,
         shown: false,
@@ -110,9 +110,9 @@ pub async fn answer(
     }
 }
 
-async fn accept(asking: &Asking, asked: &Arc<CompletionRequest>, place: Place) -> Result<Turn> {
-    let (app, acting) = (&asking.app, &asking.acting);
-    let tenant_id = acting.tenant_id();
+async fn accept(asking: &Asking, asked: &Arc<CompletionRequest>, place: Target) -> Result<Turn> {
+    let (app, context) = (&asking.app, &asking.context);
+    let tenant_id = context.tenant_id();
     let input = turn_input(app, tenant_id, asked).await?;
     let agent = app.models.find(tenant_id, &asked.model).await?;
     let agent = agent.ok_or_else(|| {
@@ -121,20 +121,20 @@ async fn accept(asking: &Asking, asked: &Arc<CompletionRequest>, place: Place) -
     })?;
     let limit = agent.limits.tokens_per_minute;
     app.limits.check_tokens(tenant_id, limit).await?;
-    let principal = acting.principal();
+    let principal = context.principal();
     let said = serde_json::to_vec(&input.messages).map_err(Error::internal)?;
     let goes_on = input.answers_tools();
     let request = asking
         .retryable
         .request(principal.clone(), asking.body_hash);
-    let mut tx = acting.begin(&app.db).await?;
+    let mut tx = context.begin(&app.db).await?;
     if let Some(request) = &request
         && let Some(turn_id) = idempotency::find_turn(app, &mut tx, request).await?
     {
         return attach(asking, tx, turn_id).await;
     }
-    let asked = Asked {
-        viewer: &acting.viewer,
+    let asked = TurnRequest {
+        access: &context.access,
         place,
         agent,
         input,
@@ -145,7 +145,7 @@ async fn accept(asking: &Asking, asked: &Arc<CompletionRequest>, place: Place) -
         reply: None,
     };
     let accepted = turns::accept(app, &mut tx, asked, app.clock.now()).await?;
-    if let Became::Attached = accepted.became {
+    if let Disposition::Attached = accepted.disposition {
         return attach(asking, tx, accepted.turn_id).await;
     }
     if let Some(request) = &request {
@@ -158,16 +158,16 @@ async fn accept(asking: &Asking, asked: &Arc<CompletionRequest>, place: Place) -
     };
     tx.commit().await?;
     let conversation_id = accepted.name.conversation_id;
-    let ahead = turns::launch(app, tenant_id, conversation_id, accepted.became, true);
+    let ahead = turns::launch(app, tenant_id, conversation_id, accepted.disposition, true);
     let source = match ahead {
-        Some(ahead) => Source::Direct(ahead),
+        Some(ahead) => Source::LiveSender(ahead),
         None => follow(asking, conversation_id, accepted.turn_id, 0),
     };
     Ok(Turn {
         id: accepted.turn_id,
         name: accepted.name,
         session_id: accepted.session_id,
-        told: accepted.told,
+        session_info: accepted.session_info,
         after,
         replayed: false,
         source,
@@ -189,18 +189,18 @@ async fn turn_input(
 }
 
 fn follow(asking: &Asking, conversation_id: SessionId, turn_id: TurnId, after: i64) -> Source {
-    let (app, tenant_id) = (&asking.app, asking.acting.tenant_id());
+    let (app, tenant_id) = (&asking.app, asking.context.tenant_id());
     let follower = Follower::of_turn(app, tenant_id, conversation_id, turn_id, after);
-    Source::Events(Box::new(follower.until_it_rests()))
+    Source::Events(Box::new(follower.until_idle()))
 }
 
 /// Follows a turn that an earlier request became, from what that request said.
 async fn attach(asking: &Asking, mut tx: TenantTx, turn_id: TurnId) -> Result<Turn> {
-    let viewer = &asking.acting.viewer;
+    let access = &asking.context.access;
     let turn = rows::get(&mut tx, turn_id).await?;
     let session = SessionRef::Id(turn.conversation_id);
     let now = asking.app.clock.now();
-    let tip = sessions::find(&mut tx, viewer, &session, Need::ReadOrSpeak, now).await?;
+    let tip = sessions::find(&mut tx, access, &session, Permission::Participate, now).await?;
     let after = events::find_last_said(&mut tx, turn_id).await?;
     tx.commit().await?;
     let source = follow(asking, turn.conversation_id, turn_id, after);
@@ -208,7 +208,7 @@ async fn attach(asking: &Asking, mut tx: TenantTx, turn_id: TurnId) -> Result<Tu
         id: turn_id,
         name: tip.name,
         session_id: turn.session_id(),
-        told: turn.told,
+        session_info: turn.session_info,
         after,
         replayed: true,
         source,
@@ -216,17 +216,20 @@ async fn attach(asking: &Asking, mut tx: TenantTx, turn_id: TurnId) -> Result<Tu
 }
 
 /// The effective session, as far as it is known before the turn has run.
-fn headers(acting: &Acting, turn: &Turn) -> Vec<(&'static str, String)> {
-    let viewer = &acting.viewer;
+fn headers(context: &CallerContext, turn: &Turn) -> Vec<(&'static str, String)> {
+    let access = &context.access;
     let named = [
         (
             "x-hermes-session-id",
-            Some(turn.name.shown_link(turn.session_id, viewer)),
+            Some(turn.name.shown_link(turn.session_id, access)),
         ),
-        ("x-hermes-session-key", turn.told.session_key.clone()),
+        (
+            "x-hermes-session-key",
+            turn.session_info.session_key.clone(),
+        ),
         (
             "x-throughline-conversation-id",
-            Some(turn.name.shown(viewer)),
+            Some(turn.name.shown(access)),
         ),
         ("x-throughline-turn-id", Some(turn.id.to_string())),
         (
@@ -259,7 +262,7 @@ struct Telling {
     quiet_since: Instant,
     ended: bool,
     /// The client's, as long as it is answered.
-    _connection: FairPlace,
+    _connection: Permit,
 }
 
 impl Telling {
@@ -269,12 +272,12 @@ impl Telling {
             match self.turn.next(self.allowed.due()).await? {
                 Next::Ended(outcome) => {
                     self.allowed.check_before_answer().await?;
-                    let acting = &self.allowed.acting;
+                    let context = &self.allowed.context;
                     let answered = chunks::said(&outcome).map_err(|error| Error {
-                        headers: headers(acting, &self.turn).into(),
+                        headers: headers(context, &self.turn).into(),
                         ..error
                     })?;
-                    let hermes = chunks::hermes(&outcome, &self.turn.name, &acting.viewer);
+                    let hermes = chunks::hermes(&outcome, &self.turn.name, &context.access);
                     let usage = outcome.usage;
                     let session_id = hermes["session_id"].as_str().unwrap_or_default();
                     head.insert_header(("x-hermes-session-id", session_id));
@@ -288,7 +291,7 @@ impl Telling {
     }
 
     fn stream(mut self, mut head: HttpResponseBuilder) -> HttpResponse {
-        if let Source::Direct(_) = self.turn.source {
+        if let Source::LiveSender(_) = self.turn.source {
             self.tell_state(TURN_STARTED);
         }
         self.waiting.push_back(self.frame.role());
@@ -302,7 +305,7 @@ impl Telling {
         loop {
             if !self.waiting.is_empty() {
                 self.quiet_since = Instant::now();
-                return Some(self.take_waiting());
+                return Some(self.claim_waiting());
             }
             if self.ended {
                 return None;
@@ -329,7 +332,7 @@ impl Telling {
     }
 
     /// All that there is to send, in one piece.
-    fn take_waiting(&mut self) -> Bytes {
+    fn claim_waiting(&mut self) -> Bytes {
         match self.waiting.len() {
             1 => self.waiting.pop_front().unwrap_or_default(),
             _ => Bytes::from(self.waiting.drain(..).collect::<Vec<_>>().concat()),
@@ -370,12 +373,12 @@ impl Telling {
                 }
             }
             Next::Ended(outcome) => {
-                if let Source::Direct(_) = self.turn.source {
+                if let Source::LiveSender(_) = self.turn.source {
                     self.tell_state(outcome.event());
                 }
-                let viewer = &self.allowed.acting.viewer;
+                let access = &self.allowed.context.access;
                 let answered = chunks::said(&outcome)?;
-                let hermes = chunks::hermes(&outcome, &self.turn.name, viewer);
+                let hermes = chunks::hermes(&outcome, &self.turn.name, access);
                 let usage = self.include_usage.then_some(outcome.usage);
                 // The events have the text alone.
                 let refusal = self.frame.refusal(answered.content, self.refused);
@@ -392,7 +395,7 @@ impl Telling {
             }
             Next::Quiet => {
                 if Instant::now() >= beat {
-                    self.waiting.push_back(ALIVE);
+                    self.waiting.push_back(KEEP_ALIVE);
                 }
             }
         }
@@ -415,8 +418,8 @@ impl Telling {
             }
             MESSAGE_DISCARDED if self.shown => return Err(restarted(self.turn.id)),
             kind if self.include_hermes_events => {
-                let viewer = &self.allowed.acting.viewer;
-                let body = event_stream::body(event, &self.turn.name, viewer);
+                let access = &self.allowed.context.access;
+                let body = event_stream::body(event, &self.turn.name, access);
                 let text = format!("event: hermes.{kind}\ndata: {body}\n\n");
                 self.waiting.push_back(Bytes::from(text));
             }
@@ -428,12 +431,12 @@ impl Telling {
     /// How a turn stands that runs here, ahead of its committed events; for who asked for such events.
     fn tell_state(&mut self, kind: &str) {
         if self.include_hermes_events {
-            let viewer = &self.allowed.acting.viewer;
+            let access = &self.allowed.context.access;
             let turn = &self.turn;
             let body = serde_json::json!({
                 "turn_id": turn.id,
-                "session_id": turn.name.shown_link(turn.session_id, viewer),
-                "conversation_id": turn.name.shown(viewer),
+                "session_id": turn.name.shown_link(turn.session_id, access),
+                "conversation_id": turn.name.shown(access),
             });
             let text = format!("event: hermes.{kind}\ndata: {body}\n\n");
             self.waiting.push_back(Bytes::from(text));
@@ -445,9 +448,9 @@ impl Telling {
     }
 
     fn follower(&self) -> Follower {
-        let (app, tenant_id) = (&self.allowed.app, self.allowed.acting.tenant_id());
+        let (app, tenant_id) = (&self.allowed.app, self.allowed.context.tenant_id());
         let (turn, conversation_id) = (&self.turn, self.turn.name.conversation_id);
-        Follower::of_turn(app, tenant_id, conversation_id, turn.id, turn.after).until_it_rests()
+        Follower::of_turn(app, tenant_id, conversation_id, turn.id, turn.after).until_idle()
     }
 
     /// Why a turn of which words were shown is no longer this node's: somebody stopped it, or it begins anew

@@ -5,9 +5,9 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::domain::conversation::message_extra::Extra;
-use crate::domain::conversation::session::ChainName;
-use crate::domain::people::access::Viewer;
-use crate::domain::turn::ToldReset;
+use crate::domain::conversation::session::ConversationHandle;
+use crate::domain::people::access::Access;
+use crate::domain::turn::ResetInfo;
 use crate::domain::turn::completion::TokenUsage;
 use crate::error::Error;
 use crate::http::response::problem;
@@ -240,18 +240,18 @@ pub fn error(error: &Error) -> Bytes {
 }
 
 /// The effective session, in the names of whoever asked.
-pub fn hermes(outcome: &Outcome, name: &ChainName, viewer: &Viewer) -> Value {
-    let told = &outcome.told;
-    let reset = told.reset.as_ref().map(|reset: &ToldReset| json!(reset));
+pub fn hermes(outcome: &Outcome, name: &ConversationHandle, access: &Access) -> Value {
+    let info = &outcome.session_info;
+    let reset = info.reset.as_ref().map(|reset: &ResetInfo| json!(reset));
     json!({
-        "session_id": name.shown_link(outcome.session_id, viewer),
-        "session_key": told.session_key,
-        "conversation_id": name.shown(viewer),
-        "requested_session_id": told.requested_session_id,
+        "session_id": name.shown_link(outcome.session_id, access),
+        "session_key": info.session_key,
+        "conversation_id": name.shown(access),
+        "requested_session_id": info.requested_session_id,
         "compressed": outcome.compressed,
         "reset": reset,
         "turn_id": outcome.turn_id,
-        "memory_key": told.memory_key,
+        "memory_key": info.memory_key,
     })
 }
 

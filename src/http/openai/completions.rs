@@ -18,21 +18,21 @@ use crate::completions::{Answering, Call};
 use crate::domain::bridge::chat::Chat;
 use crate::domain::conversation::message::{Content, ToolCall};
 use crate::domain::conversation::session_name::{SessionKey, SessionRef};
-use crate::domain::turn::ToldReset;
+use crate::domain::turn::ResetInfo;
 use crate::domain::turn::completion::CompletionRequest;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::callers::Credential;
-use crate::http::auth::conversation::Converser;
+use crate::http::auth::callers::RawCredential;
+use crate::http::auth::conversation::ConversationWriter;
 use crate::http::middleware;
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::{BodyHash, FromJsonText, LargeJsonText};
-use crate::http::response::event_stream::{self, ALIVE, Allowed, HEARTBEAT};
+use crate::http::response::event_stream::{self, Allowed, HEARTBEAT, KEEP_ALIVE};
 use crate::http::response::held_answer;
 use crate::http::response::problem;
 use crate::ids::TurnId;
 use crate::limits::Memory;
 use crate::telemetry::{self, CalledFor};
-use crate::turns::Place;
+use crate::turns::Target;
 
 const SESSION_ID: &str = "X-Hermes-Session-Id";
 const SESSION_KEY: &str = "X-Hermes-Session-Key";
@@ -162,7 +162,7 @@ pub struct EffectiveSession {
     /// The id that the request gave.
     requested_session_id: Option<String>,
     compressed: bool,
-    reset: Option<ToldReset>,
+    reset: Option<ResetInfo>,
     turn_id: TurnId,
     /// The key whose long-term memory was used.
     memory_key: Option<String>,
@@ -211,39 +211,39 @@ pub struct EffectiveSession {
 pub async fn create_chat_completion(
     app: web::Data<App>,
     request: HttpRequest,
-    caller: Converser,
-    credential: Credential,
-    retryable: Retryable,
+    caller: ConversationWriter,
+    credential: RawCredential,
+    retryable: IdempotencyKey,
     body: LargeJsonText<CompletionRequest>,
 ) -> Result<HttpResponse> {
     let asked = body.value;
     let session = read_header(&request, SESSION_ID, SessionRef::parse)?;
     let key = read_header(&request, SESSION_KEY, SessionKey::parse)?;
-    let (acting, own_chat) = caller
+    let (context, own_chat) = caller
         .speaking(&app, asked.user.as_deref(), asked.stores)
         .await?;
     let place = match (session, key, own_chat) {
-        (Some(session), key, _) => Place::Session { session, key },
-        (None, Some(key), _) => Place::Key(key),
-        (None, None, Some(identity)) => Place::Chat {
+        (Some(session), key, _) => Target::Session { session, key },
+        (None, Some(key), _) => Target::Key(key),
+        (None, None, Some(identity)) => Target::Chat {
             identity,
             chat: Chat::DM,
         },
         (None, None, None) => {
-            let call = Call::new(&app, acting.tenant_id(), acting.viewer.person, &asked).await?;
+            let call = Call::new(&app, context.tenant_id(), context.access.person, &asked).await?;
             // From here on there are only the bytes that the model is asked.
             drop((asked, body.memory));
-            let allowed = Allowed::stateless(app, acting, credential);
+            let allowed = Allowed::stateless(app, context, credential);
             let request_id = middleware::id_of(&request);
             return answer_stateless(call, body.bytes_memory, allowed, request_id).await;
         }
     };
     let asking = Asking {
         app,
-        acting,
+        context,
         credential,
         retryable,
-        body_hash: asked_hash(&request, body.hash),
+        body_hash: request_hash(&request, body.hash),
         memory: body.memory,
         is_retry: is_retry(&request),
     };
@@ -281,7 +281,7 @@ fn read_header<T>(
 }
 
 /// What a request asks: its body, and the session it is about. One key for two sessions is a conflict.
-fn asked_hash(request: &HttpRequest, body: BodyHash) -> BodyHash {
+fn request_hash(request: &HttpRequest, body: BodyHash) -> BodyHash {
     let mut asked = Vec::new();
     for name in [SESSION_ID, SESSION_KEY] {
         let value = request.headers().get(name);
@@ -387,7 +387,7 @@ impl Telling {
             return Some(Bytes::from(events));
         }
         let Some(first) = next else {
-            return Some(ALIVE);
+            return Some(KEEP_ALIVE);
         };
         self.put(&mut events, first);
         while has_begun && !self.ended && events.len() < MOST_TOGETHER {

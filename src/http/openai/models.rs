@@ -47,8 +47,8 @@ impl From<store::tenant::agents::AgentRow> for ModelResponse {
 )]
 #[get("/models")]
 pub async fn list_models(app: web::Data<App>, caller: ConversationReader) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
     let agents = store::tenant::agents::list(&mut tx).await?;
     tx.commit().await?;
     let data = agents.into_iter().map(ModelResponse::from).collect();
@@ -74,8 +74,8 @@ pub async fn get_model(
     name: PathName,
 ) -> Result<HttpResponse> {
     let name = name.or_missing()?;
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
     let agent = store::tenant::agents::find(&mut tx, name.as_str()).await?;
     tx.commit().await?;
     let agent = agent.ok_or_else(|| Error::new(Code::ModelNotFound, "no such model"))?;

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-use crate::domain::conversation::session::ChainName;
-use crate::domain::turn::Told;
+use crate::domain::conversation::session::ConversationHandle;
+use crate::domain::turn::SessionInfo;
 use crate::domain::turn::event::Event;
 use crate::error::Result;
 use crate::ids::{SessionId, TurnId};
-use crate::turns::{Ahead, Follower, Outcome, Piece};
+use crate::turns::{Follower, LiveUpdate, Outcome, Piece};
 
 /// The turn that a request became.
 pub struct Turn {
     pub id: TurnId,
-    pub name: ChainName,
+    pub name: ConversationHandle,
     pub session_id: SessionId,
-    pub told: Told,
+    pub session_info: SessionInfo,
     /// The event after which its answer to this request comes.
     pub after: i64,
     /// Whether it is what an earlier request became.
@@ -29,7 +29,7 @@ pub struct Turn {
 /// Where the answer comes from.
 pub enum Source {
     /// The turn runs here.
-    Direct(mpsc::Receiver<Ahead>),
+    LiveSender(mpsc::Receiver<LiveUpdate>),
     /// Elsewhere, or later.
     Events(Box<Follower>),
 }
@@ -47,12 +47,12 @@ pub enum Next {
     Quiet,
 }
 
-impl From<Ahead> for Next {
-    fn from(ahead: Ahead) -> Self {
+impl From<LiveUpdate> for Next {
+    fn from(ahead: LiveUpdate) -> Self {
         match ahead {
-            Ahead::Delta(piece) => Self::Delta(piece),
-            Ahead::Ended(outcome) => Self::Ended(outcome),
-            Ahead::Lost => Self::Elsewhere,
+            LiveUpdate::Delta(piece) => Self::Delta(piece),
+            LiveUpdate::Ended(outcome) => Self::Ended(outcome),
+            LiveUpdate::Lost => Self::Elsewhere,
         }
     }
 }
@@ -60,7 +60,7 @@ impl From<Ahead> for Next {
 impl Turn {
     /// What has already come of a turn that runs here.
     pub fn at_hand(&mut self) -> Option<Next> {
-        let Source::Direct(ahead) = &mut self.source else {
+        let Source::LiveSender(ahead) = &mut self.source else {
             return None;
         };
         ahead.try_recv().ok().map(Next::from)
@@ -68,7 +68,7 @@ impl Turn {
 
     pub async fn next(&mut self, until: Instant) -> Result<Next> {
         match &mut self.source {
-            Source::Direct(live) => match timeout_at(until, live.recv()).await {
+            Source::LiveSender(live) => match timeout_at(until, live.recv()).await {
                 Err(_) => Ok(Next::Quiet),
                 Ok(Some(ahead)) => Ok(ahead.into()),
                 Ok(None) => Ok(Next::Behind),

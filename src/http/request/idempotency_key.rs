@@ -17,14 +17,14 @@ pub const HEADER: &str = "idempotency-key";
 pub const MAX_KEY: usize = 255;
 
 /// What a handler needs to know of a request to answer it once.
-pub struct Retryable {
+pub struct IdempotencyKey {
     app: web::Data<App>,
     key: Option<String>,
     route: String,
     path: String,
 }
 
-impl FromRequest for Retryable {
+impl FromRequest for IdempotencyKey {
     type Error = Error;
     type Future = Ready<Result<Self>>;
 
@@ -33,7 +33,7 @@ impl FromRequest for Retryable {
     }
 }
 
-fn parse(request: &HttpRequest) -> Result<Retryable> {
+fn parse(request: &HttpRequest) -> Result<IdempotencyKey> {
     let key = match request.headers().get(HEADER) {
         None => None,
         Some(value) => Some(
@@ -49,7 +49,7 @@ fn parse(request: &HttpRequest) -> Result<Retryable> {
     let pattern = request.match_pattern().unwrap_or_default();
     let app = request.app_data::<web::Data<App>>().cloned();
     let missing = || Error::internal(anyhow::anyhow!("the routes have no app"));
-    Ok(Retryable {
+    Ok(IdempotencyKey {
         app: app.ok_or_else(missing)?,
         key,
         route: format!("{} {pattern}", request.method()),
@@ -63,7 +63,7 @@ fn invalid_key() -> Error {
     Error::fields(Code::InvalidIdempotencyKey, vec![error])
 }
 
-impl Retryable {
+impl IdempotencyKey {
     pub fn has_key(&self) -> bool {
         self.key.is_some()
     }

@@ -19,10 +19,10 @@ use super::idempotency_key;
 use super::objects::Objects;
 use crate::app::App;
 use crate::crypto;
-use crate::domain::values::json_text::{self, Measured, NotTaken};
+use crate::domain::values::json_text::{self, Measured, NotAccepted};
 use crate::domain::values::outside_text::normalise_json;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::fair_queue::{Holder, Place};
+use crate::fair_queue::{Holder, Permit};
 use crate::http::auth::callers::Authenticated;
 use crate::limits::{MAX_VALUES_COST, Memory, NodeShares};
 
@@ -235,7 +235,7 @@ impl<T: Send + 'static> Reading<T> {
 }
 
 pub async fn off_this_thread<T: Send + 'static>(
-    parser: Place,
+    parser: Permit,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = web::block(move || {
@@ -366,8 +366,8 @@ fn prepare(bytes: &[u8], hashed: bool) -> Result<(String, Measured)> {
     let measured = json_text::measure(&text, hashed).map_err(|refused| {
         let detail = refused.to_string();
         match refused {
-            NotTaken::TooManyValues => Error::new(Code::PayloadTooLarge, detail),
-            NotTaken::ReservedName | NotTaken::Malformed(_) => {
+            NotAccepted::TooManyValues => Error::new(Code::PayloadTooLarge, detail),
+            NotAccepted::ReservedName | NotAccepted::Malformed(_) => {
                 Error::fields(Code::InvalidJson, vec![FieldError::new("", detail)])
             }
         }

@@ -10,7 +10,7 @@ use crate::auth::{KeyCaller, OperatorCaller};
 use crate::crypto::Keyring;
 use crate::domain::values::paging::{DEFAULT_LIMIT, MAX_LIMIT, Page, PageRequest};
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::conversation::Acting;
+use crate::http::auth::conversation::CallerContext;
 
 const SIGNATURE: usize = 16;
 
@@ -58,9 +58,9 @@ impl ListName {
     }
 
     /// A list of what a call may see of conversations.
-    pub fn of_acting(acting: &Acting, list: impl Into<String>) -> Self {
+    pub fn of_acting(context: &CallerContext, list: impl Into<String>) -> Self {
         Self {
-            caller: format!("{}/{}", acting.tenant_id(), acting.principal()),
+            caller: format!("{}/{}", context.tenant_id(), context.principal()),
             list: list.into(),
         }
     }

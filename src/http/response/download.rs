@@ -12,9 +12,9 @@ use tokio::sync::SemaphorePermit;
 use super::slow_readers::{Patience, Watched};
 use crate::app::App;
 use crate::error::{Error, Result};
-use crate::fair_queue::Place;
-use crate::http::auth::callers::Credential;
-use crate::http::auth::conversation::Acting;
+use crate::fair_queue::Permit;
+use crate::http::auth::callers::RawCredential;
+use crate::http::auth::conversation::CallerContext;
 use crate::store::TenantTx;
 use crate::streams::CheckedCredential;
 
@@ -25,26 +25,30 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// For whom the pages are.
 pub struct Pages {
     pub app: web::Data<App>,
-    pub acting: Acting,
+    pub context: CallerContext,
     pub credential: Arc<CheckedCredential>,
-    _place: Place,
+    _place: Permit,
 }
 
 impl Pages {
     /// Waits until the tenant may have another download.
-    pub async fn open(app: web::Data<App>, acting: Acting, credential: Credential) -> Result<Self> {
+    pub async fn open(
+        app: web::Data<App>,
+        context: CallerContext,
+        credential: RawCredential,
+    ) -> Result<Self> {
         Ok(Self {
-            _place: app.shares.download(acting.tenant_id()).await?,
+            _place: app.shares.download(context.tenant_id()).await?,
             credential: credential.share(&app),
             app,
-            acting,
+            context,
         })
     }
 
     /// Waits for a turn to read: however many download leave connections to the rest. Held until the page
     /// is read.
     pub async fn turn(app: &App) -> Result<SemaphorePermit<'_>> {
-        app.export_turns.acquire().await.map_err(Error::internal)
+        app.export_permits.acquire().await.map_err(Error::internal)
     }
 
     /// Checks the credential and whose account it is again, and begins. What is under way for minutes should outlive a moment
@@ -66,14 +70,14 @@ impl Pages {
     }
 
     async fn begin_present(&self) -> Result<TenantTx> {
-        let mut tx = self.acting.begin(&self.app.db).await?;
-        self.acting.check_present(&mut tx).await?;
+        let mut tx = self.context.begin(&self.app.db).await?;
+        self.context.check_present(&mut tx).await?;
         Ok(tx)
     }
 
     pub fn log_broken_off(&self, error: &Error) {
         tracing::warn!(
-            tenant = %self.acting.tenant_id(),
+            tenant = %self.context.tenant_id(),
             code = error.code.as_str(),
             cause = error.cause.as_ref().map(|cause| format!("{cause:#}")),
             "an export broke off"

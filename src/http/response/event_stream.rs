@@ -13,12 +13,12 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use crate::app::App;
-use crate::domain::conversation::session::ChainName;
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::conversation::session::ConversationHandle;
+use crate::domain::people::access::{Access, Visibility};
 use crate::domain::turn::event::Event;
 use crate::error::{Code, Error, Result};
-use crate::http::auth::callers::Credential;
-use crate::http::auth::conversation::Acting;
+use crate::http::auth::callers::RawCredential;
+use crate::http::auth::conversation::CallerContext;
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::limits::StreamGuard;
 use crate::shutdown::Departure;
@@ -46,13 +46,13 @@ pub fn head() -> HttpResponseBuilder {
     head
 }
 
-pub const ALIVE: Bytes = Bytes::from_static(b": still here\n\n");
+pub const KEEP_ALIVE: Bytes = Bytes::from_static(b": still here\n\n");
 
 /// Whether a reader may still read. Its credential and its right are checked together with all others of
 /// this node (`streams`).
 pub struct Allowed {
     pub app: web::Data<App>,
-    pub acting: Acting,
+    pub context: CallerContext,
     credential: Arc<CheckedCredential>,
     conversation_id: Option<SessionId>,
     right: Arc<Right>,
@@ -63,30 +63,34 @@ pub struct Allowed {
 impl Allowed {
     pub fn new(
         app: web::Data<App>,
-        acting: Acting,
-        credential: Credential,
+        context: CallerContext,
+        credential: RawCredential,
         conversation_id: SessionId,
     ) -> Self {
-        Self::of(app, acting, credential, Some(conversation_id))
+        Self::of(app, context, credential, Some(conversation_id))
     }
 
     /// For a call without a session.
-    pub fn stateless(app: web::Data<App>, acting: Acting, credential: Credential) -> Self {
-        Self::of(app, acting, credential, None)
+    pub fn stateless(
+        app: web::Data<App>,
+        context: CallerContext,
+        credential: RawCredential,
+    ) -> Self {
+        Self::of(app, context, credential, None)
     }
 
     fn of(
         app: web::Data<App>,
-        acting: Acting,
-        credential: Credential,
+        context: CallerContext,
+        credential: RawCredential,
         conversation_id: Option<SessionId>,
     ) -> Self {
-        let subject = Subject::new(acting.tenant_id(), &acting.viewer, conversation_id);
+        let subject = Subject::new(context.tenant_id(), &context.access, conversation_id);
         Self {
             credential: credential.share(&app),
             right: app.streams.rights.open(subject),
             app,
-            acting,
+            context,
             conversation_id,
             away_until: None,
         }
@@ -94,8 +98,8 @@ impl Allowed {
 
     /// Only as long as this slot leads to the conversation.
     pub fn through(self, slot_id: Option<SlotId>) -> Self {
-        let acting = &self.acting;
-        let subject = Subject::new(acting.tenant_id(), &acting.viewer, self.conversation_id);
+        let context = &self.context;
+        let subject = Subject::new(context.tenant_id(), &context.access, self.conversation_id);
         Self {
             right: self.app.streams.rights.open(subject.through(slot_id)),
             ..self
@@ -128,7 +132,7 @@ impl Allowed {
         let until = Instant::now() + BUSY_LIMIT;
         loop {
             match check().await {
-                Err(error) if error.code == Code::Busy && Instant::now() < until => {}
+                Err(error) if error.code == Code::ConversationLoad && Instant::now() < until => {}
                 checked => return checked,
             }
             tokio::select! {
@@ -158,7 +162,7 @@ impl Allowed {
     /// Checks the right to what was said up to now, before it is shown. What belongs to no person changes hands
     /// only by being deleted, which ends its turn. While the database does not answer, an answer goes on.
     pub async fn check_before_words(&mut self) -> Result<()> {
-        let Reach::Person(_) = self.acting.viewer.reach else {
+        let Visibility::Person(_) = self.context.access.reach else {
             return Ok(());
         };
         let now = Instant::now();
@@ -221,7 +225,7 @@ struct MessageBody<'a> {
 }
 
 /// What an event tells, in the names of whoever reads.
-pub fn body(event: &Event, name: &ChainName, viewer: &Viewer) -> String {
+pub fn body(event: &Event, name: &ConversationHandle, access: &Access) -> String {
     let message = event.message.as_ref().map(|message| MessageBody {
         seq: message.seq,
         role: message.role.as_str(),
@@ -231,8 +235,8 @@ pub fn body(event: &Event, name: &ChainName, viewer: &Viewer) -> String {
     });
     let body = EventBody {
         turn_id: event.turn_id,
-        session_id: name.shown_link(event.session_id, viewer),
-        conversation_id: name.shown(viewer),
+        session_id: name.shown_link(event.session_id, access),
+        conversation_id: name.shown(access),
         attempt: event.attempt,
         created_at: event.created_at,
         data: event.data.as_deref(),
@@ -245,7 +249,7 @@ pub fn body(event: &Event, name: &ChainName, viewer: &Viewer) -> String {
 pub struct Watch {
     pub follower: Follower,
     pub allowed: Allowed,
-    pub name: ChainName,
+    pub name: ConversationHandle,
     /// Whether it ends with the turn.
     pub of_turn: bool,
     /// Held as long as it is open.
@@ -303,9 +307,9 @@ impl Watching {
                 return Ok(());
             }
         };
-        let viewer = &watch.allowed.acting.viewer;
+        let access = &watch.allowed.context.access;
         for event in &events {
-            let body = body(event, &watch.name, viewer);
+            let body = body(event, &watch.name, access);
             let text = format!("id: {}\nevent: {}\ndata: {body}\n\n", event.seq, event.kind);
             self.waiting.push_back(Bytes::from(text));
             self.ended |= watch.of_turn && event.ends_turn();
@@ -314,7 +318,7 @@ impl Watching {
             // A turn whose events are no longer kept has nothing to tell but that it has ended.
             self.ended |= watch.of_turn && watch.follower.has_ended().await?;
             if Instant::now() >= beat {
-                self.waiting.push_back(ALIVE);
+                self.waiting.push_back(KEEP_ALIVE);
             }
         }
         Ok(())

@@ -182,7 +182,7 @@ fn log_cause(error: &Error, request_id: &str) {
     if let Some(cause) = &error.cause {
         let (code, cause) = (error.code.as_str(), format!("{cause:#}"));
         // A request that lost against another is nothing that an operator could mend.
-        if matches!(error.code, Code::Conflict | Code::Busy) {
+        if matches!(error.code, Code::Conflict | Code::ConversationLoad) {
             tracing::info!(request_id, code, cause, "a request lost against another");
         } else {
             tracing::error!(request_id, code, cause, "a request failed");

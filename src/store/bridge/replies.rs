@@ -12,13 +12,13 @@ use crate::ids::{IdentityId, SessionId, TenantId, TurnId};
 use crate::store::{Db, TenantTx};
 
 /// Who waited has the answer. False if it has become a delivery.
-pub async fn mark_told(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
+pub async fn mark_returned(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
     let done = sqlx::query(
         "update turns
-            set reply_via = 'told'
+            set reply_via = 'returned'
           where tenant_id = $1
             and id = $2
-            and reply_via in ('http', 'told', 'failed')",
+            and reply_via in ('waiting', 'returned', 'failed')",
     )
     .bind(tx.tenant_id())
     .bind(id)
@@ -28,13 +28,13 @@ pub async fn mark_told(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
 }
 
 /// Nobody waits any longer: the end of the turn makes a delivery. False if it has ended, or did so before.
-pub async fn wait_no_longer(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
+pub async fn hand_to_delivery(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
     let done = sqlx::query(
         "update turns
             set reply_via = 'delivery'
           where tenant_id = $1
             and id = $2
-            and reply_via = 'http'
+            and reply_via = 'waiting'
             and ended_at is null",
     )
     .bind(tx.tenant_id())
@@ -45,7 +45,7 @@ pub async fn wait_no_longer(tx: &mut TenantTx, id: TurnId) -> Result<bool> {
 }
 
 /// Answers that nobody fetched: all tenants'.
-pub async fn list_untold(db: &Db, limit: i32) -> Result<Vec<(TenantId, TurnId)>> {
+pub async fn list_unclaimed(db: &Db, limit: i32) -> Result<Vec<(TenantId, TurnId)>> {
     Ok(sqlx::query_as("select tenant_id, id from due_replies($1)")
         .bind(limit)
         .fetch_all(db.connection().await?.limited())
@@ -53,13 +53,13 @@ pub async fn list_untold(db: &Db, limit: i32) -> Result<Vec<(TenantId, TurnId)>>
 }
 
 /// Makes the answer of a turn that has ended a delivery, and says where it goes; `None` if somebody has it.
-pub async fn take_untold(tx: &mut TenantTx, id: TurnId) -> Result<Option<ReplyTo>> {
+pub async fn claim_answer(tx: &mut TenantTx, id: TurnId) -> Result<Option<ReplyTo>> {
     let to: Option<Option<Json<ReplyTo>>> = sqlx::query_scalar(
         "update turns
             set reply_via = 'delivery'
           where tenant_id = $1
             and id = $2
-            and reply_via = 'http'
+            and reply_via = 'waiting'
             and ended_at is not null
       returning reply_to",
     )
@@ -77,7 +77,7 @@ pub async fn mark_failed(tx: &mut TenantTx, id: TurnId) -> Result<()> {
             set reply_via = 'failed'
           where tenant_id = $1
             and id = $2
-            and reply_via = 'http'",
+            and reply_via = 'waiting'",
     )
     .bind(tx.tenant_id())
     .bind(id)

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 
 use super::sessions::{SessionRow, join_origin, session_columns};
 use crate::domain::conversation::session::{NewConversation, Session, SessionState};
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::access::{Access, Visibility};
 use crate::domain::values::paging::{Page, PageRequest};
 use crate::error::Result;
 use crate::ids::{SessionId, SlotId, UserId};
@@ -159,17 +159,17 @@ const LIST_OF_SLOT: &str = list_from!(
          and m.slot_id = $3) c"
 );
 
-/// The tips that `viewer` may see, newest first. Under a slot, `current` is about that slot.
+/// The tips that `access` may see, newest first. Under a slot, `current` is about that slot.
 pub async fn list(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     filter: &Filter,
     page: &PageRequest<SessionId>,
 ) -> Result<Page<Session, SessionId>> {
-    let (user_id, service_only) = match viewer.reach {
-        Reach::Tenant => (filter.user_id, false),
-        Reach::Service => (filter.user_id, true),
-        Reach::Person(own) => (Some(own), false),
+    let (user_id, service_only) = match access.reach {
+        Visibility::Tenant => (filter.user_id, false),
+        Visibility::Service => (filter.user_id, true),
+        Visibility::Person(own) => (Some(own), false),
     };
     let sql = match (filter.slot_id, user_id) {
         (Some(_), _) => LIST_OF_SLOT,
@@ -179,7 +179,7 @@ pub async fn list(
     };
     let rows: Vec<SessionRow> = sqlx::query_as(sql)
         .bind(tx.tenant_id())
-        .bind(viewer.namespace.as_uuid())
+        .bind(access.namespace.as_uuid())
         .bind(filter.slot_id)
         .bind(user_id)
         .bind(&filter.agent)

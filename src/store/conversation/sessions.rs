@@ -8,17 +8,17 @@ use sqlx::{FromRow, Row};
 
 use super::tips::{read_name, read_owner};
 use crate::domain::conversation::session::{
-    ChainName, CompressionRecord, Edge, EndReason, NamedLink, Session, SessionState,
+    CompressionRecord, ConversationHandle, Edge, EndReason, Session, SessionHandle, SessionState,
 };
 use crate::domain::conversation::session_name::session_not_found;
-use crate::domain::people::access::{Namespace, Viewer};
+use crate::domain::people::access::{Access, Namespace};
 use crate::domain::values::paging::{Page, PageRequest};
 use crate::error::Result;
 use crate::ids::SessionId;
 use crate::store::TenantTx;
 
 /// A whole session, selected from `sessions s`, its conversation `c` and whatever else a statement
-/// joins; `$1` is the tenant and `$2` the viewer's namespace.
+/// joins; `$1` is the tenant and `$2` the access's namespace.
 macro_rules! session_columns {
     () => {
         "s.id, s.depth, s.chain_parent_id, s.edge, s.state, s.end_reason, s.next_seq, s.message_count,
@@ -67,13 +67,13 @@ fn read_session(row: &PgRow) -> Result<Session> {
     let chain_parent: Option<SessionId> = row.try_get("chain_parent_id")?;
     let origin: Option<SessionId> = row.try_get("origin_conversation_id")?;
     let parent = match (chain_parent, origin) {
-        (Some(id), _) => Some(NamedLink {
+        (Some(id), _) => Some(SessionHandle {
             id,
             name: name.clone(),
         }),
-        (None, Some(conversation_id)) => Some(NamedLink {
+        (None, Some(conversation_id)) => Some(SessionHandle {
             id: row.try_get("origin_id")?,
-            name: ChainName {
+            name: ConversationHandle {
                 conversation_id,
                 namespace: Namespace::from_uuid(row.try_get("origin_namespace")?),
                 client_id: row.try_get("origin_client_id")?,
@@ -117,7 +117,7 @@ fn read_session(row: &PgRow) -> Result<Session> {
 }
 
 /// One link, whole. Whoever asks has found it with `find_tip`.
-pub async fn get(tx: &mut TenantTx, viewer: &Viewer, id: SessionId) -> Result<Session> {
+pub async fn get(tx: &mut TenantTx, access: &Access, id: SessionId) -> Result<Session> {
     let row: Option<SessionRow> = sqlx::query_as(concat!(
         "select ",
         session_columns!(),
@@ -135,7 +135,7 @@ pub async fn get(tx: &mut TenantTx, viewer: &Viewer, id: SessionId) -> Result<Se
             and s.id = $3"
     ))
     .bind(tx.tenant_id())
-    .bind(viewer.namespace.as_uuid())
+    .bind(access.namespace.as_uuid())
     .bind(id)
     .fetch_optional(tx.connection())
     .await?;
@@ -146,7 +146,7 @@ pub async fn get(tx: &mut TenantTx, viewer: &Viewer, id: SessionId) -> Result<Se
 /// The links of a chain, oldest first, without those that were undone. A page begins after a depth.
 pub async fn list_lineage(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     conversation_id: SessionId,
     page: &PageRequest<i32>,
 ) -> Result<Page<Session, i32>> {
@@ -171,7 +171,7 @@ pub async fn list_lineage(
           limit $5"
     ))
     .bind(tx.tenant_id())
-    .bind(viewer.namespace.as_uuid())
+    .bind(access.namespace.as_uuid())
     .bind(conversation_id)
     .bind(page.after.unwrap_or(-1))
     .bind(page.fetch_limit())

@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 
-use crate::domain::conversation::session::NamedLink;
+use crate::domain::conversation::session::SessionHandle;
 use crate::error::Result;
 use crate::ids::{SessionId, SlotId, UserId};
 use crate::store::TenantTx;
@@ -176,7 +176,7 @@ pub struct Continuation {
 }
 
 /// How the DM goes on whose current session is `link`.
-pub async fn find_continuation(tx: &mut TenantTx, link: &NamedLink) -> Result<Continuation> {
+pub async fn find_continuation(tx: &mut TenantTx, link: &SessionHandle) -> Result<Continuation> {
     Ok(sqlx::query_as(
         "select (select recent.platform
                    from (select seq, platform

@@ -7,13 +7,13 @@ use sqlx::{FromRow, Row};
 use super::tips::{person_of, read_name, read_owner};
 use crate::domain::conversation::session_name::{SessionKey, session_key_not_found};
 use crate::domain::conversation::slot::{Current, NewSlot, Slot};
-use crate::domain::people::access::{Namespace, Reach, Viewer};
+use crate::domain::people::access::{Access, Namespace, Visibility};
 use crate::domain::values::paging::{Page, PageRequest, Position};
 use crate::error::Result;
 use crate::ids::{SessionId, SlotId, UserId};
 use crate::store::TenantTx;
 
-/// A slot with where it leads. `$1` is the tenant, `$2` the viewer's namespace, `$3` its person, `$4` now.
+/// A slot with where it leads. `$1` is the tenant, `$2` the access's namespace, `$3` its person, `$4` now.
 macro_rules! slot_from {
     ($from:literal) => {
         concat!(
@@ -81,11 +81,11 @@ fn read_slot(row: &PgRow) -> Result<Slot> {
     })
 }
 
-/// The slot that `key` names for `viewer`: its own names come first; then, for a person, the service's
+/// The slot that `key` names for `access`: its own names come first; then, for a person, the service's
 /// names for what is theirs.
 pub async fn find_id(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     key: &SessionKey,
 ) -> Result<Option<SlotId>> {
     Ok(sqlx::query_scalar(
@@ -102,16 +102,16 @@ pub async fn find_id(
           limit 1",
     )
     .bind(tx.tenant_id())
-    .bind(viewer.namespace.as_uuid())
+    .bind(access.namespace.as_uuid())
     .bind(key.as_str())
-    .bind(person_of(viewer))
+    .bind(person_of(access))
     .fetch_optional(tx.connection())
     .await?)
 }
 
 pub async fn get(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     id: SlotId,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
@@ -121,8 +121,8 @@ pub async fn get(
            and k.id = $5"
     ))
     .bind(tx.tenant_id())
-    .bind(viewer.namespace.as_uuid())
-    .bind(person_of(viewer))
+    .bind(access.namespace.as_uuid())
+    .bind(person_of(access))
     .bind(now)
     .bind(id)
     .fetch_optional(tx.connection())
@@ -148,15 +148,15 @@ pub async fn lock(tx: &mut TenantTx, id: SlotId) -> Result<()> {
 }
 
 /// Public for the bench that runs it beside the service.
-pub const LOCK_LEADING: &str = "select conversation_id
+pub const LOCK_CURRENT: &str = "select conversation_id
        from slots
       where tenant_id = $1
         and id = $2
         for no key update";
 
 /// The same, and answers where it leads.
-pub async fn lock_leading(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
-    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(LOCK_LEADING)
+pub async fn lock_current(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
+    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(LOCK_CURRENT)
         .bind(tx.tenant_id())
         .bind(id)
         .fetch_optional(tx.connection())
@@ -165,7 +165,7 @@ pub async fn lock_leading(tx: &mut TenantTx, id: SlotId) -> Result<Option<Sessio
 }
 
 /// Where a slot leads.
-pub async fn find_leading(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
+pub async fn find_current(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
     let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(
         "select conversation_id
            from slots
@@ -284,7 +284,10 @@ pub async fn update_chosen(tx: &mut TenantTx, id: SlotId, now: DateTime<Utc>) ->
 }
 
 /// Holds the slots that lead to a conversation until `tx` ends, and answers them.
-pub async fn lock_leading_to(tx: &mut TenantTx, conversation_id: SessionId) -> Result<Vec<SlotId>> {
+pub async fn lock_current_session(
+    tx: &mut TenantTx,
+    conversation_id: SessionId,
+) -> Result<Vec<SlotId>> {
     Ok(sqlx::query_scalar(
         "select id
            from slots
@@ -338,18 +341,18 @@ pub async fn insert_conversation(
     Ok(())
 }
 
-/// The slots that `viewer` may see, newest first; not those that were folded into another.
+/// The slots that `access` may see, newest first; not those that were folded into another.
 pub async fn list(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     user_id: Option<UserId>,
     now: DateTime<Utc>,
     page: &PageRequest,
 ) -> Result<Page<Slot>> {
-    let (user_id, service_only) = match viewer.reach {
-        Reach::Tenant => (user_id, false),
-        Reach::Service => (user_id, true),
-        Reach::Person(own) => (Some(own), false),
+    let (user_id, service_only) = match access.reach {
+        Visibility::Tenant => (user_id, false),
+        Visibility::Service => (user_id, true),
+        Visibility::Person(own) => (Some(own), false),
     };
     let rows: Vec<SlotRow> = sqlx::query_as(concat!(
         slot_from!("slots k"),
@@ -365,8 +368,8 @@ pub async fn list(
          limit $9"
     ))
     .bind(tx.tenant_id())
-    .bind(viewer.namespace.as_uuid())
-    .bind(person_of(viewer))
+    .bind(access.namespace.as_uuid())
+    .bind(person_of(access))
     .bind(now)
     .bind(user_id)
     .bind(service_only)

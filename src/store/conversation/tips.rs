@@ -5,9 +5,11 @@ use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use crate::domain::conversation::session::{ChainName, EndReason, Ownership, SessionState, Tip};
+use crate::domain::conversation::session::{
+    ConversationHandle, EndReason, Ownership, SessionState, Tip,
+};
 use crate::domain::conversation::session_name::SessionRef;
-use crate::domain::people::access::{Namespace, Reach, Viewer};
+use crate::domain::people::access::{Access, Namespace, Visibility};
 use crate::error::Result;
 use crate::ids::UserId;
 use crate::store::TenantTx;
@@ -92,10 +94,10 @@ const TIP_BY_NAME: &str = to_the_tip!(
       limit 1"
 );
 
-/// The tip of the chain that `session` is a link of, and what decides the viewer's rights there.
+/// The tip of the chain that `session` is a link of, and what decides the access's rights there.
 pub async fn find(
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     session: &SessionRef,
     now: DateTime<Utc>,
 ) -> Result<Option<Tip>> {
@@ -109,19 +111,19 @@ pub async fn find(
         SessionRef::Name(name) => query.bind(name.as_str().to_owned()),
     };
     let row = query
-        .bind(viewer.namespace.as_uuid())
-        .bind(person_of(viewer))
+        .bind(access.namespace.as_uuid())
+        .bind(person_of(access))
         .bind(now)
         .fetch_optional(tx.connection())
         .await?;
     row.map(|row| read_tip(&row)).transpose()
 }
 
-/// Whose grants count for `viewer`.
-pub(in crate::store) fn person_of(viewer: &Viewer) -> Option<UserId> {
-    match viewer.reach {
-        Reach::Person(user_id) => Some(user_id),
-        Reach::Tenant | Reach::Service => None,
+/// Whose grants count for `access`.
+pub(in crate::store) fn person_of(access: &Access) -> Option<UserId> {
+    match access.reach {
+        Visibility::Person(user_id) => Some(user_id),
+        Visibility::Tenant | Visibility::Service => None,
     }
 }
 
@@ -151,8 +153,8 @@ fn read_tip(row: &PgRow) -> Result<Tip> {
     })
 }
 
-pub(in crate::store) fn read_name(row: &PgRow) -> Result<ChainName> {
-    Ok(ChainName {
+pub(in crate::store) fn read_name(row: &PgRow) -> Result<ConversationHandle> {
+    Ok(ConversationHandle {
         conversation_id: row.try_get("conversation_id")?,
         namespace: Namespace::from_uuid(row.try_get("namespace")?),
         client_id: row.try_get("client_id")?,

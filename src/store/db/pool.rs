@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout, timeout_at};
 use super::limited::Limited;
 use crate::crypto;
 use crate::error::{Error, Result};
-use crate::fair_queue::{FairQueue, Holder, Place, Refusal, Size};
+use crate::fair_queue::{FairQueue, Holder, Permit, Refusal, Size};
 use crate::ids::TenantId;
 
 /// A request that waits longer for a connection is better answered with an error.
@@ -162,7 +162,7 @@ impl Pool {
         Ok(lease)
     }
 
-    fn lease(&self, place: Place, undo: &'static str) -> Lease {
+    fn lease(&self, place: Permit, undo: &'static str) -> Lease {
         Lease {
             open: None,
             place: Some(place),
@@ -262,7 +262,7 @@ impl Shared {
 pub struct Lease {
     /// Always there until `commit` or the end takes it.
     open: Option<Open>,
-    place: Option<Place>,
+    place: Option<Permit>,
     shared: Arc<Shared>,
     undo: &'static str,
 }

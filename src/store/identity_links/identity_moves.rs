@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 
-use crate::domain::identity_links::{MoveKind, Parting};
+use crate::domain::identity_links::{MoveKind, Unlink};
 use crate::error::Result;
 use crate::ids::{IdentityId, MoveId, UserId};
 use crate::store::TenantTx;
@@ -65,11 +65,11 @@ pub async fn count_merges(
 }
 
 /// The latest parting of an account that can still be taken back.
-pub async fn find_parting(
+pub async fn find_unlink(
     tx: &mut TenantTx,
     identity_id: IdentityId,
     now: DateTime<Utc>,
-) -> Result<Option<Parting>> {
+) -> Result<Option<Unlink>> {
     let row: Option<(UserId, UserId, DateTime<Utc>)> = sqlx::query_as(
         "select from_user, to_user, undo_until
            from identity_moves
@@ -86,7 +86,7 @@ pub async fn find_parting(
     .bind(now)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(row.map(|(from_user, to_user, undo_until)| Parting {
+    Ok(row.map(|(from_user, to_user, undo_until)| Unlink {
         identity_id,
         from_user,
         to_user,

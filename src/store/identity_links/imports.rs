@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, Utc};
 
-use crate::domain::identity_links::group::{LinkedAccount, LinkedPerson, Origin};
+use crate::domain::identity_links::group::{LinkedAccount, LinkedUser, Origin};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::normalise;
 use crate::domain::people::platform::PlatformScope;
@@ -37,11 +37,11 @@ impl<'a> Columns<'a> {
 }
 
 /// Everyone with one of these names or accounts, and everyone whom an import named or linked, by id.
-pub async fn list_people(
+pub async fn list_users_page(
     tx: &mut TenantTx,
     names: &[&str],
     accounts: &[&IdentityName],
-) -> Result<Vec<LinkedPerson>> {
+) -> Result<Vec<LinkedUser>> {
     let columns = Columns::of(accounts.iter().copied());
     let rows: Vec<(UserId, Option<String>, bool)> = sqlx::query_as(
         "with concerned as (
@@ -85,7 +85,7 @@ pub async fn list_people(
     let ids: Vec<UserId> = rows.iter().map(|(id, ..)| *id).collect();
     let mut accounts = list_accounts(tx, &ids).await?;
     let people = rows.into_iter();
-    let people = people.map(|(id, external_id, named_by_import)| LinkedPerson {
+    let people = people.map(|(id, external_id, named_by_import)| LinkedUser {
         id,
         external_id,
         named_by_import,
@@ -203,16 +203,16 @@ pub async fn list_links(tx: &mut TenantTx) -> Result<BTreeMap<String, Vec<String
 }
 
 /// A person whom a document makes.
-pub struct ImportedPerson<'a> {
+pub struct ImportedUser<'a> {
     pub id: UserId,
     pub name: &'a str,
     pub linked: bool,
 }
 
 /// Makes people. False if one of the names was just given to someone else.
-pub async fn insert_people(
+pub async fn insert_users(
     tx: &mut TenantTx,
-    people: &[ImportedPerson<'_>],
+    people: &[ImportedUser<'_>],
     now: DateTime<Utc>,
 ) -> Result<bool> {
     let ids: Vec<UserId> = people.iter().map(|person| person.id).collect();

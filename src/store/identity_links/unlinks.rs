@@ -56,7 +56,10 @@ pub async fn list_own_conversations(
 
 /// Those of these accounts through which nothing came yet. Whoever calls holds their people, and the
 /// slots and conversations of these.
-pub async fn list_silent(tx: &mut TenantTx, identities: &[IdentityId]) -> Result<Vec<IdentityId>> {
+pub async fn list_without_messages(
+    tx: &mut TenantTx,
+    identities: &[IdentityId],
+) -> Result<Vec<IdentityId>> {
     Ok(sqlx::query_scalar(
         "select i.id
            from identities i
@@ -298,10 +301,10 @@ pub async fn end_belongings(
                          select u.id
                            from turns u
                           where u.tenant_id = $1
-                            and u.reply_via = 'http'
+                            and u.reply_via = 'waiting'
                             and u.ended_at is not null
                             and u.identity_id = $2)
-            and (t.reply_via = 'http' or t.reply_via = 'delivery' and t.ended_at is null)
+            and (t.reply_via = 'waiting' or t.reply_via = 'delivery' and t.ended_at is null)
             and c.tenant_id = $1
             and c.id = t.conversation_id
             and i.tenant_id = $1

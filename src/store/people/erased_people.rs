@@ -246,7 +246,7 @@ pub const BLANK_TURN_MESSAGES: &str = "update messages
                  or extra is not null)";
 
 pub const BLANK_TURNS: &str = "update turns
-            set input = json_build_object('messages', '[]'::json), told = '{}', principal = '', asked_hash = '',
+            set input = json_build_object('messages', '[]'::json), session_info = '{}', principal = '', request_hash = '',
                 calls = null, detail = null, identity_id = null, platform = null, reply_to = null, reply_via = null,
                 erased_user_id = $3
           where tenant_id = $1
@@ -277,7 +277,7 @@ pub async fn blank_turns(
     Ok(done.rows_affected())
 }
 
-/// Looks once more for what was said in some of the turns that were blanked, and forgets whose they were. Answers how
+/// Lookups once more for what was said in some of the turns that were blanked, and forgets whose they were. Answers how
 /// many there were.
 pub async fn forget_turns(tx: &mut TenantTx, user_id: UserId, limit: i64) -> Result<u64> {
     let turns: Vec<TurnId> = sqlx::query_scalar(LIST_BLANKED_TURNS)

@@ -5,7 +5,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use crate::domain::conversation::session::ChainName;
+use crate::domain::conversation::session::ConversationHandle;
 use crate::domain::people::access::Namespace;
 use crate::domain::people::erasure::{ERASED, Erasure};
 use crate::domain::people::user::IdentityRecord;
@@ -60,7 +60,10 @@ pub async fn lock_person(tx: &mut TenantTx, user_id: UserId) -> Result<bool> {
 }
 
 /// The names of a person's conversations, so that no client's id is given again.
-pub async fn list_conversations(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<ChainName>> {
+pub async fn list_conversations(
+    tx: &mut TenantTx,
+    user_id: UserId,
+) -> Result<Vec<ConversationHandle>> {
     let rows: Vec<(SessionId, Uuid, Option<String>)> = sqlx::query_as(
         "select id, namespace, client_id
            from conversations
@@ -73,7 +76,7 @@ pub async fn list_conversations(tx: &mut TenantTx, user_id: UserId) -> Result<Ve
     .bind(user_id)
     .fetch_all(tx.connection())
     .await?;
-    let name = |(conversation_id, namespace, client_id)| ChainName {
+    let name = |(conversation_id, namespace, client_id)| ConversationHandle {
         conversation_id,
         namespace: Namespace::from_uuid(namespace),
         client_id,

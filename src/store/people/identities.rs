@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::normalise;
 use crate::domain::people::platform::PlatformScope;
-use crate::domain::people::user::{Account, IdentityRecord, KnownIdentity};
+use crate::domain::people::user::{IdentityRecord, KnownIdentity, NewIdentity};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, UserId};
 use crate::store::TenantTx;
@@ -119,7 +119,7 @@ pub async fn list(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<IdentityReco
 /// and decide the race.
 pub async fn insert_with_user(
     tx: &mut TenantTx,
-    account: &Account,
+    account: &NewIdentity,
     now: DateTime<Utc>,
 ) -> Result<Option<KnownIdentity>> {
     let made: Option<(IdentityId, UserId)> = sqlx::query_as(
@@ -156,7 +156,7 @@ pub async fn insert_with_user(
 pub async fn insert(
     tx: &mut TenantTx,
     user_id: UserId,
-    account: &Account,
+    account: &NewIdentity,
     now: DateTime<Utc>,
 ) -> Result<Option<IdentityId>> {
     Ok(sqlx::query_scalar(

@@ -11,8 +11,7 @@ use crate::domain::conversation::grant::GrantVia;
 use crate::domain::conversation::slot::SlotKind;
 use crate::domain::identity_links::MoveKind;
 use crate::domain::transfer::person_document::{
-    PersonCode, PersonDelivery, PersonGrant, PersonMessage, PersonMove, PersonSessionKey,
-    PersonUsage,
+    UserCode, UserDelivery, UserGrant, UserMessage, UserMove, UserSessionKey, UserUsage,
 };
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, UserId};
@@ -20,17 +19,17 @@ use crate::store::TenantTx;
 use crate::store::conversation::messages::{message_columns, read_message};
 
 /// Where a page ended: the ids of its last row.
-pub type Place = (Uuid, Uuid);
+pub type RowPosition = (Uuid, Uuid);
 
 /// One after the other, in the order of their ids.
 async fn page<T>(
     tx: &mut TenantTx,
     sql: &'static str,
     user_id: UserId,
-    after: Place,
+    after: RowPosition,
     limit: i64,
     read: fn(&PgRow) -> Result<T>,
-) -> Result<Vec<(Place, T)>> {
+) -> Result<Vec<(RowPosition, T)>> {
     let rows = sqlx::query(sql)
         .bind(tx.tenant_id())
         .bind(user_id)
@@ -49,9 +48,9 @@ async fn page<T>(
 pub async fn list_session_keys(
     tx: &mut TenantTx,
     user_id: UserId,
-    after: Place,
+    after: RowPosition,
     limit: i64,
-) -> Result<Vec<(Place, PersonSessionKey)>> {
+) -> Result<Vec<(RowPosition, UserSessionKey)>> {
     let sql =
         "select k.id as place, k.id as second_place, k.key, k.kind, k.agent, k.conversation_id,
                       k.generation, k.created_at,
@@ -67,7 +66,7 @@ pub async fn list_session_keys(
                 order by k.id
                 limit $5";
     page(tx, sql, user_id, after, limit, |row| {
-        Ok(PersonSessionKey {
+        Ok(UserSessionKey {
             session_key: row.try_get("key")?,
             names: row.try_get("names")?,
             kind: SlotKind::from_column(row.try_get("kind")?)?,
@@ -83,9 +82,9 @@ pub async fn list_session_keys(
 pub async fn list_grants(
     tx: &mut TenantTx,
     user_id: UserId,
-    after: Place,
+    after: RowPosition,
     limit: i64,
-) -> Result<Vec<(Place, PersonGrant)>> {
+) -> Result<Vec<(RowPosition, UserGrant)>> {
     let sql = "select g.conversation_id as place, g.user_id as second_place, g.via, g.created_at,
                       g.expires_at, g.revoked_at
                  from conversation_grants g
@@ -99,7 +98,7 @@ pub async fn list_grants(
                 order by g.conversation_id, g.user_id
                 limit $5";
     page(tx, sql, user_id, after, limit, |row| {
-        Ok(PersonGrant {
+        Ok(UserGrant {
             conversation_id: row.try_get("place")?,
             user_id: row.try_get("second_place")?,
             via: GrantVia::from_column(row.try_get("via")?)?,
@@ -114,9 +113,9 @@ pub async fn list_grants(
 pub async fn list_codes(
     tx: &mut TenantTx,
     user_id: UserId,
-    after: Place,
+    after: RowPosition,
     limit: i64,
-) -> Result<Vec<(Place, PersonCode)>> {
+) -> Result<Vec<(RowPosition, UserCode)>> {
     let sql = "select id as place, id as second_place, purpose, minted_by, platform, created_at, expires_at,
                       consumed_at, voided_at
                  from codes
@@ -126,7 +125,7 @@ pub async fn list_codes(
                 order by id
                 limit $5";
     page(tx, sql, user_id, after, limit, |row| {
-        Ok(PersonCode {
+        Ok(UserCode {
             purpose: row.try_get("purpose")?,
             identity_id: row.try_get("minted_by")?,
             platform: row.try_get("platform")?,
@@ -142,9 +141,9 @@ pub async fn list_codes(
 pub async fn list_moves(
     tx: &mut TenantTx,
     user_id: UserId,
-    after: Place,
+    after: RowPosition,
     limit: i64,
-) -> Result<Vec<(Place, PersonMove)>> {
+) -> Result<Vec<(RowPosition, UserMove)>> {
     let sql =
         "select m.id as place, m.id as second_place, m.identity_id, m.from_user, m.to_user, m.kind,
                       m.reason, m.profile, m.created_at, m.undo_until, m.undone_at
@@ -158,7 +157,7 @@ pub async fn list_moves(
                 order by m.id
                 limit $5";
     page(tx, sql, user_id, after, limit, |row| {
-        Ok(PersonMove {
+        Ok(UserMove {
             identity_id: row.try_get("identity_id")?,
             from_user_id: row.try_get("from_user")?,
             to_user_id: row.try_get("to_user")?,
@@ -176,9 +175,9 @@ pub async fn list_moves(
 pub async fn list_deliveries(
     tx: &mut TenantTx,
     user_id: UserId,
-    after: Place,
+    after: RowPosition,
     limit: i64,
-) -> Result<Vec<(Place, PersonDelivery)>> {
+) -> Result<Vec<(RowPosition, UserDelivery)>> {
     let sql = "select d.id as place, d.id as second_place, d.kind, d.platform, d.scope, d.chat_ref,
                       d.identity_id, d.payload, d.state, d.created_at
                  from identities i
@@ -192,7 +191,7 @@ pub async fn list_deliveries(
                 limit $5";
     page(tx, sql, user_id, after, limit, |row| {
         let scope: String = row.try_get("scope")?;
-        Ok(PersonDelivery {
+        Ok(UserDelivery {
             id: row.try_get("place")?,
             kind: row.try_get("kind")?,
             platform: row.try_get("platform")?,
@@ -208,7 +207,7 @@ pub async fn list_deliveries(
 }
 
 /// What they used, by the month: few rows.
-pub async fn list_usage(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<PersonUsage>> {
+pub async fn list_usage(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<UserUsage>> {
     #[derive(sqlx::FromRow)]
     struct UsageRow {
         month: NaiveDate,
@@ -235,7 +234,7 @@ pub async fn list_usage(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<Person
     .bind(user_id)
     .fetch_all(tx.connection())
     .await?;
-    let shown = |row: UsageRow| PersonUsage {
+    let shown = |row: UsageRow| UserUsage {
         month: row.month,
         source: row.source,
         agent: row.agent,
@@ -279,7 +278,7 @@ pub async fn list_messages_elsewhere(
     (user_id, identity_id): (UserId, IdentityId),
     after: Option<(SessionId, i64)>,
     limit: i64,
-) -> Result<Vec<PersonMessage>> {
+) -> Result<Vec<UserMessage>> {
     let rows = sqlx::query(concat!(
         "select ",
         message_columns!(),
@@ -311,7 +310,7 @@ pub async fn list_messages_elsewhere(
     .await?;
     let read = |row: &PgRow| {
         let conversation_id = row.try_get("conversation_id")?;
-        Ok(PersonMessage::new(conversation_id, read_message(row)?))
+        Ok(UserMessage::new(conversation_id, read_message(row)?))
     };
     rows.iter().map(read).collect()
 }

@@ -9,8 +9,8 @@ use sqlx::types::Json;
 
 use super::identities;
 use crate::domain::bridge::chat::Chat;
-use crate::domain::conversation::session::NamedLink;
-use crate::domain::people::access::Viewer;
+use crate::domain::conversation::session::SessionHandle;
+use crate::domain::people::access::Access;
 use crate::domain::people::presence::{GRAIN, Presence};
 use crate::domain::people::user::Identity;
 use crate::error::Result;
@@ -69,7 +69,7 @@ pub(in crate::store) async fn write(tx: &mut TenantTx, seen: &Seen) -> Result<()
 }
 
 /// Every account of a person with when and where it was heard, the latest first.
-pub async fn list(tx: &mut TenantTx, viewer: &Viewer, user_id: UserId) -> Result<Vec<Presence>> {
+pub async fn list(tx: &mut TenantTx, access: &Access, user_id: UserId) -> Result<Vec<Presence>> {
     let rows = sqlx::query(
         "select i.id as identity_id, i.platform, i.scope, i.external_id, p.last_seen_at, k.key as slot_key,
                 t.id as session_id, c.id as conversation_id, c.namespace, c.client_id, c.user_id,
@@ -104,7 +104,7 @@ pub async fn list(tx: &mut TenantTx, viewer: &Viewer, user_id: UserId) -> Result
     )
     .bind(tx.tenant_id())
     .bind(user_id)
-    .bind(viewer.namespace.as_uuid())
+    .bind(access.namespace.as_uuid())
     .fetch_all(tx.connection())
     .await?;
     rows.iter().map(read_presence).collect()
@@ -114,7 +114,7 @@ fn read_presence(row: &PgRow) -> Result<Presence> {
     let (platform, scope): (String, String) = (row.try_get("platform")?, row.try_get("scope")?);
     let session_id: Option<SessionId> = row.try_get("session_id")?;
     let session = match session_id {
-        Some(id) => Some(NamedLink {
+        Some(id) => Some(SessionHandle {
             id,
             name: read_name(row)?,
         }),

@@ -8,7 +8,7 @@ use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 
 use crate::domain::bridge::chat::Chat;
-use crate::domain::conversation::session::NamedLink;
+use crate::domain::conversation::session::SessionHandle;
 use crate::domain::conversation::session_key::{possible_keys, user_key_prefix};
 use crate::domain::people::access::Namespace;
 use crate::domain::people::identity::IdentityName;
@@ -114,7 +114,7 @@ pub struct KnownPlace {
 
 #[derive(Debug)]
 pub struct KnownTip {
-    pub link: NamedLink,
+    pub link: SessionHandle,
     pub last_seq: i64,
     pub last_person_at: DateTime<Utc>,
 }
@@ -175,7 +175,7 @@ fn read_place(row: &PgRow) -> Result<Option<KnownPlace>> {
     let session_id: Option<SessionId> = row.try_get("session_id")?;
     let current = match session_id {
         Some(id) => Some(KnownTip {
-            link: NamedLink {
+            link: SessionHandle {
                 id,
                 name: read_name(row)?,
             },

@@ -8,7 +8,7 @@ use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
 
 /// A reader.
-pub struct Asked {
+pub struct RightsQuery {
     pub conversation_id: Option<SessionId>,
     pub user_id: Option<UserId>,
     pub speaker: Option<IdentityId>,
@@ -17,7 +17,7 @@ pub struct Asked {
 
 /// What is found of a reader and the conversation.
 #[derive(Debug, sqlx::FromRow)]
-pub struct Found {
+pub struct FoundRights {
     /// Whether the conversation is there.
     pub exists: bool,
     /// Its owner.
@@ -72,9 +72,14 @@ pub const LIST: &str = "select c.id is not null as exists, c.user_id, k.key as s
       order by a.place";
 
 /// As many answers as readers, in their order.
-pub async fn list(tx: &mut TenantTx, asked: &[Asked], now: DateTime<Utc>) -> Result<Vec<Found>> {
-    let ids =
-        |of: fn(&Asked) -> Option<Uuid>| -> Vec<Option<Uuid>> { asked.iter().map(of).collect() };
+pub async fn list(
+    tx: &mut TenantTx,
+    asked: &[RightsQuery],
+    now: DateTime<Utc>,
+) -> Result<Vec<FoundRights>> {
+    let ids = |of: fn(&RightsQuery) -> Option<Uuid>| -> Vec<Option<Uuid>> {
+        asked.iter().map(of).collect()
+    };
     Ok(sqlx::query_as(LIST)
         .bind(tx.tenant_id())
         .bind(ids(|one| one.conversation_id.map(|id| id.as_uuid())))

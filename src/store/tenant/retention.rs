@@ -6,7 +6,7 @@ use sqlx::postgres::PgRow;
 use sqlx::types::{Json, Uuid};
 use sqlx::{FromRow, Row};
 
-use crate::domain::conversation::session::ChainName;
+use crate::domain::conversation::session::ConversationHandle;
 use crate::domain::tenant::TenantSettings;
 use crate::domain::tenant::retention::Sweep;
 use crate::error::Result;
@@ -142,7 +142,7 @@ pub async fn lock_old(
     tx: &mut TenantTx,
     ids: &[SessionId],
     cutoff: DateTime<Utc>,
-) -> Result<Vec<ChainName>> {
+) -> Result<Vec<ConversationHandle>> {
     let rows = sqlx::query(
         "select c.id as conversation_id, c.namespace, c.client_id, c.user_id, false as hidden
            from conversations c

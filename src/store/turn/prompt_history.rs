@@ -6,13 +6,13 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use crate::domain::conversation::message::{MessageKind, Role};
-use crate::domain::turn::prompt::PastMessage;
+use crate::domain::turn::prompt::HistoryMessage;
 use crate::error::Result;
 use crate::ids::SessionId;
 use crate::store::TenantTx;
 
 /// More than a context window holds, whatever its size.
-pub(in crate::store) const MOST_PAST_MESSAGES: i64 = 10_000;
+pub(in crate::store) const MAX_HISTORY_MESSAGES: i64 = 10_000;
 
 /// Between messages and between their parts: characters that no JSON has in it.
 const BETWEEN_MESSAGES: u8 = b'\x1e';
@@ -22,7 +22,7 @@ const BETWEEN_PARTS: char = '\x1f';
 /// since a row of its own costs more than the message in it, and an array twice as much as a text. `heads` has the
 /// role of a message, and more only where there is more. The tokens are added up only where the whole session,
 /// with so many, does not fit.
-macro_rules! past_messages {
+macro_rules! history_messages {
     (session: $session:literal, of_tokens: $of_tokens:literal, fit: $fit:literal, most: $most:literal) => {
         concat!(
             "select string_agg(case
@@ -66,15 +66,15 @@ macro_rules! past_messages {
         )
     };
 }
-pub(in crate::store) use past_messages;
+pub(in crate::store) use history_messages;
 
 /// Oldest first.
 pub async fn list(
     tx: &mut TenantTx,
     session_id: SessionId,
     tokens: i64,
-) -> Result<Vec<PastMessage>> {
-    let row = sqlx::query(past_messages!(
+) -> Result<Vec<HistoryMessage>> {
+    let row = sqlx::query(history_messages!(
         session: "$2",
         of_tokens: "(select s.token_count from sessions s where s.tenant_id = $1 and s.id = $2)",
         fit: "$3",
@@ -83,14 +83,14 @@ pub async fn list(
     .bind(tx.tenant_id())
     .bind(session_id)
     .bind(tokens)
-    .bind(MOST_PAST_MESSAGES)
+    .bind(MAX_HISTORY_MESSAGES)
     .fetch_one(tx.connection())
     .await?;
-    read_past(&row)
+    read_history(&row)
 }
 
-/// A row with the columns of `past_messages`; oldest first.
-pub(in crate::store) fn read_past(row: &PgRow) -> Result<Vec<PastMessage>> {
+/// A row with the columns of `history_messages`; oldest first.
+pub(in crate::store) fn read_history(row: &PgRow) -> Result<Vec<HistoryMessage>> {
     let heads: Option<&str> = row.try_get("heads")?;
     let contents: Option<&str> = row.try_get("contents")?;
     let (Some(heads), Some(contents)) = (heads, contents) else {
@@ -112,7 +112,7 @@ pub(in crate::store) fn read_past(row: &PgRow) -> Result<Vec<PastMessage>> {
     Ok(past)
 }
 
-fn read_message(head: &str, content: Bytes) -> Result<PastMessage> {
+fn read_message(head: &str, content: Bytes) -> Result<HistoryMessage> {
     let mut parts = head.split(BETWEEN_PARTS);
     let role = Role::from_column(parts.next().unwrap_or_default())?;
     let kind = parts.next().map(MessageKind::from_column).transpose()?;
@@ -120,7 +120,7 @@ fn read_message(head: &str, content: Bytes) -> Result<PastMessage> {
         let text = parts.next().filter(|text| !text.is_empty())?;
         Some(Bytes::copy_from_slice(text.as_bytes()))
     };
-    Ok(PastMessage {
+    Ok(HistoryMessage {
         role,
         kind: kind.unwrap_or(MessageKind::Normal),
         content: Some(content).filter(|content| !content.is_empty()),

@@ -9,7 +9,7 @@ use sqlx::types::Json;
 use super::turns::NewTurn;
 use crate::domain::bridge::delivery::ReplyTo;
 use crate::domain::conversation::message::ToolCall;
-use crate::domain::turn::{StopReason, Told, TurnInput, TurnState};
+use crate::domain::turn::{SessionInfo, StopReason, TurnInput, TurnState};
 use crate::error::Result;
 use crate::ids::{BootId, IdentityId, SessionId, TenantId, TurnId, UserId};
 use crate::store::{Db, TenantTx};
@@ -23,12 +23,12 @@ pub struct Runner {
 
 /// What a node needs to know of a turn that is its own from now on.
 #[derive(Debug, Clone)]
-pub struct Taken {
+pub struct TurnLease {
     pub id: TurnId,
     pub conversation_id: SessionId,
     pub agent: String,
     pub input: TurnInput,
-    pub told: Told,
+    pub session_info: SessionInfo,
     pub speaker: Option<(IdentityId, String)>,
     /// Whose conversation it is.
     pub user_id: Option<UserId>,
@@ -48,7 +48,7 @@ pub struct Taken {
     pub reply_to: Option<ReplyTo>,
 }
 
-impl Taken {
+impl TurnLease {
     /// A turn that was started by the statement that accepted it.
     pub fn started(
         turn: &NewTurn<'_>,
@@ -64,7 +64,7 @@ impl Taken {
                 messages: Vec::new(),
                 ..turn.input.clone()
             },
-            told: turn.told.clone(),
+            session_info: turn.session_info.clone(),
             speaker: turn.speaker.clone(),
             user_id,
             session_id: Some(session_id),
@@ -85,7 +85,7 @@ impl Taken {
 
 macro_rules! taken_columns {
     () => {
-        "t.id, t.conversation_id, t.agent, t.input, t.told, t.identity_id, t.platform,
+        "t.id, t.conversation_id, t.agent, t.input, t.session_info, t.identity_id, t.platform,
          coalesce(t.end_session_id, t.start_session_id) as session_id, t.steps, t.calls, t.fence, t.version,
          t.attempt, t.lost, t.state, t.cancel_requested_at is not null as cancelled, t.cancel_reason, t.created_at,
          t.started_at, t.reply_to,
@@ -96,21 +96,21 @@ macro_rules! taken_columns {
     };
 }
 
-fn read_taken(row: &PgRow) -> Result<Taken> {
+fn read_taken(row: &PgRow) -> Result<TurnLease> {
     let Json(input): Json<TurnInput> = row.try_get("input")?;
-    let Json(told): Json<Told> = row.try_get("told")?;
+    let Json(session_info): Json<SessionInfo> = row.try_get("session_info")?;
     let calls: Option<Json<Vec<ToolCall>>> = row.try_get("calls")?;
     let reply_to: Option<Json<ReplyTo>> = row.try_get("reply_to")?;
     let identity: Option<IdentityId> = row.try_get("identity_id")?;
     let platform: Option<String> = row.try_get("platform")?;
     let cancelled: bool = row.try_get("cancelled")?;
     let cancel_reason: Option<String> = row.try_get("cancel_reason")?;
-    Ok(Taken {
+    Ok(TurnLease {
         id: row.try_get("id")?,
         conversation_id: row.try_get("conversation_id")?,
         agent: row.try_get("agent")?,
         input,
-        told,
+        session_info,
         speaker: identity.zip(platform),
         user_id: row.try_get("user_id")?,
         session_id: row.try_get("session_id")?,
@@ -159,7 +159,7 @@ pub async fn claim_next(
     tx: &mut TenantTx,
     conversation_id: SessionId,
     runner: Runner,
-) -> Result<Option<Taken>> {
+) -> Result<Option<TurnLease>> {
     let row = sqlx::query(CLAIM_NEXT)
         .bind(tx.tenant_id())
         .bind(conversation_id)
@@ -195,7 +195,11 @@ pub async fn list_due(db: &Db, limit: i32) -> Result<Vec<(TenantId, TurnId)>> {
 }
 
 /// Takes a running turn whose lease ran out. Whoever had it can write nothing from here on.
-pub async fn take_over(tx: &mut TenantTx, id: TurnId, runner: Runner) -> Result<Option<Taken>> {
+pub async fn claim_expired(
+    tx: &mut TenantTx,
+    id: TurnId,
+    runner: Runner,
+) -> Result<Option<TurnLease>> {
     let row = sqlx::query(concat!(
         "update turns t
             set fence = fence + 1, attempt = attempt + 1,
@@ -219,12 +223,12 @@ pub async fn take_over(tx: &mut TenantTx, id: TurnId, runner: Runner) -> Result<
 
 /// Takes a turn that waits for its client, to go on with it or to end it. With `only_overdue`, only one
 /// that has waited long enough.
-pub async fn take_waiting(
+pub async fn claim_waiting(
     tx: &mut TenantTx,
     id: TurnId,
     runner: Runner,
     only_overdue: bool,
-) -> Result<Option<Taken>> {
+) -> Result<Option<TurnLease>> {
     let row = sqlx::query(concat!(
         "update turns t
             set state = 'running', fence = fence + 1, node = $3,
@@ -251,18 +255,18 @@ pub async fn take_waiting(
 pub async fn update_asked(
     tx: &mut TenantTx,
     id: TurnId,
-    asked_hash: [u8; 32],
+    request_hash: [u8; 32],
     input: &TurnInput,
 ) -> Result<()> {
     sqlx::query(
         "update turns
-            set asked_hash = $3, input = $4
+            set request_hash = $3, input = $4
           where tenant_id = $1
             and id = $2",
     )
     .bind(tx.tenant_id())
     .bind(id)
-    .bind(asked_hash.as_slice())
+    .bind(request_hash.as_slice())
     .bind(Json(input))
     .execute(tx.connection())
     .await?;

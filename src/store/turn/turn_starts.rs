@@ -5,13 +5,13 @@ use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::types::Json;
 
-use super::prompt_history::{MOST_PAST_MESSAGES, past_messages, read_past};
+use super::prompt_history::{MAX_HISTORY_MESSAGES, history_messages, read_history};
 use super::turn_claims::Runner;
 use super::turn_counts::{fewer_run, share_count};
-use super::turn_writes::{Written, bind_written, extras, said_and_told};
+use super::turn_writes::{Written, bind_written, extras, messages_and_events};
 use super::turns::NewTurn;
 use crate::domain::turn::event::NewEvent;
-use crate::domain::turn::prompt::PastMessage;
+use crate::domain::turn::prompt::HistoryMessage;
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, UserId};
 use crate::store::TenantTx;
@@ -74,7 +74,7 @@ pub const START: &str = concat!(
     returning i.next_turn_no as turn_no, i.next_event_seq as first_event, i.tip_session_id as session_id,
               i.next_seq as expected_seq, i.token_count as of_tokens, 0 as first_step, c.last_at as at
      ), turn as (
-       insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input, told,
+       insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, request_hash, input, session_info,
                           identity_id, platform, start_session_id, end_session_id, steps, fence, version, attempt,
                           node, lease_until, created_at, started_at, reply_to, reply_via)
        select $1, $2, $3, gate.turn_no, 'running', $23, $24, $25, $26, $27, $11, $12, gate.session_id,
@@ -100,14 +100,14 @@ pub const START: &str = concat!(
           and s.end_reason is distinct from 'compression'
     returning s.next_seq - $6 as first_seq
      ), ",
-    said_and_told!(extras: "$35"),
+    messages_and_events!(extras: "$35"),
     ")
      select gate.session_id, gate.expected_seq, gate.at, place.first_seq, p.*
        from gate
        left join place
          on true
        left join lateral (",
-    past_messages!(session: "gate.session_id", of_tokens: "gate.of_tokens", fit: "$32", most: "$33"),
+    history_messages!(session: "gate.session_id", of_tokens: "gate.of_tokens", fit: "$32", most: "$33"),
     ") p
          on true"
 );
@@ -118,7 +118,7 @@ pub struct Started {
     pub session_id: SessionId,
     pub at: DateTime<Utc>,
     /// What was said before it; `None` if something was said while it started.
-    pub past: Option<Vec<PastMessage>>,
+    pub past: Option<Vec<HistoryMessage>>,
 }
 
 /// Who runs a turn that starts, and how much is allowed to it.
@@ -153,15 +153,15 @@ pub async fn start(
     let row = bind_written(sqlx::query(START), tx.tenant_id(), &written, now)?
         .bind(turn.agent)
         .bind(turn.principal)
-        .bind(turn.asked_hash.as_slice())
+        .bind(turn.request_hash.as_slice())
         .bind(Json(turn.input))
-        .bind(Json(turn.told))
+        .bind(Json(turn.session_info))
         .bind(allowance.runner.node)
         .bind(turn.reply.map(|(to, _)| Json(to)))
         .bind(turn.reply.map(|(_, via)| via.as_str()))
         .bind(allowance.running)
         .bind(allowance.tokens - written.tokens())
-        .bind(MOST_PAST_MESSAGES)
+        .bind(MAX_HISTORY_MESSAGES)
         .bind(allowance.sender_of)
         .bind(extras(&turn.input.messages)?)
         .fetch_optional(tx.connection())
@@ -174,7 +174,7 @@ pub async fn start(
     let moved = || Error::internal(anyhow::anyhow!("an idle conversation was moved"));
     let first_seq = first_seq.ok_or_else(moved)?;
     let past = match first_seq == expected_seq {
-        true => Some(read_past(&row)?),
+        true => Some(read_history(&row)?),
         false => None,
     };
     Ok(Some(Started {

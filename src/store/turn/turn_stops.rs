@@ -198,7 +198,7 @@ pub async fn fail(
                 due_at = clock_timestamp() + interval '5 seconds', failures = 0,
                 input = json_build_object('messages', '[]'::json),
                 -- The sweeper of answers says that there is none.
-                reply_via = case reply_via when 'delivery' then 'http' else reply_via end
+                reply_via = case reply_via when 'delivery' then 'waiting' else reply_via end
           where tenant_id = $1
             and id = $2
             and ended_at is null

@@ -14,7 +14,7 @@ use crate::domain::bridge::delivery::ReplyVia;
 use crate::domain::conversation::message::{MessageKind, NewMessage, Role, ToolCall};
 use crate::domain::turn::completion::TokenUsage;
 use crate::domain::turn::event::NewEvent;
-use crate::domain::turn::{CLIENT_PATIENCE, StopReason, TurnState};
+use crate::domain::turn::{CLIENT_TOOL_TIMEOUT, StopReason, TurnState};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, SessionId, TenantId, TurnId};
 use crate::store::TenantTx;
@@ -58,7 +58,7 @@ pub struct Change<'a> {
 
 /// What a node hears when it writes.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Heard {
+pub struct WriteAck {
     /// The number of the first message.
     pub first_seq: Option<i64>,
     pub stop: Option<StopReason>,
@@ -71,7 +71,7 @@ pub struct Heard {
 /// Puts the messages and events of a write into their tables. Needs the rows `gate` (the session, the turn's
 /// first step, the first event's number and the time) and `place` (the first message's number), the values that
 /// `bind_written` binds, and the messages' extras.
-macro_rules! said_and_told {
+macro_rules! messages_and_events {
     (extras: $extras:literal) => {
         concat!("said as (
            insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
@@ -84,7 +84,7 @@ macro_rules! said_and_told {
                          $19::boolean[], ", $extras, "::text[])
                     with ordinality
                     as m (role, kind, content, tool_calls, tool_call_id, tokens, spoken, extra, place)
-         ), told as (
+         ), new_events as (
            insert into events (tenant_id, conversation_id, seq, turn_id, attempt, kind, session_id, message_seq,
                                data, created_at)
            select $1, $3, gate.first_event + e.place - 1, $2, $8, e.kind, gate.session_id,
@@ -95,7 +95,7 @@ macro_rules! said_and_told {
                     as e (kind, message, data, place)")
     };
 }
-pub(in crate::store) use said_and_told;
+pub(in crate::store) use messages_and_events;
 
 /// What every write brings.
 pub(in crate::store) struct Written<'a> {
@@ -246,7 +246,7 @@ pub const WRITE: &str = concat!(
           and ($6 > 0 or $25 <> 'running')
     returning s.next_seq - $6 as first_seq
      ), ",
-    said_and_told!(extras: "$36"),
+    messages_and_events!(extras: "$36"),
     ")
      select gate.cancelled, gate.cancel_reason, (select place.first_seq from place) as first_seq,
             gate.reply_via, gate.followed,
@@ -260,7 +260,7 @@ pub async fn write(
     fence: Fence,
     write: &Write<'_>,
     now: DateTime<Utc>,
-) -> Result<Option<Heard>> {
+) -> Result<Option<WriteAck>> {
     let change = write.change;
     let state = change.state.unwrap_or(TurnState::Running);
     let usage = change.usage.unwrap_or(TokenUsage::NONE);
@@ -285,7 +285,7 @@ pub async fn write(
         .bind(usage.output)
         .bind(usage.estimated)
         .bind(write.session_id)
-        .bind(CLIENT_PATIENCE.num_milliseconds())
+        .bind(CLIENT_TOOL_TIMEOUT.num_milliseconds())
         .bind(write.starts)
         .bind(extras(write.messages)?)
         .fetch_optional(tx.connection())
@@ -299,7 +299,7 @@ pub async fn write(
         return Err(Error::internal(anyhow::anyhow!(detail)));
     }
     let reply_via: Option<String> = row.try_get("reply_via")?;
-    Ok(Some(Heard {
+    Ok(Some(WriteAck {
         first_seq,
         stop: read_stop(&row)?,
         reply_via: reply_via
@@ -324,7 +324,7 @@ pub(in crate::store) fn to_json<T: Serialize>(value: Option<&T>) -> Result<Optio
 }
 
 /// Says that the turn's node lives, and hears whether it is to stop; `None` if the turn is lost.
-pub async fn renew(tx: &mut TenantTx, fence: Fence, runner: Runner) -> Result<Option<Heard>> {
+pub async fn renew(tx: &mut TenantTx, fence: Fence, runner: Runner) -> Result<Option<WriteAck>> {
     let row = sqlx::query(
         "update turns
             set lease_until = clock_timestamp() + $4 * interval '1 millisecond'
@@ -345,9 +345,9 @@ pub async fn renew(tx: &mut TenantTx, fence: Fence, runner: Runner) -> Result<Op
     let Some(row) = row else {
         return Ok(None);
     };
-    Ok(Some(Heard {
+    Ok(Some(WriteAck {
         stop: read_stop(&row)?,
-        ..Heard::default()
+        ..WriteAck::default()
     }))
 }
 
@@ -381,7 +381,7 @@ pub async fn release(tx: &mut TenantTx, fence: Fence) -> Result<()> {
 }
 
 /// Whether a write of this fence and version was made after all, though its answer was lost.
-pub async fn was_made(tx: &mut TenantTx, fence: Fence) -> Result<bool> {
+pub async fn was_applied(tx: &mut TenantTx, fence: Fence) -> Result<bool> {
     Ok(sqlx::query_scalar(
         "select exists (select 1
                           from turns

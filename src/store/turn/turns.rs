@@ -10,7 +10,7 @@ use sqlx::{FromRow, Row};
 use crate::domain::bridge::delivery::{ReplyTo, ReplyVia};
 use crate::domain::conversation::message_extra::Extra;
 use crate::domain::turn::completion::TokenUsage;
-use crate::domain::turn::{Busy, Told, Turn, TurnInput, TurnState};
+use crate::domain::turn::{ConversationLoad, SessionInfo, Turn, TurnInput, TurnState};
 use crate::domain::values::paging::{Page, PageRequest};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, SessionId, TurnId};
@@ -18,7 +18,7 @@ use crate::store::TenantTx;
 
 macro_rules! turn_columns {
     () => {
-        "t.id, t.conversation_id, t.turn_no, t.state, t.reason, t.detail, t.agent, t.identity_id, t.told,
+        "t.id, t.conversation_id, t.turn_no, t.state, t.reason, t.detail, t.agent, t.identity_id, t.session_info,
          t.start_session_id, t.end_session_id, t.finish_reason, t.attempt, t.node, t.input_tokens,
          t.output_tokens, t.usage_estimated, t.created_at, t.started_at, t.ended_at"
     };
@@ -35,7 +35,7 @@ impl FromRow<'_, PgRow> for TurnRow {
 }
 
 fn read_turn(row: &PgRow) -> Result<Turn> {
-    let Json(told): Json<Told> = row.try_get("told")?;
+    let Json(session_info): Json<SessionInfo> = row.try_get("session_info")?;
     Ok(Turn {
         id: row.try_get("id")?,
         conversation_id: row.try_get("conversation_id")?,
@@ -45,7 +45,7 @@ fn read_turn(row: &PgRow) -> Result<Turn> {
         detail: row.try_get("detail")?,
         agent: row.try_get("agent")?,
         identity_id: row.try_get("identity_id")?,
-        told,
+        session_info,
         start_session_id: row.try_get("start_session_id")?,
         end_session_id: row.try_get("end_session_id")?,
         finish_reason: row.try_get("finish_reason")?,
@@ -64,10 +64,10 @@ fn read_turn(row: &PgRow) -> Result<Turn> {
 
 /// The newest turn of a conversation, by whom and what for: a client's own retry is told by it.
 #[derive(Debug, Clone, sqlx::FromRow)]
-pub struct Newest {
+pub struct LatestTurn {
     pub id: TurnId,
     pub principal: String,
-    pub asked_hash: Vec<u8>,
+    pub request_hash: Vec<u8>,
 }
 
 const LOOK: &str = "select a.id as active_id, a.state as active_state,
@@ -80,13 +80,13 @@ const LOOK: &str = "select a.id as active_id, a.state as active_state,
                from turns r
               where r.tenant_id = $1
                 and r.state = 'running') as running,
-            n.id, n.principal, n.asked_hash
+            n.id, n.principal, n.request_hash
        from (select 1) one
        left join turns a
          on a.tenant_id = $1
         and a.conversation_id = $2
         and a.state in ('running', 'waiting_client')
-       left join lateral (select l.id, l.principal, l.asked_hash
+       left join lateral (select l.id, l.principal, l.request_hash
                             from turns l
                            where l.tenant_id = $1
                              and l.conversation_id = $2
@@ -96,7 +96,10 @@ const LOOK: &str = "select a.id as active_id, a.state as active_state,
 
 /// How busy a conversation is that is held. A statement of its own: one that also waits for the
 /// conversation's lock would see the turns as they were before it waited.
-pub async fn look(tx: &mut TenantTx, conversation_id: SessionId) -> Result<(Busy, Option<Newest>)> {
+pub async fn look(
+    tx: &mut TenantTx,
+    conversation_id: SessionId,
+) -> Result<(ConversationLoad, Option<LatestTurn>)> {
     let row = sqlx::query(LOOK)
         .bind(tx.tenant_id())
         .bind(conversation_id)
@@ -108,14 +111,14 @@ pub async fn look(tx: &mut TenantTx, conversation_id: SessionId) -> Result<(Busy
         (Some(id), Some(state)) => Some((id, TurnState::from_column(&state)?)),
         (_, _) => None,
     };
-    let busy = Busy {
+    let busy = ConversationLoad {
         active,
         queued: row.try_get("queued")?,
         running_in_tenant: row.try_get("running")?,
     };
     let newest: Option<TurnId> = row.try_get("id")?;
     let newest = match newest {
-        Some(_) => Some(Newest::from_row(&row)?),
+        Some(_) => Some(LatestTurn::from_row(&row)?),
         None => None,
     };
     Ok((busy, newest))
@@ -128,9 +131,9 @@ pub struct NewTurn<'a> {
     pub conversation_id: SessionId,
     pub agent: &'a str,
     pub principal: &'a str,
-    pub asked_hash: [u8; 32],
+    pub request_hash: [u8; 32],
     pub input: &'a TurnInput,
-    pub told: &'a Told,
+    pub session_info: &'a SessionInfo,
     /// Who speaks, and on which platform.
     pub speaker: Option<(IdentityId, String)>,
     /// Where its answer goes, for one that came from a platform.
@@ -148,8 +151,8 @@ pub async fn queue(tx: &mut TenantTx, turn: &NewTurn<'_>, now: DateTime<Utc>) ->
               and id = $3
         returning next_turn_no - 1 as turn_no, last_at
          )
-         insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, asked_hash, input,
-                            told, identity_id, platform, created_at, due_at, reply_to, reply_via)
+         insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, request_hash, input,
+                            session_info, identity_id, platform, created_at, due_at, reply_to, reply_via)
          select $1, $2, $3, turn_no, 'queued', $4, $5, $6, $7, $8, $9, $10, last_at,
                 clock_timestamp() + interval '2 seconds', $12, $13
            from number",
@@ -159,9 +162,9 @@ pub async fn queue(tx: &mut TenantTx, turn: &NewTurn<'_>, now: DateTime<Utc>) ->
     .bind(turn.conversation_id)
     .bind(turn.agent)
     .bind(turn.principal)
-    .bind(turn.asked_hash.as_slice())
+    .bind(turn.request_hash.as_slice())
     .bind(Json(turn.input))
-    .bind(Json(turn.told))
+    .bind(Json(turn.session_info))
     .bind(turn.speaker.as_ref().map(|(identity_id, _)| *identity_id))
     .bind(turn.speaker.as_ref().map(|(_, platform)| platform))
     .bind(now)

@@ -64,7 +64,7 @@ pub struct Tally {
     pub unknown: usize,
 }
 
-enum Heard {
+enum WriteAck {
     Answer(Reply),
     NotSent,
     Nothing,
@@ -187,7 +187,7 @@ impl Load {
         node: usize,
         busy: &AtomicUsize,
         request: reqwest::RequestBuilder,
-    ) -> Heard {
+    ) -> WriteAck {
         let before = self.nodes.changes(node);
         busy.fetch_add(1, Ordering::SeqCst);
         let reply = Reply::try_of(request).await;
@@ -195,14 +195,14 @@ impl Load {
         let lived = before.is_multiple_of(2) && self.nodes.changes(node) == before;
         let traffic = &self.traffic[node];
         match reply {
-            Ok(reply) if reply.status < 500 && reply.code() != "busy" => Heard::Answer(reply),
+            Ok(reply) if reply.status < 500 && reply.code() != "busy" => WriteAck::Answer(reply),
             Ok(reply) => {
                 if ![429, 503].contains(&reply.status) {
                     self.fault(format!("node {node} answered {}", reply.text));
                 } else if lived {
                     traffic.unavailable.fetch_add(1, Ordering::SeqCst);
                 }
-                Heard::Nothing
+                WriteAck::Nothing
             }
             Err(error) => {
                 if lived {
@@ -210,8 +210,8 @@ impl Load {
                 }
                 traffic.failures.fetch_add(1, Ordering::SeqCst);
                 match error.is_connect() {
-                    true => Heard::NotSent,
-                    false => Heard::Nothing,
+                    true => WriteAck::NotSent,
+                    false => WriteAck::Nothing,
                 }
             }
         }
@@ -270,7 +270,7 @@ async fn write(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<Sent> {
             }
             let busy = &load.traffic[node].appends;
             match load.ask(node, busy, request).await {
-                Heard::Answer(reply) if reply.status == 201 => {
+                WriteAck::Answer(reply) if reply.status == 201 => {
                     let body = reply.expect(201);
                     let seq = body["messages"][0]["seq"].as_i64().unwrap();
                     conversation.learn(&body["session_id"]);
@@ -283,15 +283,15 @@ async fn write(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<Sent> {
                     };
                     break;
                 }
-                Heard::Answer(reply) => {
+                WriteAck::Answer(reply) => {
                     if reply.status != 412 || expected.is_none() {
                         load.fault(format!("{} was answered {}", sent.text, reply.text));
                     }
                     sent.outcome = Outcome::Refused;
                     break;
                 }
-                Heard::NotSent => {}
-                Heard::Nothing => {
+                WriteAck::NotSent => {}
+                WriteAck::Nothing => {
                     sent.doubts += 1;
                     if forgetful {
                         break;
@@ -350,15 +350,15 @@ async fn compress(load: Arc<Load>, number: usize, mut dice: Dice) -> Tally {
 
 impl Tally {
     /// The answer, if it is a yes.
-    fn settle(&mut self, load: &Load, heard: Heard) -> Option<Reply> {
+    fn settle(&mut self, load: &Load, heard: WriteAck) -> Option<Reply> {
         match heard {
-            Heard::Answer(reply) if matches!(reply.status, 200 | 201) => return Some(reply),
-            Heard::Answer(reply) if matches!(reply.status, 409 | 422) => self.refused += 1,
-            Heard::Answer(reply) => {
+            WriteAck::Answer(reply) if matches!(reply.status, 200 | 201) => return Some(reply),
+            WriteAck::Answer(reply) if matches!(reply.status, 409 | 422) => self.refused += 1,
+            WriteAck::Answer(reply) => {
                 load.fault(format!("a compressor was answered {}", reply.text));
             }
-            Heard::Nothing => self.unknown += 1,
-            Heard::NotSent => {}
+            WriteAck::Nothing => self.unknown += 1,
+            WriteAck::NotSent => {}
         }
         None
     }

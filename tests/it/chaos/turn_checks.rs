@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::turn_history::{
-    Asked, Became, Conversation, EndedTurn, Line, Told, TurnHistory, TurnsState,
+    Asked, Conversation, Disposition, EndedTurn, Line, SessionInfo, TurnHistory, TurnsState,
 };
 use crate::support::model::echo;
 
@@ -25,7 +25,7 @@ pub fn violations(history: &TurnHistory, state: &TurnsState) -> Vec<String> {
     }
     for asked in &history.asked {
         let there = |one: &Conversation| one.id == asked.conversation;
-        let acknowledged = !matches!(asked.became, Became::Unknown | Became::Refused);
+        let acknowledged = !matches!(asked.became, Disposition::Unknown | Disposition::Refused);
         if acknowledged && !state.conversations.iter().any(there) {
             found.push(format!("the conversation is gone: {asked:?}"));
         }
@@ -58,10 +58,10 @@ fn messages(asked: &[&Asked], conversation: &Conversation) -> Vec<String> {
     for asked in asked {
         let lines = spoken.remove(asked.text.as_str()).unwrap_or_default();
         let allowed = match asked.became {
-            Became::Answered { .. } => 1..=1,
+            Disposition::Answered { .. } => 1..=1,
             // One that was ended while it waited never enters the transcript.
-            Became::Ended { .. } | Became::Unknown => 0..=1,
-            Became::Refused => 0..=0,
+            Disposition::Ended { .. } | Disposition::Unknown => 0..=1,
+            Disposition::Refused => 0..=0,
         };
         if !allowed.contains(&lines.len()) {
             found.push(format!("{} times there: {asked:?}", lines.len()));
@@ -96,18 +96,18 @@ fn answered(asked: &Asked, line: &Line, conversation: &Conversation) -> Vec<Stri
         _ => found.push(format!("{turn:?} is left over: {asked:?}")),
     }
     match &asked.became {
-        Became::Answered { turn: told, answer } => {
+        Disposition::Answered { turn: told, answer } => {
             let same = answers.len() == 1 && answers[0].text == *answer && *told == turn.id;
             if !same || turn.state != "completed" {
                 found.push(format!("{turn:?} says {answers:?}, not as told: {asked:?}"));
             }
         }
-        Became::Ended { turn: told } => {
+        Disposition::Ended { turn: told } => {
             if *told != turn.id || turn.state == "completed" {
                 found.push(format!("{turn:?} has ended otherwise: {asked:?}"));
             }
         }
-        Became::Unknown | Became::Refused => {}
+        Disposition::Unknown | Disposition::Refused => {}
     }
     found
 }
@@ -149,7 +149,7 @@ fn order(asked: &[&Asked], conversation: &Conversation) -> Vec<String> {
             found.push(format!("{} stands behind {}", later.text, asked.text));
         }
         let earlier = |first: &Asked| asked.settled_at < first.settled_at;
-        let is_known = !matches!(asked.became, Became::Unknown | Became::Refused);
+        let is_known = !matches!(asked.became, Disposition::Unknown | Disposition::Refused);
         if is_known && first_settled.is_none_or(earlier) {
             first_settled = Some(asked);
         }
@@ -161,12 +161,12 @@ fn order(asked: &[&Asked], conversation: &Conversation) -> Vec<String> {
 /// last are the answer, and one end comes last. None is left active.
 fn told(turn: &EndedTurn, conversation: &Conversation) -> Vec<String> {
     let mut found = Vec::new();
-    let events: Vec<&Told> = conversation
+    let events: Vec<&SessionInfo> = conversation
         .events
         .iter()
         .filter(|one| one.turn == turn.id)
         .collect();
-    let ends: Vec<&&Told> = events.iter().filter(|one| is_end(&one.name)).collect();
+    let ends: Vec<&&SessionInfo> = events.iter().filter(|one| is_end(&one.name)).collect();
     let expected = format!("turn.{}", turn.state);
     if ends.len() != 1 || ends[0].name != expected || events.last() != ends.last().copied() {
         found.push(format!("{turn:?} has the ends {ends:?}"));
@@ -207,7 +207,7 @@ fn is_end(name: &str) -> bool {
 }
 
 /// Where what somebody saw is not what there is.
-fn first_difference(seen: &[Told], events: &[Told]) -> Option<String> {
+fn first_difference(seen: &[SessionInfo], events: &[SessionInfo]) -> Option<String> {
     let place = seen
         .iter()
         .zip(events)

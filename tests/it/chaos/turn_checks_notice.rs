@@ -2,7 +2,7 @@
 
 use super::turn_checks::violations;
 use super::turn_history::{
-    Asked, Became, Conversation, EndedTurn, Line, Seen, Told, TurnHistory, TurnsState,
+    Asked, Conversation, Disposition, EndedTurn, Line, Seen, SessionInfo, TurnHistory, TurnsState,
 };
 use crate::support::model::echo;
 
@@ -50,7 +50,7 @@ const DAMAGES: [(&str, Damage, &str); 15] = [
         |history, _| {
             let turn = "t-1".to_owned();
             let answer = "something".to_owned();
-            history.asked[1].became = Became::Answered { turn, answer };
+            history.asked[1].became = Disposition::Answered { turn, answer };
         },
         "not as told",
     ),
@@ -69,7 +69,7 @@ const DAMAGES: [(&str, Damage, &str); 15] = [
     ),
     (
         "a refused message is there",
-        |history, _| history.asked[1].became = Became::Refused,
+        |history, _| history.asked[1].became = Disposition::Refused,
         "1 times there",
     ),
     (
@@ -98,7 +98,7 @@ const DAMAGES: [(&str, Damage, &str); 15] = [
     (
         "a new attempt is not told",
         |history, state| {
-            let told = |event: &Told| event.name != "message.discarded";
+            let told = |event: &SessionInfo| event.name != "message.discarded";
             conversation(state).events.retain(told);
             history.seen[0].events.retain(told);
         },
@@ -114,8 +114,8 @@ const DAMAGES: [(&str, Damage, &str); 15] = [
     ),
 ];
 
-fn told(id: i64, turn: usize, attempt: i64, name: &str, text: &str) -> Told {
-    Told {
+fn told(id: i64, turn: usize, attempt: i64, name: &str, text: &str) -> SessionInfo {
+    SessionInfo {
         id,
         name: name.to_owned(),
         turn: format!("t-{turn}"),
@@ -160,7 +160,7 @@ fn right() -> (TurnHistory, TurnsState) {
             conversation: "c-1".to_owned(),
             sent_at: number as u64 * 2,
             settled_at: number as u64 * 2 + 1,
-            became: Became::Answered { turn, answer },
+            became: Disposition::Answered { turn, answer },
             doubts: 0,
         });
     }

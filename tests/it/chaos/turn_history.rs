@@ -2,7 +2,7 @@
 
 /// What became of a message, as far as its sender knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Became {
+pub enum Disposition {
     Answered {
         turn: String,
         answer: String,
@@ -25,14 +25,14 @@ pub struct Asked {
     pub sent_at: u64,
     /// When its sender knew what had become of it.
     pub settled_at: u64,
-    pub became: Became,
+    pub became: Disposition,
     /// Tries that ended without an answer.
     pub doubts: u32,
 }
 
 /// An event of a conversation, as somebody was told of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct SessionInfo {
     pub id: i64,
     pub name: String,
     pub turn: String,
@@ -45,7 +45,7 @@ pub struct Told {
 #[derive(Debug, Clone)]
 pub struct Seen {
     pub conversation: String,
-    pub events: Vec<Told>,
+    pub events: Vec<SessionInfo>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -84,7 +84,7 @@ pub struct Conversation {
     /// In the order of acceptance.
     pub turns: Vec<EndedTurn>,
     /// Every event there is.
-    pub events: Vec<Told>,
+    pub events: Vec<SessionInfo>,
 }
 
 #[derive(Debug, Clone, Default)]

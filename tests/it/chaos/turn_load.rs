@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::Dice;
 use super::turn_history::{
-    Asked, Became, Conversation, EndedTurn, Line, Seen, Told, TurnHistory, TurnsState,
+    Asked, Conversation, Disposition, EndedTurn, Line, Seen, SessionInfo, TurnHistory, TurnsState,
 };
 use crate::support::chat::{agent_on, said, with_model};
 use crate::support::conversations::walk;
@@ -52,7 +52,7 @@ pub struct Running {
     watchers: JoinSet<Seen>,
 }
 
-enum Heard {
+enum WriteAck {
     Answer {
         turn: String,
         answer: String,
@@ -176,7 +176,7 @@ impl Load {
             .unwrap()
     }
 
-    async fn ask(&self, node: usize, asked: &Asked, stream: bool) -> Heard {
+    async fn ask(&self, node: usize, asked: &Asked, stream: bool) -> WriteAck {
         let url = self.nodes.url_on(node, "/v1/chat/completions");
         let request = self.nodes.client.post(url).bearer_auth(&self.key);
         let request = request
@@ -186,56 +186,56 @@ impl Load {
                 json!({"messages": [said(&asked.text)], "stream": stream}),
             ));
         let heard = match request.send().await {
-            Err(_) => Ok(Heard::Nothing),
+            Err(_) => Ok(WriteAck::Nothing),
             Ok(response) if stream && response.status() == 200 => self.hear(response).await,
             Ok(response) => self.read_whole(response).await,
         };
         match heard {
-            Ok(Heard::Answer { turn, answer }) => {
+            Ok(WriteAck::Answer { turn, answer }) => {
                 self.answered[node].fetch_add(1, Ordering::SeqCst);
-                Heard::Answer { turn, answer }
+                WriteAck::Answer { turn, answer }
             }
-            Ok(Heard::Nothing) | Err(_) => {
+            Ok(WriteAck::Nothing) | Err(_) => {
                 self.failures[node].fetch_add(1, Ordering::SeqCst);
-                Heard::Nothing
+                WriteAck::Nothing
             }
             Ok(heard) => heard,
         }
     }
 
-    async fn hear(&self, response: reqwest::Response) -> reqwest::Result<Heard> {
+    async fn hear(&self, response: reqwest::Response) -> reqwest::Result<WriteAck> {
         let mut stream = Sse::of(response);
         let turn = stream.header("x-throughline-turn-id");
         let mut chunks: Vec<SseEvent> = Vec::new();
         while let Some(chunk) = stream.try_next().await? {
             if chunk.data == "[DONE]" {
                 let answer = sse::said(&chunks);
-                return Ok(Heard::Answer { turn, answer });
+                return Ok(WriteAck::Answer { turn, answer });
             }
             chunks.push(chunk);
         }
         let error = chunks.last().map(SseEvent::json).unwrap_or_default();
         Ok(match error["error"]["code"].as_str() {
             // A stream that just ends was broken off.
-            None | Some("turn_restarted" | "unavailable") => Heard::Nothing,
-            Some(_) => Heard::Over { turn },
+            None | Some("turn_restarted" | "unavailable") => WriteAck::Nothing,
+            Some(_) => WriteAck::Over { turn },
         })
     }
 
-    async fn read_whole(&self, response: reqwest::Response) -> reqwest::Result<Heard> {
+    async fn read_whole(&self, response: reqwest::Response) -> reqwest::Result<WriteAck> {
         let (status, head) = (response.status().as_u16(), response.headers().clone());
         let text = response.text().await?;
         let body: Value = serde_json::from_str(&text).unwrap_or_default();
         let turn = || body["hermes"]["turn_id"].as_str().unwrap().to_owned();
         Ok(match (status, body["error"]["code"].as_str()) {
-            (200, _) => Heard::Answer {
+            (200, _) => WriteAck::Answer {
                 turn: turn(),
                 answer: body["choices"][0]["message"]["content"]
                     .as_str()
                     .unwrap()
                     .to_owned(),
             },
-            (503, _) | (_, Some("busy" | "too_many_turns" | "queue_full")) => Heard::Nothing,
+            (503, _) | (_, Some("busy" | "too_many_turns" | "queue_full")) => WriteAck::Nothing,
             // The name of a turn that has no answer stands in the message.
             (_, Some(_)) if head.contains_key("x-should-retry") => {
                 let message = body["error"]["message"].as_str().unwrap_or_default();
@@ -243,13 +243,13 @@ impl Load {
                     .strip_prefix("turn ")
                     .and_then(|rest| rest.split(':').next());
                 match named {
-                    Some(turn) => Heard::Over {
+                    Some(turn) => WriteAck::Over {
                         turn: turn.to_owned(),
                     },
-                    None => Heard::Refused(text),
+                    None => WriteAck::Refused(text),
                 }
             }
-            _ => Heard::Refused(text),
+            _ => WriteAck::Refused(text),
         })
     }
 
@@ -280,7 +280,7 @@ impl Load {
                 attempt: turn["attempt"].as_i64().unwrap(),
             };
             let turns: Vec<EndedTurn> = turns.iter().rev().map(turn).collect();
-            let mut events: Vec<Told> = turns
+            let mut events: Vec<SessionInfo> = turns
                 .iter()
                 .flat_map(|turn| events.get(&turn.id).cloned().unwrap_or_default())
                 .collect();
@@ -296,17 +296,17 @@ impl Load {
     }
 
     /// For each turn its events, as a superuser sees them.
-    async fn read_events(&self) -> HashMap<String, Vec<Told>> {
+    async fn read_events(&self) -> HashMap<String, Vec<SessionInfo>> {
         let rows: Vec<(i64, TurnId, i32, String, Option<String>)> = sqlx::query_as(
             "select seq, turn_id, attempt, kind, data ->> 'text' from events order by seq",
         )
         .fetch_all(&mut self.nodes.superuser().await)
         .await
         .unwrap();
-        let mut events: HashMap<String, Vec<Told>> = HashMap::new();
+        let mut events: HashMap<String, Vec<SessionInfo>> = HashMap::new();
         for (id, turn, attempt, name, text) in rows {
             let turn = turn.to_string();
-            events.entry(turn.clone()).or_default().push(Told {
+            events.entry(turn.clone()).or_default().push(SessionInfo {
                 id,
                 name,
                 turn,
@@ -326,7 +326,7 @@ async fn speak(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<Asked> {
             conversation: format!("c-{}", number % CONVERSATIONS),
             sent_at: load.event(),
             settled_at: u64::MAX,
-            became: Became::Unknown,
+            became: Disposition::Unknown,
             doubts: 0,
         };
         // Part of what is asked: under its key a message is sent again as it was.
@@ -334,13 +334,15 @@ async fn speak(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<Asked> {
         loop {
             let node = dice.below(load.nodes.count());
             match load.ask(node, &asked, stream).await {
-                Heard::Answer { turn, answer } => asked.became = Became::Answered { turn, answer },
-                Heard::Over { turn } => asked.became = Became::Ended { turn },
-                Heard::Refused(text) => {
-                    load.fault(format!("{} was answered {text}", asked.text));
-                    asked.became = Became::Refused;
+                WriteAck::Answer { turn, answer } => {
+                    asked.became = Disposition::Answered { turn, answer }
                 }
-                Heard::Nothing => {
+                WriteAck::Over { turn } => asked.became = Disposition::Ended { turn },
+                WriteAck::Refused(text) => {
+                    load.fault(format!("{} was answered {text}", asked.text));
+                    asked.became = Disposition::Refused;
+                }
+                WriteAck::Nothing => {
                     asked.doubts += 1;
                     tokio::time::sleep(PAUSE).await;
                     continue;
@@ -398,7 +400,7 @@ async fn read_some(stream: &mut Sse, seen: &mut Seen, dice: &mut Dice) {
         };
         let body = event.json();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        seen.events.push(Told {
+        seen.events.push(SessionInfo {
             id,
             name: event.name.clone(),
             turn: text(&body["turn_id"]),

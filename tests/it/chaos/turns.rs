@@ -10,7 +10,7 @@ use throughline::dev::servers::{PostgresServer, RedisServer, Setup};
 use throughline::store;
 
 use super::turn_checks::violations;
-use super::turn_history::{Became, TurnHistory, TurnsState};
+use super::turn_history::{Disposition, TurnHistory, TurnsState};
 use super::turn_load::{self, Load, Running};
 use super::{Dice, many_rounds, seed};
 use crate::support::cluster::{scratch_dir, setup};
@@ -147,8 +147,8 @@ fn report(history: &TurnHistory, state: &TurnsState) -> String {
     format!(
         "{} answered, {} ended without an answer ({reasons:?}); {} in doubt at times; {} turns, of which {} were begun \
          anew; {} events watched",
-        history.count(|asked| matches!(asked.became, Became::Answered { .. })),
-        history.count(|asked| matches!(asked.became, Became::Ended { .. })),
+        history.count(|asked| matches!(asked.became, Disposition::Answered { .. })),
+        history.count(|asked| matches!(asked.became, Disposition::Ended { .. })),
         history.count(|asked| asked.doubts > 0),
         turns().count(),
         turns().filter(|turn| turn.attempt > 1).count(),

@@ -31,8 +31,8 @@ const DIFFERENT: &str = r#"
                           and (a.ended_at is null or a.turn_no > t.turn_no));
     update turns set lease_until = now() + interval '1 day'
      where tenant_id = $theirs and lease_until is not null;
-    insert into turns (tenant_id, id, conversation_id, turn_no, state, ended_at, agent, principal, asked_hash,
-                       input, told, detail, created_at)
+    insert into turns (tenant_id, id, conversation_id, turn_no, state, ended_at, agent, principal, request_hash,
+                       input, session_info, detail, created_at)
     select $theirs, gen_random_uuid(), a.conversation_id, p.number, p.state,
            case p.state when 'cancelled' then now() end, 'main', 'theirs', '\x00', '{"messages": []}', '{}',
            'theirs', now()

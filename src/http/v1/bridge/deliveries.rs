@@ -17,11 +17,11 @@ use crate::domain::bridge::chat::Chat;
 use crate::domain::bridge::delivery::{Delivery, DeliveryKind, MAX_ATTEMPTS, backoff};
 use crate::domain::people::platform::PlatformScope;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::callers::{BridgeKey, Credential, DeliveryReader};
+use crate::http::auth::callers::{BridgeKey, DeliveryReader, RawCredential};
 use crate::http::request::extract::{PathId, Query};
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::{ListName, ListResponse};
-use crate::http::response::event_stream::{self, ALIVE, HEARTBEAT};
+use crate::http::response::event_stream::{self, HEARTBEAT, KEEP_ALIVE};
 use crate::ids::{DeliveryId, SessionId, TurnId};
 use crate::limits::StreamGuard;
 use crate::shutdown::Departure;
@@ -159,7 +159,7 @@ async fn lease(app: &App, key: &BridgeKey, covered: &Covered, limit: i64) -> Res
 pub async fn fetch_deliveries(
     app: web::Data<App>,
     key: BridgeKey,
-    credential: Credential,
+    credential: RawCredential,
     Query(params): Query<FetchParams>,
 ) -> Result<HttpResponse> {
     if params.wait > MAX_WAIT {
@@ -214,7 +214,7 @@ fn open(app: &App, key: &BridgeKey) -> Result<StreamGuard> {
 pub async fn stream_deliveries(
     app: web::Data<App>,
     key: BridgeKey,
-    credential: Credential,
+    credential: RawCredential,
     Query(params): Query<StreamParams>,
 ) -> Result<HttpResponse> {
     let streaming = Streaming {
@@ -290,7 +290,7 @@ impl Streaming {
         }
         if self.waiting.is_empty() {
             if self.quiet_since.elapsed() >= HEARTBEAT {
-                self.waiting.push_back(ALIVE);
+                self.waiting.push_back(KEEP_ALIVE);
                 return Ok(());
             }
             let again = Instant::now() + LOOK;
@@ -353,7 +353,7 @@ async fn end(
         }
         Some(true) => {
             // The next of its chat can go.
-            app.live.poke_deliveries(key.tenant_id());
+            app.live.notify_deliveries(key.tenant_id());
             Ok(HttpResponse::NoContent().finish())
         }
     }
@@ -492,6 +492,6 @@ pub async fn replay_delivery(
     let replayed = deliveries::replay(&mut tx, &covered, id).await?;
     tx.commit().await?;
     let replayed = replayed.ok_or_else(|| Error::not_found("dead delivery"))?;
-    app.live.poke_deliveries(key.tenant_id());
+    app.live.notify_deliveries(key.tenant_id());
     Ok(HttpResponse::Ok().json(DeliveryResponse::new(replayed, true)))
 }

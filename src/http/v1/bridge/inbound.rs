@@ -14,16 +14,16 @@ use crate::domain::bridge::inbound::{MAX_ATTACHMENTS, MAX_TEXT_CHARS};
 use crate::domain::people::display_name::{DisplayName, without_misleading};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::tenant::agent::{DEFAULT_AGENT, OnBusy};
-use crate::domain::turn::ToldReset;
+use crate::domain::turn::ResetInfo;
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::{Error, FieldError, Result};
-use crate::http::auth::callers::Credential;
-use crate::http::auth::identity::{Claim, Voucher};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::auth::callers::RawCredential;
+use crate::http::auth::identity::{Claim, IdentityCaller};
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::LargeJsonBody;
-use crate::http::v1::bridge::inbound_answers::Taking;
+use crate::http::v1::bridge::inbound_answers::MessageReceiver;
 use crate::ids::{TurnId, UserId};
-use crate::inbound::{self, Message, Notice, Speaker};
+use crate::inbound::{self, Message, Notice, Sender};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -81,7 +81,7 @@ pub struct InboundResponse {
     pub reply: Option<ReplyResponse>,
     /// What the service itself has to say.
     pub notices: Vec<Notice>,
-    pub reset: Option<ToldReset>,
+    pub reset: Option<ResetInfo>,
     /// Always null: offers are not here yet.
     #[schema(value_type = Option<Object>)]
     pub offer: Option<()>,
@@ -110,25 +110,25 @@ pub struct ReplyResponse {
 #[post("/inbound")]
 pub async fn create_inbound(
     app: web::Data<App>,
-    caller: Voucher,
-    credential: Credential,
-    retry: Retryable,
+    caller: IdentityCaller,
+    credential: RawCredential,
+    retry: IdempotencyKey,
     body: LargeJsonBody<InboundRequest>,
 ) -> Result<HttpResponse> {
     let mut request = body.value;
     check(&request)?;
-    let vouched = caller.vouch(Claim {
+    let verified = caller.vouch(Claim {
         identity: request.identity.clone(),
         chat: request.chat.as_ref(),
         display_name: request.display_name.as_ref().map(DisplayName::as_str),
     })?;
-    let known = vouched.contact(&app).await?;
-    let speaker = Speaker {
-        identity: vouched.identity(&known),
+    let known = verified.contact(&app).await?;
+    let speaker = Sender {
+        identity: verified.identity(&known),
         user_id: known.user_id,
-        namespace: vouched.namespace(),
-        principal: vouched.principal(),
-        actor: vouched.actor(),
+        namespace: verified.namespace(),
+        principal: verified.principal(),
+        actor: verified.actor(),
     };
     let chat = request.chat.clone().unwrap_or(Chat::DM);
     let address = Address::of(&chat, &speaker.identity.name);
@@ -136,7 +136,7 @@ pub async fn create_inbound(
         .agent
         .as_ref()
         .map_or(DEFAULT_AGENT, ResourceName::as_str);
-    let tenant_id = vouched.tenant_id();
+    let tenant_id = verified.tenant_id();
     let agent = app.models.find(tenant_id, name).await?;
     let agent = agent.ok_or_else(|| {
         let error = FieldError::new("/agent", "there is no such agent");
@@ -157,11 +157,11 @@ pub async fn create_inbound(
         waits: request.wait,
         preview: None,
     };
-    let taking = Taking {
+    let taking = MessageReceiver {
         credential: credential.share(&app),
         app,
-        request: retry.request(vouched.principal(), body.hash),
-        vouched,
+        request: retry.request(verified.principal(), body.hash),
+        verified,
         speaker,
     };
     let public = chat.require_private().is_err();

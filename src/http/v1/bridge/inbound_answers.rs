@@ -11,56 +11,56 @@ use super::inbound_wait::{Shown, Taken, Waiting, replayed};
 use crate::app::App;
 use crate::domain::bridge::command::{self, Command, Link, Said};
 use crate::domain::bridge::delivery::ReplyVia;
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::turn::TurnInput;
 use crate::error::{Code, Error, Result};
-use crate::fair_queue::Place;
-use crate::http::auth::identity::Vouched;
+use crate::fair_queue::Permit;
+use crate::http::auth::identity::VerifiedIdentity;
 use crate::http::v1::identity_links::link_codes::guarded;
 use crate::idempotency::{self, Answer, Earlier};
 use crate::ids::TurnId;
-use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Preview, Speaker};
+use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Preview, Sender};
 use crate::people;
 use crate::store::TenantTx;
 use crate::store::bridge::replies;
 use crate::streams::CheckedCredential;
-use crate::turns::{self, Accepted, Waiter};
+use crate::turns::{self, Accepted, AnswerWaiter};
 
 /// A message on its way in.
-pub struct Taking {
+pub struct MessageReceiver {
     pub app: web::Data<App>,
     /// Where the caller gave an `Idempotency-Key`.
     pub request: Option<idempotency::Request>,
-    pub vouched: Vouched,
+    pub verified: VerifiedIdentity,
     /// Checked again while an answer is waited for.
     pub credential: Arc<CheckedCredential>,
-    pub speaker: Speaker,
+    pub speaker: Sender,
 }
 
-impl Taking {
-    pub(in crate::http::v1) fn viewer(&self) -> Viewer {
+impl MessageReceiver {
+    pub(in crate::http::v1) fn access(&self) -> Access {
         let speaker = &self.speaker;
-        match self.vouched.is_person() {
-            true => Viewer::of_user(speaker.user_id, speaker.identity.clone()),
-            false => Viewer::of_service(speaker.user_id, speaker.identity.clone()),
+        match self.verified.is_person() {
+            true => Access::of_user(speaker.user_id, speaker.identity.clone()),
+            false => Access::of_service(speaker.user_id, speaker.identity.clone()),
         }
     }
 
     pub(in crate::http::v1) async fn begin(&self) -> Result<TenantTx> {
-        self.vouched.begin(&self.app.db).await
+        self.verified.begin(&self.app.db).await
     }
 
     /// Others have read the text. Committed by itself: whatever becomes of the message, the code was seen.
     pub async fn void_codes(&self, text: &str) -> Result<()> {
         let mut tx = self.begin().await?;
-        people::void_shown(&self.app, &mut tx, text).await?;
+        people::discard_partial(&self.app, &mut tx, text).await?;
         tx.commit().await
     }
 
     /// Asks the agent.
     pub async fn ask(&self, message: &Message<'_>, input: TurnInput) -> Result<Taken> {
         let limit = message.agent.limits.tokens_per_minute;
-        let tenant_id = self.vouched.tenant_id();
+        let tenant_id = self.verified.tenant_id();
         self.app.limits.check_tokens(tenant_id, limit).await?;
         let mut tx = self.begin().await?;
         if let Some(earlier) = self.find_earlier(&mut tx).await? {
@@ -86,11 +86,11 @@ impl Taking {
     }
 
     /// Place among the connections of the tenant, for a caller who waits.
-    fn connection(&self, waits: bool) -> Result<Option<Place>> {
+    fn connection(&self, waits: bool) -> Result<Option<Permit>> {
         if !waits {
             return Ok(None);
         }
-        let tenant_id = self.vouched.tenant_id();
+        let tenant_id = self.verified.tenant_id();
         self.app.shares.connections(tenant_id, 1).map(Some)
     }
 
@@ -147,22 +147,22 @@ impl Taking {
         &self,
         tx: TenantTx,
         accepted: Accepted,
-        connection: Option<Place>,
+        connection: Option<Permit>,
     ) -> Result<Taken> {
         tx.commit().await?;
-        let (app, tenant_id) = (&self.app, self.vouched.tenant_id());
+        let (app, tenant_id) = (&self.app, self.verified.tenant_id());
         let conversation_id = accepted.name.conversation_id;
         let shown = Shown {
             turn_id: accepted.turn_id,
             session_id: accepted.session_id,
-            session_key: accepted.told.session_key.clone(),
-            reset: accepted.told.reset.clone(),
+            session_key: accepted.session_info.session_key.clone(),
+            reset: accepted.session_info.reset.clone(),
             name: accepted.name,
             user_id: accepted.user_id.unwrap_or(self.speaker.user_id),
             duplicate: false,
         };
         let waits = connection.is_some();
-        let ahead = turns::launch(app, tenant_id, conversation_id, accepted.became, waits);
+        let ahead = turns::launch(app, tenant_id, conversation_id, accepted.disposition, waits);
         drop(accepted.accepting);
         let Some(connection) = connection else {
             return self.taken(shown).map(Taken::Answered);
@@ -170,7 +170,7 @@ impl Taking {
         let turn_id = shown.turn_id;
         let now = app.clock.now();
         Ok(Taken::Waiting(Box::new(Waiting {
-            waiter: Waiter::new(app, tenant_id, conversation_id, turn_id, ahead),
+            waiter: AnswerWaiter::new(app, tenant_id, conversation_id, turn_id, ahead),
             shown,
             until: Instant::now() + inbound::patience_left(now, now),
             is_replay: false,
@@ -210,15 +210,15 @@ impl Taking {
         let via = replies::find_via(&mut tx, turn_id).await?;
         let by_http = matches!(
             via,
-            Some(ReplyVia::Http | ReplyVia::Told | ReplyVia::Failed)
+            Some(ReplyVia::Waiting | ReplyVia::Returned | ReplyVia::Failed)
         );
         let connection = self.connection(waits && by_http)?;
         tx.commit().await?;
         let shown = Shown {
             turn_id,
             session_id: turn.session_id(),
-            session_key: turn.told.session_key.clone(),
-            reset: turn.told.reset.clone(),
+            session_key: turn.session_info.session_key.clone(),
+            reset: turn.session_info.reset.clone(),
             name,
             user_id: self.speaker.user_id,
             duplicate,
@@ -226,9 +226,9 @@ impl Taking {
         let Some(connection) = connection else {
             return self.taken(shown).map(Taken::Answered);
         };
-        let (app, tenant_id) = (&self.app, self.vouched.tenant_id());
+        let (app, tenant_id) = (&self.app, self.verified.tenant_id());
         Ok(Taken::Waiting(Box::new(Waiting {
-            waiter: Waiter::new(app, tenant_id, turn.conversation_id, turn_id, None),
+            waiter: AnswerWaiter::new(app, tenant_id, turn.conversation_id, turn_id, None),
             shown,
             until: Instant::now() + inbound::patience_left(turn.created_at, now),
             is_replay: false,
@@ -287,9 +287,9 @@ impl Taking {
         }
     }
 
-    /// Looks at a code in a transaction of its own, which is undone; an attempt is charged first.
+    /// Lookups at a code in a transaction of its own, which is undone; an attempt is charged first.
     async fn preview(&self, code: &str) -> Result<Preview> {
-        let (credential, id) = (self.vouched.credential(), self.speaker.identity.id);
+        let (credential, id) = (self.verified.credential(), self.speaker.identity.id);
         let looked = guarded(&self.app, credential, id, async || {
             let mut tx = self.begin().await?;
             match inbound::preview(&self.app, &mut tx, &self.speaker, code).await? {
@@ -307,12 +307,12 @@ impl Taking {
     }
 
     fn announce(&self, after: After) {
-        let (live, tenant_id) = (&self.app.live, self.vouched.tenant_id());
+        let (live, tenant_id) = (&self.app.live, self.verified.tenant_id());
         for (turn_id, node) in after.stopped {
-            live.poke_turn(node, turn_id);
+            live.notify_turn(node, turn_id);
         }
         if after.delivers {
-            live.poke_deliveries(tenant_id);
+            live.notify_deliveries(tenant_id);
         }
         if let Some(next) = after.next {
             turns::start(&self.app, tenant_id, *next, None);

@@ -8,17 +8,17 @@ use actix_web::http::header::{HeaderName, HeaderValue};
 use tokio::time::Instant;
 
 use super::inbound::{InboundResponse, ReplyResponse};
-use super::inbound_answers::Taking;
-use crate::domain::conversation::session::ChainName;
-use crate::domain::turn::ToldReset;
+use super::inbound_answers::MessageReceiver;
+use crate::domain::conversation::session::ConversationHandle;
+use crate::domain::turn::ResetInfo;
 use crate::error::Result;
-use crate::fair_queue::Place;
+use crate::fair_queue::Permit;
 use crate::http::auth::conversation::find_present_user;
 use crate::http::request::idempotency_key;
 use crate::ids::{SessionId, TurnId, UserId};
-use crate::inbound::{self, Notice, Speaker};
+use crate::inbound::{self, Notice, Sender};
 use crate::store::bridge::replies;
-use crate::turns::{self, Outcome, Waiter};
+use crate::turns::{self, AnswerWaiter, Outcome};
 
 /// How often a caller who waits is checked again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
@@ -31,27 +31,27 @@ pub enum Taken {
 
 /// A caller who waits for a turn. It has nothing of the message.
 pub struct Waiting {
-    pub(in crate::http::v1) waiter: Waiter,
+    pub(in crate::http::v1) waiter: AnswerWaiter,
     pub(in crate::http::v1) shown: Shown,
     pub(in crate::http::v1) until: Instant,
     pub(in crate::http::v1) is_replay: bool,
     /// The caller's, as long as it waits.
-    pub(in crate::http::v1) _connection: Place,
+    pub(in crate::http::v1) _connection: Permit,
 }
 
 /// What is told of the turn's session.
 pub(in crate::http::v1) struct Shown {
     pub(in crate::http::v1) turn_id: TurnId,
-    pub(in crate::http::v1) name: ChainName,
+    pub(in crate::http::v1) name: ConversationHandle,
     pub(in crate::http::v1) session_id: SessionId,
     pub(in crate::http::v1) session_key: Option<String>,
-    pub(in crate::http::v1) reset: Option<ToldReset>,
+    pub(in crate::http::v1) reset: Option<ResetInfo>,
     /// The sender's user when it was accepted.
     pub(in crate::http::v1) user_id: UserId,
     pub(in crate::http::v1) duplicate: bool,
 }
 
-impl Taking {
+impl MessageReceiver {
     /// Waits for what the message came to. Nothing of the message is needed any more.
     pub async fn finish(&self, taken: Taken) -> Result<HttpResponse> {
         let waiting = match taken {
@@ -69,7 +69,12 @@ impl Taking {
     }
 
     /// Waits for the end of a turn, until the answer becomes a delivery.
-    async fn wait(&self, mut waiter: Waiter, shown: Shown, until: Instant) -> Result<HttpResponse> {
+    async fn wait(
+        &self,
+        mut waiter: AnswerWaiter,
+        shown: Shown,
+        until: Instant,
+    ) -> Result<HttpResponse> {
         while Instant::now() < until {
             let due = Instant::now() + CHECK_INTERVAL;
             let ended = tokio::select! {
@@ -82,7 +87,7 @@ impl Taking {
             self.check_caller(shown.turn_id).await?;
         }
         let mut tx = self.begin().await?;
-        let becomes_delivery = replies::wait_no_longer(&mut tx, shown.turn_id).await?;
+        let becomes_delivery = replies::hand_to_delivery(&mut tx, shown.turn_id).await?;
         tx.commit().await?;
         if becomes_delivery {
             return self.taken(shown);
@@ -109,7 +114,7 @@ impl Taking {
         let mut tx = self.begin().await?;
         let (identity_id, user_id) = (self.speaker.identity.id, self.speaker.user_id);
         let user_id = find_present_user(&mut tx, identity_id, user_id).await?;
-        let speaker = Speaker {
+        let speaker = Sender {
             user_id,
             ..self.speaker.clone()
         };
@@ -122,7 +127,7 @@ impl Taking {
     async fn tell(&self, shown: Shown, outcome: &Outcome) -> Result<HttpResponse> {
         self.credential.check_now(&self.app.verifiers).await?;
         let mut tx = self.begin().await?;
-        let mine = replies::mark_told(&mut tx, shown.turn_id).await?;
+        let mine = replies::mark_returned(&mut tx, shown.turn_id).await?;
         tx.commit().await?;
         if !mine {
             self.check_caller(shown.turn_id).await?;
@@ -155,12 +160,12 @@ impl Taking {
     }
 
     fn render(&self, shown: &Shown) -> InboundResponse {
-        let viewer = self.viewer();
+        let access = self.access();
         InboundResponse {
             turn_id: Some(shown.turn_id),
             session_key: shown.session_key.clone(),
-            session_id: Some(shown.name.shown_link(shown.session_id, &viewer)),
-            conversation_id: Some(shown.name.shown(&viewer)),
+            session_id: Some(shown.name.shown_link(shown.session_id, &access)),
+            conversation_id: Some(shown.name.shown(&access)),
             user_id: shown.user_id,
             reply: None,
             notices: Vec::new(),

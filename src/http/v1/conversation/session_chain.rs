@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 
 use super::sessions::{SessionResponse, shown};
 use crate::app::App;
-use crate::domain::conversation::session::{CompressionRecord, Need};
+use crate::domain::conversation::session::{CompressionRecord, Permission};
 use crate::domain::conversation::session_name::SessionRef;
 use crate::domain::people::display_name::DisplayName;
 use crate::domain::tenant::compression_settings::MAX_KEEP_LAST;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::auth::conversation::{ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathSession, Query};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::{JsonBody, LargeJsonBody};
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::idempotency::Answer;
@@ -105,16 +105,16 @@ pub async fn get_tip(
     caller: ConversationReader,
     PathSession(id): PathSession,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let mut tx = acting.begin(&app.db).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
-    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
+    let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(TipResponse {
         requested_id: id.to_string(),
-        session_id: tip.name.shown_link(tip.session_id, viewer),
-        conversation_id: tip.name.shown(viewer),
+        session_id: tip.name.shown_link(tip.session_id, access),
+        conversation_id: tip.name.shown(access),
         hops: tip.hops(),
     }))
 }
@@ -135,19 +135,19 @@ pub async fn list_lineage(
     PathSession(id): PathSession,
     Query(params): Query<LineageParams>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let mut tx = acting.begin(&app.db).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
-    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
+    let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let chain = tip.name.conversation_id;
-    let name = ListName::of_acting(&acting, format!("lineage/{chain}"));
+    let name = ListName::of_acting(&context, format!("lineage/{chain}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
-    let page = store::conversation::sessions::list_lineage(&mut tx, viewer, chain, &page).await?;
+    let page = store::conversation::sessions::list_lineage(&mut tx, access, chain, &page).await?;
     tx.commit().await?;
     let response = name.close(&app.keyring, page, |link| LinkResponse {
         compression: link.compression.clone(),
-        session: SessionResponse::new(link, viewer),
+        session: SessionResponse::new(link, access),
     })?;
     Ok(HttpResponse::Ok().json(response))
 }
@@ -165,24 +165,24 @@ pub async fn list_lineage(
 #[post("/sessions/{id}/branch")]
 pub async fn branch_session(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathSession(id): PathSession,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: JsonBody<BranchRequest>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
+    let context = caller.context(&app, None).await?;
     let request = Branch {
         from_seq: body.value.from_seq,
         title: body.value.title.map(|title| title.as_str().to_owned()),
     };
-    let tx = acting.begin(&app.db).await?;
+    let tx = context.begin(&app.db).await?;
     retryable
-        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
-            let (viewer, now) = (&acting.viewer, app.clock.now());
-            let tip = sessions::find(tx, viewer, &id, Need::Own, now).await?;
-            let branch = sessions::branch(tx, viewer, &id, request, now).await?;
-            let response = shown(tx, viewer, branch).await?;
-            sessions::note_reading(&app, tx, &acting.actor(), viewer, &tip).await?;
+        .answer(&app, tx, context.principal(), body.hash, async |tx| {
+            let (access, now) = (&context.access, app.clock.now());
+            let tip = sessions::find(tx, access, &id, Permission::Manage, now).await?;
+            let branch = sessions::branch(tx, access, &id, request, now).await?;
+            let response = shown(tx, access, branch).await?;
+            sessions::audit_read(&app, tx, &context.actor(), access, &tip).await?;
             Answer::new(201, &response)
         })
         .await
@@ -204,23 +204,23 @@ pub async fn branch_session(
 #[post("/sessions/{id}/compress")]
 pub async fn compress_session(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathSession(id): PathSession,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: LargeJsonBody<CompressRequest>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
+    let context = caller.context(&app, None).await?;
     let request = read_compress(body.value)?;
-    let tx = acting.begin(&app.db).await?;
+    let tx = context.begin(&app.db).await?;
     retryable
-        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
-            let (viewer, now) = (&acting.viewer, app.clock.now());
-            let done = sessions::compress(tx, viewer, &id, &request, now).await?;
+        .answer(&app, tx, context.principal(), body.hash, async |tx| {
+            let (access, now) = (&context.access, app.clock.now());
+            let done = sessions::compress(tx, access, &id, &request, now).await?;
             let name = &done.tip.name;
             let response = CompressedResponse {
-                session_id: done.child.map(|child| name.shown_link(child, viewer)),
-                parent_id: name.shown_link(done.parent, viewer),
-                conversation_id: name.shown(viewer),
+                session_id: done.child.map(|child| name.shown_link(child, access)),
+                parent_id: name.shown_link(done.parent, access),
+                conversation_id: name.shown(access),
                 kept: done.record.kept,
                 tokens_before: done.record.tokens_before,
                 tokens_after: done.record.tokens_after,
@@ -270,14 +270,14 @@ fn read_compress(request: CompressRequest) -> Result<Compress> {
 #[post("/sessions/{id}/uncompress")]
 pub async fn uncompress_session(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathSession(id): PathSession,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let mut tx = acting.begin(&app.db).await?;
-    let parent = sessions::uncompress(&mut tx, viewer, &id, app.clock.now()).await?;
-    let response = shown(&mut tx, viewer, parent).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let mut tx = context.begin(&app.db).await?;
+    let parent = sessions::uncompress(&mut tx, access, &id, app.clock.now()).await?;
+    let response = shown(&mut tx, access, parent).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(response))
 }

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::app::App;
 use crate::domain::conversation::grant::{Grant, GrantVia};
-use crate::domain::conversation::session::Need;
+use crate::domain::conversation::session::Permission;
 use crate::domain::conversation::session_name::SessionRef;
 use crate::error::Result;
-use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::auth::conversation::{ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathSession, Query};
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::ids::UserId;
@@ -73,12 +73,12 @@ pub async fn list_grants(
     PathSession(id): PathSession,
     Query(params): Query<ListGrantsParams>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
-    let tip = sessions::find(&mut tx, &acting.viewer, &id, Need::Own, now).await?;
+    let tip = sessions::find(&mut tx, &context.access, &id, Permission::Manage, now).await?;
     let chain = tip.name.conversation_id;
-    let name = ListName::of_acting(&acting, format!("grants/{chain}"));
+    let name = ListName::of_acting(&context, format!("grants/{chain}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = store::conversation::grants::list(&mut tx, chain, &page).await?;
     tx.commit().await?;
@@ -98,14 +98,14 @@ pub async fn list_grants(
 #[delete("/sessions/{id}/grants")]
 pub async fn revoke_grants(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathSession(id): PathSession,
     Query(params): Query<RevokeGrantsParams>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let (actor, viewer) = (acting.actor(), &acting.viewer);
-    let mut tx = acting.begin(&app.db).await?;
-    sessions::revoke_grants(&app, &mut tx, &actor, viewer, &id, params.user_id).await?;
+    let context = caller.context(&app, None).await?;
+    let (actor, access) = (context.actor(), &context.access);
+    let mut tx = context.begin(&app.db).await?;
+    sessions::revoke_grants(&app, &mut tx, &actor, access, &id, params.user_id).await?;
     tx.commit().await?;
     Ok(HttpResponse::NoContent().finish())
 }

@@ -10,13 +10,13 @@ use crate::domain::conversation::message::{NewMessage, Role};
 use crate::domain::conversation::reset::ResetReason;
 use crate::domain::conversation::session_name::{SessionKey, SessionRef};
 use crate::domain::conversation::slot::{Current, Slot};
-use crate::domain::people::access::Viewer;
-use crate::domain::people::identity::PersonName;
+use crate::domain::people::access::Access;
+use crate::domain::people::identity::UserName;
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::Result;
-use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::auth::conversation::{ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathKey, Query};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::{BodyHash, JsonBody, LargeJsonBody};
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::http::request::precondition::{IfMatch, etag};
@@ -40,12 +40,12 @@ pub struct SlotResponse {
 }
 
 impl SlotResponse {
-    fn new(slot: Slot, viewer: &Viewer) -> Self {
+    fn new(slot: Slot, access: &Access) -> Self {
         let current = slot.current.as_ref();
-        let shown = |current: &Current| current.name.shown_link(current.session_id, viewer);
+        let shown = |current: &Current| current.name.shown_link(current.session_id, access);
         Self {
             session_id: current.map(shown),
-            conversation_id: current.map(|current| current.name.shown(viewer)),
+            conversation_id: current.map(|current| current.name.shown(access)),
             last_active_at: current.map_or(slot.last_person_at, |current| current.last_active_at),
             session_key: slot.key,
             user_id: slot.user_id,
@@ -95,7 +95,7 @@ pub struct AppendToKeyRequest {
     /// For a new key: `main` where none is named.
     pub agent: Option<ResourceName>,
     /// Whose key it is: `usr_…`, `platform:external_id`, or `me` with a user token.
-    pub user: Option<PersonName>,
+    pub user: Option<UserName>,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -140,16 +140,16 @@ pub async fn list_session_keys(
             .insert_header(etag(generation))
             .json(response));
     }
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let name = ListName::of_acting(&acting, format!("session_keys?{:?}", params.user_id));
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let name = ListName::of_acting(&context, format!("session_keys?{:?}", params.user_id));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
-    let mut tx = acting.begin(&app.db).await?;
-    let user_id = acting.narrowed_to(&mut tx, params.user_id).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let user_id = context.narrowed_to(&mut tx, params.user_id).await?;
     let page =
-        store::conversation::slots::list(&mut tx, viewer, user_id, app.clock.now(), &page).await?;
+        store::conversation::slots::list(&mut tx, access, user_id, app.clock.now(), &page).await?;
     tx.commit().await?;
-    let page = name.close(&app.keyring, page, |slot| SlotResponse::new(slot, viewer))?;
+    let page = name.close(&app.keyring, page, |slot| SlotResponse::new(slot, access))?;
     Ok(HttpResponse::Ok().json(SlotsResponse::Page(page)))
 }
 
@@ -159,12 +159,12 @@ async fn find(
     caller: ConversationReader,
     key: &SessionKey,
 ) -> Result<(SlotResponse, i64)> {
-    let acting = caller.acting(app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let slot = sessions::find_slot(&mut tx, &acting.viewer, key, app.clock.now()).await?;
+    let context = caller.context(app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let slot = sessions::find_slot(&mut tx, &context.access, key, app.clock.now()).await?;
     tx.commit().await?;
     let generation = slot.generation;
-    Ok((SlotResponse::new(slot, &acting.viewer), generation))
+    Ok((SlotResponse::new(slot, &context.access), generation))
 }
 
 /// What a key leads to.
@@ -209,18 +209,18 @@ pub async fn get_session_key(
 #[post("/session-keys/{key}/reset")]
 pub async fn reset_session_key(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathKey(key): PathKey,
     IfMatch(generation): IfMatch,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let (viewer, nothing) = (&acting.viewer, BodyHash::of_nothing());
-    let tx = acting.begin(&app.db).await?;
+    let context = caller.context(&app, None).await?;
+    let (access, nothing) = (&context.access, BodyHash::of_nothing());
+    let tx = context.begin(&app.db).await?;
     retryable
-        .answer(&app, tx, acting.principal(), nothing, async |tx| {
-            let slot = sessions::reset(tx, viewer, &key, generation, app.clock.now()).await?;
-            Answer::new(200, &SlotResponse::new(slot, viewer))
+        .answer(&app, tx, context.principal(), nothing, async |tx| {
+            let slot = sessions::reset(tx, access, &key, generation, app.clock.now()).await?;
+            Answer::new(200, &SlotResponse::new(slot, access))
         })
         .await
 }
@@ -244,21 +244,21 @@ pub async fn reset_session_key(
 #[post("/session-keys/{key}/switch")]
 pub async fn switch_session_key(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathKey(key): PathKey,
     IfMatch(generation): IfMatch,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: JsonBody<SwitchRequest>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
     let target = SessionRef::parse(&body.value.session_id, "/session_id")?;
-    let tx = acting.begin(&app.db).await?;
+    let tx = context.begin(&app.db).await?;
     retryable
-        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+        .answer(&app, tx, context.principal(), body.hash, async |tx| {
             let now = app.clock.now();
-            let slot = sessions::switch(tx, viewer, &key, &target, generation, now).await?;
-            Answer::new(200, &SlotResponse::new(slot, viewer))
+            let slot = sessions::switch(tx, access, &key, &target, generation, now).await?;
+            Answer::new(200, &SlotResponse::new(slot, access))
         })
         .await
 }
@@ -277,42 +277,42 @@ pub async fn switch_session_key(
 #[post("/session-keys/{key}/messages")]
 pub async fn append_to_session_key(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathKey(key): PathKey,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: LargeJsonBody<AppendToKeyRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let acting = caller.acting(&app, request.user.as_ref()).await?;
-    let viewer = &acting.viewer;
+    let context = caller.context(&app, request.user.as_ref()).await?;
+    let access = &context.access;
     let messages: Vec<NewMessage> = request.messages.into_iter().map(NewMessage::from).collect();
     let agent = request.agent.as_ref().map(ResourceName::as_str);
-    let tx = acting.begin(&app.db).await?;
+    let tx = context.begin(&app.db).await?;
     retryable
-        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+        .answer(&app, tx, context.principal(), body.hash, async |tx| {
             let now = app.clock.now();
             let arrival = Arrival {
-                platform: viewer
+                platform: access
                     .speaker
                     .as_ref()
                     .map(|speaker| speaker.name.platform()),
                 chat_type: None,
                 by_person: messages.iter().any(|message| message.role == Role::User),
             };
-            let chosen = sessions::choose_current(tx, viewer, &key, agent, arrival, now).await?;
+            let chosen = sessions::choose_current(tx, access, &key, agent, arrival, now).await?;
             let session = SessionRef::Id(chosen.session_id);
-            let appended = sessions::append(tx, viewer, &session, &messages, None, now).await?;
+            let appended = sessions::append(tx, access, &session, &messages, None, now).await?;
             let name = &appended.tip.name;
             let response = AppendedToKeyResponse {
                 session_key: chosen.slot.key,
-                session_id: name.shown_link(appended.tip.session_id, viewer),
-                conversation_id: name.shown(viewer),
+                session_id: name.shown_link(appended.tip.session_id, access),
+                conversation_id: name.shown(access),
                 created: chosen.created,
                 reset: chosen.reset.map(|(reason, before)| ResetResponse {
                     reason,
-                    previous_session_id: before.shown(viewer),
+                    previous_session_id: before.shown(access),
                 }),
-                messages: appended_messages(&appended, &messages, viewer, now)?,
+                messages: appended_messages(&appended, &messages, access, now)?,
             };
             Answer::new(201, &response)
         })

@@ -10,13 +10,13 @@ use crate::domain::conversation::message::{
     Content, Message, MessageKind, NewMessage, Role, ToolCall,
 };
 use crate::domain::conversation::message_extra::Extra;
-use crate::domain::conversation::session::{ChainName, Need};
+use crate::domain::conversation::session::{ConversationHandle, Permission};
 use crate::domain::conversation::session_name::SessionRef;
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::error::{Error, FieldError, Result};
-use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::auth::conversation::{ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathSession, Query};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::LargeJsonBody;
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::http::request::precondition::{IfMatch, etag};
@@ -100,8 +100,8 @@ pub struct CopiedFrom {
 }
 
 impl MessageResponse {
-    pub fn new(message: Message, chain: &ChainName, viewer: &Viewer) -> Self {
-        let shown = |id: SessionId| chain.shown_link(id, viewer);
+    pub fn new(message: Message, chain: &ConversationHandle, access: &Access) -> Self {
+        let shown = |id: SessionId| chain.shown_link(id, access);
         let extra = message.extra.map_or_else(Extra::default, |extra| *extra);
         Self {
             session_id: shown(message.session_id),
@@ -185,7 +185,7 @@ pub struct AppendedResponse {
 pub fn appended_messages(
     appended: &Appended,
     messages: &[NewMessage],
-    viewer: &Viewer,
+    access: &Access,
     now: DateTime<Utc>,
 ) -> Result<Vec<MessageResponse>> {
     let raw = |json: serde_json::Result<String>| {
@@ -196,7 +196,7 @@ pub fn appended_messages(
         .iter()
         .zip(appended.first_seq..)
         .map(|(message, seq)| {
-            let speaker = viewer
+            let speaker = access
                 .speaker
                 .as_ref()
                 .filter(|_| message.role == Role::User);
@@ -204,7 +204,7 @@ pub fn appended_messages(
                 session_id: appended
                     .tip
                     .name
-                    .shown_link(appended.tip.session_id, viewer),
+                    .shown_link(appended.tip.session_id, access),
                 seq,
                 role: message.role,
                 kind: message.kind,
@@ -261,11 +261,11 @@ pub async fn list_messages(
             detail,
         )]));
     }
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let mut tx = acting.begin(&app.db).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
-    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
+    let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let session_id = if params.exact {
         tip.asked_id
     } else {
@@ -277,8 +277,8 @@ pub async fn list_messages(
         session_id
     };
     let list = format!("messages/{of}/{:?}/{:?}", params.scope, params.order);
-    let name = ListName::of_acting(&acting, list);
-    let render = |message: Message| MessageResponse::new(message, &tip.name, viewer);
+    let name = ListName::of_acting(&context, list);
+    let render = |message: Message| MessageResponse::new(message, &tip.name, access);
     let (limit, cursor) = (params.limit, params.cursor.as_deref());
     let response = if whole {
         let page = name.open(&app.keyring, limit, cursor)?;
@@ -293,7 +293,7 @@ pub async fn list_messages(
         let page = store::conversation::messages::list(&mut tx, session_id, order, &page).await?;
         name.close(&app.keyring, page, render)?
     };
-    sessions::note_reading(&app, &mut tx, &acting.actor(), viewer, &tip).await?;
+    sessions::audit_read(&app, &mut tx, &context.actor(), access, &tip).await?;
     tx.commit().await?;
     let etag = etag(tip.last_seq());
     Ok(HttpResponse::Ok().insert_header(etag).json(response))
@@ -318,33 +318,33 @@ pub async fn list_messages(
 #[post("/sessions/{id}/messages")]
 pub async fn append_messages(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathSession(id): PathSession,
     IfMatch(expected_last): IfMatch,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: LargeJsonBody<AppendMessagesRequest>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
     let messages: Vec<NewMessage> = body
         .value
         .messages
         .into_iter()
         .map(NewMessage::from)
         .collect();
-    let tx = acting.begin(&app.db).await?;
+    let tx = context.begin(&app.db).await?;
     let mut last_seq = None;
     let mut response = retryable
-        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
+        .answer(&app, tx, context.principal(), body.hash, async |tx| {
             let now = app.clock.now();
-            let appended = sessions::append(tx, viewer, &id, &messages, expected_last, now).await?;
+            let appended = sessions::append(tx, access, &id, &messages, expected_last, now).await?;
             last_seq = Some(appended.first_seq + messages.len() as i64 - 1);
             let response = AppendedResponse {
                 session_id: appended
                     .tip
                     .name
-                    .shown_link(appended.tip.session_id, viewer),
-                messages: appended_messages(&appended, &messages, viewer, now)?,
+                    .shown_link(appended.tip.session_id, access),
+                messages: appended_messages(&appended, &messages, access, now)?,
             };
             Answer::new(201, &response)
         })

@@ -14,10 +14,10 @@ use crate::domain::transfer::export::{JsonWriter, Piece};
 use crate::domain::transfer::import;
 use crate::domain::transfer::markdown;
 use crate::error::{Error, Result};
-use crate::http::auth::callers::Credential;
-use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::auth::callers::RawCredential;
+use crate::http::auth::conversation::{ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathSession, Query};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::{LargeJsonBody, MAX_LARGE_JSON_BYTES};
 use crate::http::response::download::{self, Pages};
 use crate::idempotency::Answer;
@@ -70,16 +70,16 @@ pub struct ImportParams {
 pub async fn export_session(
     app: web::Data<App>,
     caller: ConversationReader,
-    credential: Credential,
+    credential: RawCredential,
     PathSession(id): PathSession,
     Query(params): Query<ExportParams>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let pages = Pages::open(app, acting, credential).await?;
-    let (app, acting) = (&pages.app, &pages.acting);
-    let (actor, viewer) = (acting.actor(), &acting.viewer);
-    let mut tx = acting.begin(&app.db).await?;
-    let export = sessions::export(app, &mut tx, &actor, viewer, &id).await?;
+    let context = caller.context(&app, None).await?;
+    let pages = Pages::open(app, context, credential).await?;
+    let (app, context) = (&pages.app, &pages.context);
+    let (actor, access) = (context.actor(), &context.access);
+    let mut tx = context.begin(&app.db).await?;
+    let export = sessions::export(app, &mut tx, &actor, access, &id).await?;
     tx.commit().await?;
     let (content_type, ending) = match params.format {
         ExportFormat::Json => ("application/json", "json"),
@@ -156,8 +156,8 @@ impl Download {
         match (writer, last) {
             (writer, false) => self.writer = Some(writer),
             (Writer::Json(json), true) => {
-                let Pages { app, acting, .. } = &self.pages;
-                let (keyring, tenant_id) = (&app.keyring, acting.tenant_id());
+                let Pages { app, context, .. } = &self.pages;
+                let (keyring, tenant_id) = (&app.keyring, context.tenant_id());
                 let sign = |digest: &[u8; 32]| DocumentSignature::make(keyring, tenant_id, digest);
                 json.end(sign, &mut out)?;
             }
@@ -184,8 +184,8 @@ impl Download {
         let app = self.pages.app.clone();
         let _turn = Pages::turn(&app).await?;
         let mut tx = self.pages.begin().await?;
-        let (viewer, now) = (&self.pages.acting.viewer, app.clock.now());
-        let pieces = self.export.next(&mut tx, viewer, now).await?;
+        let (access, now) = (&self.pages.context.access, app.clock.now());
+        let pieces = self.export.next(&mut tx, access, now).await?;
         tx.commit().await?;
         Ok(pieces)
     }
@@ -210,12 +210,12 @@ impl Download {
 #[post("/sessions/import")]
 pub async fn import_session(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     Query(params): Query<ImportParams>,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: LargeJsonBody<Document>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
+    let context = caller.context(&app, None).await?;
     let parse = |key: &String| SessionKey::parse(key, "/query/session_key");
     let session_key = params.session_key.as_ref().map(parse).transpose()?;
     // The key is part of what is asked.
@@ -225,13 +225,13 @@ pub async fn import_session(
     let document = web::block(move || import::check(document))
         .await
         .map_err(Error::internal)??;
-    let tx = acting.begin(&app.db).await?;
+    let tx = context.begin(&app.db).await?;
     retryable
-        .answer(&app, tx, acting.principal(), hash, async |tx| {
-            let (viewer, now) = (&acting.viewer, app.clock.now());
+        .answer(&app, tx, context.principal(), hash, async |tx| {
+            let (access, now) = (&context.access, app.clock.now());
             let key = session_key.as_ref();
-            let tip = sessions::import(&app, tx, viewer, &document, key, now).await?;
-            Answer::new(201, &shown(tx, viewer, tip).await?)
+            let tip = sessions::import(&app, tx, access, &document, key, now).await?;
+            Answer::new(201, &shown(tx, access, tip).await?)
         })
         .await
 }

@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 use super::session_messages::NewMessageRequest;
 use crate::app::App;
 use crate::domain::conversation::message::{MAX_MESSAGES, NewMessage};
-use crate::domain::conversation::session::{Edge, EndReason, Need, Session, SessionState};
+use crate::domain::conversation::session::{Edge, EndReason, Permission, Session, SessionState};
 use crate::domain::conversation::session_name::{
     ClientSessionId, SessionKey, SessionRef, session_key_not_found,
 };
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::people::display_name::DisplayName;
-use crate::domain::people::identity::PersonName;
+use crate::domain::people::identity::UserName;
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::Result;
-use crate::http::auth::conversation::{ConversationReader, Converser};
+use crate::http::auth::conversation::{ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathSession, Query, given};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::{JsonBody, LargeJsonBody};
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::http::request::precondition::etag;
@@ -61,11 +61,11 @@ pub struct SessionResponse {
 }
 
 impl SessionResponse {
-    pub fn new(session: Session, viewer: &Viewer) -> Self {
+    pub fn new(session: Session, access: &Access) -> Self {
         Self {
-            id: session.name.shown_link(session.id, viewer),
-            conversation_id: session.name.shown(viewer),
-            parent_id: session.parent.map(|parent| parent.shown(viewer)),
+            id: session.name.shown_link(session.id, access),
+            conversation_id: session.name.shown(access),
+            parent_id: session.parent.map(|parent| parent.shown(access)),
             session_key: session.owner.session_key,
             user_id: session.owner.user_id,
             agent: session.agent,
@@ -98,7 +98,7 @@ pub struct CreateSessionRequest {
     /// `main` where none is named.
     pub agent: Option<ResourceName>,
     /// Whose session it is: `usr_…`, `platform:external_id`, or `me` with a user token.
-    pub user: Option<PersonName>,
+    pub user: Option<UserName>,
     pub title: Option<DisplayName>,
     #[serde(default)]
     #[schema(max_items = 1000)]
@@ -147,9 +147,9 @@ pub struct UpdateSessionRequest {
 }
 
 /// Shows a link that the caller has found.
-pub async fn shown(tx: &mut TenantTx, viewer: &Viewer, id: SessionId) -> Result<SessionResponse> {
-    let session = store::conversation::sessions::get(tx, viewer, id).await?;
-    Ok(SessionResponse::new(session, viewer))
+pub async fn shown(tx: &mut TenantTx, access: &Access, id: SessionId) -> Result<SessionResponse> {
+    let session = store::conversation::sessions::get(tx, access, id).await?;
+    Ok(SessionResponse::new(session, access))
 }
 
 /// Make a session.
@@ -164,12 +164,12 @@ pub async fn shown(tx: &mut TenantTx, viewer: &Viewer, id: SessionId) -> Result<
 #[post("/sessions")]
 pub async fn create_session(
     app: web::Data<App>,
-    caller: Converser,
-    retryable: Retryable,
+    caller: ConversationWriter,
+    retryable: IdempotencyKey,
     body: LargeJsonBody<CreateSessionRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let acting = caller.acting(&app, request.user.as_ref()).await?;
+    let context = caller.context(&app, request.user.as_ref()).await?;
     let parse_id = |id: &String| ClientSessionId::parse(id, "/id");
     let parse_key = |key: &String| SessionKey::parse(key, "/session_key");
     let new = NewSession {
@@ -179,11 +179,11 @@ pub async fn create_session(
         title: request.title.map(|title| title.as_str().to_owned()),
         messages: request.messages.into_iter().map(NewMessage::from).collect(),
     };
-    let tx = acting.begin(&app.db).await?;
+    let tx = context.begin(&app.db).await?;
     retryable
-        .answer(&app, tx, acting.principal(), body.hash, async |tx| {
-            let id = sessions::create(tx, &acting.viewer, new, app.clock.now()).await?;
-            Answer::new(201, &shown(tx, &acting.viewer, id).await?)
+        .answer(&app, tx, context.principal(), body.hash, async |tx| {
+            let id = sessions::create(tx, &context.access, new, app.clock.now()).await?;
+            Answer::new(201, &shown(tx, &context.access, id).await?)
         })
         .await
 }
@@ -203,17 +203,17 @@ pub async fn list_sessions(
     caller: ConversationReader,
     Query(params): Query<ListSessionsParams>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
     let list = format!(
         "sessions?{:?}&{:?}&{:?}&{:?}&{:?}",
         params.user_id, params.session_key, params.agent, params.state, params.archived
     );
-    let name = ListName::of_acting(&acting, list);
+    let name = ListName::of_acting(&context, list);
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
-    let mut tx = acting.begin(&app.db).await?;
+    let mut tx = context.begin(&app.db).await?;
     let mut filter = Filter {
-        user_id: acting.narrowed_to(&mut tx, params.user_id).await?,
+        user_id: context.narrowed_to(&mut tx, params.user_id).await?,
         slot_id: None,
         agent: params.agent.map(|agent| agent.to_string()),
         state: params.state,
@@ -221,7 +221,7 @@ pub async fn list_sessions(
     };
     if let Some(key) = &params.session_key {
         let key = SessionKey::parse(key, "/query/session_key")?;
-        match sessions::find_slot(&mut tx, viewer, &key, app.clock.now()).await {
+        match sessions::find_slot(&mut tx, access, &key, app.clock.now()).await {
             Ok(slot) => filter.slot_id = Some(slot.id),
             // Nothing was made under it yet; a reserved one is there or it is not.
             Err(error) if error.code == session_key_not_found().code && !key.is_reserved() => {
@@ -230,10 +230,10 @@ pub async fn list_sessions(
             Err(error) => return Err(error),
         }
     }
-    let page = store::conversation::conversations::list(&mut tx, viewer, &filter, &page).await?;
+    let page = store::conversation::conversations::list(&mut tx, access, &filter, &page).await?;
     tx.commit().await?;
     let response = name.close(&app.keyring, page, |session| {
-        SessionResponse::new(session, viewer)
+        SessionResponse::new(session, access)
     })?;
     Ok(HttpResponse::Ok().json(response))
 }
@@ -254,20 +254,20 @@ pub async fn get_session(
     PathSession(id): PathSession,
     Query(params): Query<ExactParams>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let mut tx = acting.begin(&app.db).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
-    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
+    let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let wanted = if params.exact {
         tip.asked_id
     } else {
         tip.session_id
     };
-    let session = store::conversation::sessions::get(&mut tx, viewer, wanted).await?;
+    let session = store::conversation::sessions::get(&mut tx, access, wanted).await?;
     tx.commit().await?;
     let etag = etag(session.last_seq);
-    let response = SessionResponse::new(session, viewer);
+    let response = SessionResponse::new(session, access);
     Ok(HttpResponse::Ok().insert_header(etag).json(response))
 }
 
@@ -284,22 +284,22 @@ pub async fn get_session(
 #[patch("/sessions/{id}")]
 pub async fn update_session(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathSession(id): PathSession,
     body: JsonBody<UpdateSessionRequest>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
     let title = body.value.title;
     let change = Change {
         title: title.map(|title| title.map(|title| title.as_str().to_owned())),
         archived: body.value.archived,
         pinned: body.value.pinned,
     };
-    let mut tx = acting.begin(&app.db).await?;
-    let tip = sessions::find(&mut tx, viewer, &id, Need::Own, app.clock.now()).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let tip = sessions::find(&mut tx, access, &id, Permission::Manage, app.clock.now()).await?;
     store::conversation::conversations::update(&mut tx, tip.name.conversation_id, &change).await?;
-    let response = shown(&mut tx, viewer, tip.session_id).await?;
+    let response = shown(&mut tx, access, tip.session_id).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(response))
 }
@@ -316,12 +316,12 @@ pub async fn update_session(
 #[delete("/sessions/{id}")]
 pub async fn delete_session(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathSession(id): PathSession,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    sessions::delete(&app, &mut tx, &acting.actor(), &acting.viewer, &id).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    sessions::delete(&app, &mut tx, &context.actor(), &context.access, &id).await?;
     tx.commit().await?;
     Ok(HttpResponse::NoContent().finish())
 }

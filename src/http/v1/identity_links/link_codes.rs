@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use crate::app::App;
 use crate::domain::bridge::chat::Chat;
 use crate::domain::identity_links::MergeCounts;
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::platform::PlatformScope;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::conversation::Credential;
-use crate::http::auth::identity::{Claim, Voucher};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::auth::conversation::TenantCredential;
+use crate::http::auth::identity::{Claim, IdentityCaller};
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
@@ -71,7 +71,7 @@ pub struct RedeemedResponse {
 }
 
 impl RedeemedResponse {
-    fn new(redeemed: Redeemed, viewer: &Viewer, dry_run: bool) -> Self {
+    fn new(redeemed: Redeemed, access: &Access, dry_run: bool) -> Self {
         let names = redeemed
             .merge
             .identities
@@ -84,8 +84,8 @@ impl RedeemedResponse {
             identities: names.collect(),
             moved: redeemed.merge.counts,
             session_key: redeemed.session_key,
-            session_id: session.map(|session| session.shown(viewer)),
-            conversation_id: session.map(|session| session.name.shown(viewer)),
+            session_id: session.map(|session| session.shown(access)),
+            conversation_id: session.map(|session| session.name.shown(access)),
             dry_run,
         }
     }
@@ -104,23 +104,23 @@ impl RedeemedResponse {
 #[post("/link-codes")]
 pub async fn create_link_code(
     app: web::Data<App>,
-    caller: Voucher,
-    retryable: Retryable,
+    caller: IdentityCaller,
+    retryable: IdempotencyKey,
     body: JsonBody<CreateLinkCodeRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let vouched = caller.vouch(Claim {
+    let verified = caller.vouch(Claim {
         identity: request.identity,
         chat: request.chat.as_ref(),
         display_name: None,
     })?;
     request.chat.unwrap_or(Chat::DM).require_private()?;
-    let known = vouched.contact(&app).await?;
-    let tx = vouched.begin(&app.db).await?;
+    let known = verified.contact(&app).await?;
+    let tx = verified.begin(&app.db).await?;
     retryable
-        .answer(&app, tx, vouched.principal(), body.hash, async |tx| {
+        .answer(&app, tx, verified.principal(), body.hash, async |tx| {
             let platform = request.platform.as_ref();
-            let actor = vouched.actor();
+            let actor = verified.actor();
             let (code, expires_at) = people::mint(&app, tx, &actor, &known, platform).await?;
             let response = LinkCodeResponse {
                 code: Some(code.as_str().to_owned()),
@@ -147,8 +147,8 @@ pub async fn create_link_code(
 #[post("/link-codes/redeem")]
 pub async fn redeem_link_code(
     app: web::Data<App>,
-    caller: Voucher,
-    retryable: Retryable,
+    caller: IdentityCaller,
+    retryable: IdempotencyKey,
     body: JsonBody<RedeemLinkCodeRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
@@ -156,42 +156,42 @@ pub async fn redeem_link_code(
         let error = FieldError::new("/code", "must have 1 to 64 characters");
         return Err(Error::fields(Code::InvalidRequest, vec![error]));
     }
-    let vouched = caller.vouch(Claim {
+    let verified = caller.vouch(Claim {
         identity: request.identity,
         chat: request.chat.as_ref(),
         display_name: None,
     })?;
     if let Err(refusal) = request.chat.as_ref().map_or(Ok(()), Chat::require_private) {
-        let mut tx = vouched.begin(&app.db).await?;
+        let mut tx = verified.begin(&app.db).await?;
         people::void(&app, &mut tx, &request.code).await?;
         tx.commit().await?;
         return Err(refusal);
     }
-    let known = vouched.contact(&app).await?;
+    let known = verified.contact(&app).await?;
     let redeem = Redeem {
         code: &request.code,
-        identity: &vouched.identity(&known),
-        namespace: vouched.namespace(),
+        identity: &verified.identity(&known),
+        namespace: verified.namespace(),
         dry_run: request.dry_run,
     };
-    guarded(&app, vouched.credential(), known.id, async || {
-        let mut tx = vouched.begin(&app.db).await?;
-        let actor = vouched.actor();
-        let viewer = |user_id| match vouched.is_person() {
-            true => Viewer::of_user(user_id, vouched.identity(&known)),
-            false => Viewer::of_service(user_id, vouched.identity(&known)),
+    guarded(&app, verified.credential(), known.id, async || {
+        let mut tx = verified.begin(&app.db).await?;
+        let actor = verified.actor();
+        let access = |user_id| match verified.is_person() {
+            true => Access::of_user(user_id, verified.identity(&known)),
+            false => Access::of_service(user_id, verified.identity(&known)),
         };
         if request.dry_run {
             let redeemed = people::redeem(&app, &mut tx, &actor, &redeem).await?;
-            let viewer = viewer(redeemed.merge.into);
-            let response = RedeemedResponse::new(redeemed, &viewer, true);
+            let access = access(redeemed.merge.into);
+            let response = RedeemedResponse::new(redeemed, &access, true);
             return Ok(HttpResponse::Ok().json(response));
         }
         retryable
-            .answer(&app, tx, vouched.principal(), body.hash, async |tx| {
+            .answer(&app, tx, verified.principal(), body.hash, async |tx| {
                 let redeemed = people::redeem(&app, tx, &actor, &redeem).await?;
-                let viewer = viewer(redeemed.merge.into);
-                Answer::new(200, &RedeemedResponse::new(redeemed, &viewer, false))
+                let access = access(redeemed.merge.into);
+                Answer::new(200, &RedeemedResponse::new(redeemed, &access, false))
             })
             .await
     })
@@ -201,7 +201,7 @@ pub async fn redeem_link_code(
 /// Charges an attempt before `work` looks at a code, and gives it back unless the code was wrong.
 pub(in crate::http::v1) async fn guarded<T>(
     app: &App,
-    credential: &Credential,
+    credential: &TenantCredential,
     identity_id: IdentityId,
     work: impl AsyncFnOnce() -> Result<T>,
 ) -> Result<T> {

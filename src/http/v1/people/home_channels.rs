@@ -10,7 +10,7 @@ use crate::domain::people::home_channel::HomeChannel;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::platform::PlatformScope;
 use crate::error::{Error, Result};
-use crate::http::auth::conversation::{PersonActor, PersonViewer};
+use crate::http::auth::conversation::{UserReader, UserWriter};
 use crate::http::request::extract::{PathId, PathPlatform};
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::ListResponse;
@@ -59,12 +59,12 @@ impl From<HomeChannel> for HomeChannelResponse {
 #[get("/users/{id}/home-channels")]
 pub async fn list_home_channels(
     app: web::Data<App>,
-    caller: PersonViewer,
+    caller: UserReader,
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let user = acting.find_user(&mut tx, id).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let user = context.find_user(&mut tx, id).await?;
     let homes = store::people::home_channels::list(&mut tx, user.id).await?;
     tx.commit().await?;
     let list = ListResponse::whole(homes, HomeChannelResponse::from);
@@ -87,21 +87,21 @@ pub async fn list_home_channels(
 #[put("/users/{id}/home-channels/{platform}")]
 pub async fn put_home_channel(
     app: web::Data<App>,
-    caller: PersonActor,
+    caller: UserWriter,
     PathId(id): PathId<UserId>,
     PathPlatform(platform): PathPlatform,
     body: JsonBody<PutHomeChannelRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let acting = caller.acting(&app, None).await?;
-    acting.check_chat(&request.chat)?;
-    let mut tx = acting.begin(&app.db).await?;
-    let user = acting.find_user(&mut tx, id).await?;
+    let context = caller.context(&app, None).await?;
+    context.check_chat(&request.chat)?;
+    let mut tx = context.begin(&app.db).await?;
+    let user = context.find_user(&mut tx, id).await?;
     people::put_home_channel(
         &app,
         &mut tx,
-        &acting.actor(),
-        &acting.viewer,
+        &context.actor(),
+        &context.access,
         &people::NewHomeChannel {
             user_id: user.id,
             platform: &platform,
@@ -132,14 +132,14 @@ pub async fn put_home_channel(
 #[delete("/users/{id}/home-channels/{platform}")]
 pub async fn delete_home_channel(
     app: web::Data<App>,
-    caller: PersonActor,
+    caller: UserWriter,
     PathId(id): PathId<UserId>,
     PathPlatform(platform): PathPlatform,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let user = acting.find_user(&mut tx, id).await?;
-    people::delete_home_channel(&app, &mut tx, &acting.actor(), user.id, &platform).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let user = context.find_user(&mut tx, id).await?;
+    people::delete_home_channel(&app, &mut tx, &context.actor(), user.id, &platform).await?;
     tx.commit().await?;
     Ok(HttpResponse::NoContent().finish())
 }

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::users::MergeResponse;
 use crate::app::App;
 use crate::domain::bridge::chat::Chat;
-use crate::domain::people::access::{Reach, Viewer};
+use crate::domain::people::access::{Access, Visibility};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::presence::Presence;
 use crate::domain::people::user::IdentityRecord;
 use crate::error::{Code, Error, Result};
-use crate::http::auth::conversation::{PersonActor, PersonViewer};
+use crate::http::auth::conversation::{UserReader, UserWriter};
 use crate::http::request::extract::PathId;
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::ListResponse;
 use crate::http::v1::identity_links::link_codes::guarded;
@@ -77,13 +77,13 @@ pub struct PresenceResponse {
 }
 
 impl PresenceResponse {
-    fn new(presence: Presence, viewer: &Viewer) -> Self {
+    fn new(presence: Presence, access: &Access) -> Self {
         Self {
             identity: presence.identity.name.to_string(),
             platform: presence.identity.name.platform().to_string(),
             last_seen_at: presence.last_seen_at,
             session_key: presence.session_key,
-            session_id: presence.session.map(|session| session.shown(viewer)),
+            session_id: presence.session.map(|session| session.shown(access)),
             home_channel: presence.home_channel,
         }
     }
@@ -136,12 +136,12 @@ pub struct UndoUnlinkRequest {
 #[get("/users/{id}/identities")]
 pub async fn list_identities(
     app: web::Data<App>,
-    caller: PersonViewer,
+    caller: UserReader,
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let user = acting.find_user(&mut tx, id).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let user = context.find_user(&mut tx, id).await?;
     let accounts = store::people::identities::list(&mut tx, user.id).await?;
     tx.commit().await?;
     let list = ListResponse::whole(accounts, IdentityResponse::from);
@@ -160,16 +160,16 @@ pub async fn list_identities(
 #[get("/users/{id}/presence")]
 pub async fn list_presence(
     app: web::Data<App>,
-    caller: PersonViewer,
+    caller: UserReader,
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let mut tx = acting.begin(&app.db).await?;
-    let user = acting.find_user(&mut tx, id).await?;
-    let presence = store::people::presence::list(&mut tx, viewer, user.id).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let mut tx = context.begin(&app.db).await?;
+    let user = context.find_user(&mut tx, id).await?;
+    let presence = store::people::presence::list(&mut tx, access, user.id).await?;
     tx.commit().await?;
-    let list = ListResponse::whole(presence, |one| PresenceResponse::new(one, viewer));
+    let list = ListResponse::whole(presence, |one| PresenceResponse::new(one, access));
     Ok(HttpResponse::Ok().json(list))
 }
 
@@ -188,12 +188,12 @@ pub async fn list_presence(
 #[delete("/identities/{id}")]
 pub async fn unlink_identity(
     app: web::Data<App>,
-    caller: PersonActor,
+    caller: UserWriter,
     PathId(id): PathId<IdentityId>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let unlinked = people::unlink(&app, &mut tx, &acting.actor(), &acting.viewer, id).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let unlinked = people::unlink(&app, &mut tx, &context.actor(), &context.access, id).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(UnlinkedResponse::from(unlinked)))
 }
@@ -214,44 +214,44 @@ pub async fn unlink_identity(
 #[post("/identities/{id}/undo-unlink")]
 pub async fn undo_unlink_identity(
     app: web::Data<App>,
-    caller: PersonActor,
+    caller: UserWriter,
     PathId(id): PathId<IdentityId>,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: JsonBody<UndoUnlinkRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    if viewer.reach == Reach::Tenant {
-        let tx = acting.begin(&app.db).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    if access.reach == Visibility::Tenant {
+        let tx = context.begin(&app.db).await?;
         return retryable
-            .answer(&app, tx, acting.principal(), body.hash, async |tx| {
-                let actor = acting.actor();
-                let merged = people::undo_unlink(&app, tx, &actor, viewer, id, None).await?;
+            .answer(&app, tx, context.principal(), body.hash, async |tx| {
+                let actor = context.actor();
+                let merged = people::undo_unlink(&app, tx, &actor, access, id, None).await?;
                 Answer::new(200, &MergeResponse::new(merged, false))
             })
             .await;
     }
     if let Some(chat) = &request.chat {
-        acting.check_chat(chat)?;
+        context.check_chat(chat)?;
         chat.require_private()?;
     }
-    let mut tx = acting.begin(&app.db).await?;
-    people::find_identity(&mut tx, viewer, id).await?;
+    let mut tx = context.begin(&app.db).await?;
+    people::find_identity(&mut tx, access, id).await?;
     drop(tx);
-    let speaker = viewer.speaker.clone().filter(|speaker| speaker.id == id);
+    let speaker = access.speaker.clone().filter(|speaker| speaker.id == id);
     let (Some(speaker), Some(code)) = (speaker, request.code) else {
         let detail = "the account itself brings a link code that the other side showed";
         return Err(Error::new(Code::ProofRequired, detail));
     };
-    guarded(&app, acting.credential(), speaker.id, async || {
-        let tx = acting.begin(&app.db).await?;
+    guarded(&app, context.credential(), speaker.id, async || {
+        let tx = context.begin(&app.db).await?;
         retryable
-            .answer(&app, tx, acting.principal(), body.hash, async |tx| {
-                let actor = acting.actor();
+            .answer(&app, tx, context.principal(), body.hash, async |tx| {
+                let actor = context.actor();
                 let proven = people::consume(&app, tx, &code, &speaker).await?;
                 let proven = Some(proven);
-                let merged = people::undo_unlink(&app, tx, &actor, viewer, id, proven).await?;
+                let merged = people::undo_unlink(&app, tx, &actor, access, id, proven).await?;
                 Answer::new(200, &MergeResponse::new(merged, false))
             })
             .await

@@ -5,19 +5,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::app::App;
 use crate::domain::bridge::chat::Chat;
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::user::{Identity, KnownIdentity};
 use crate::domain::tenant::agent::DEFAULT_AGENT;
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::{Error, Result};
-use crate::http::auth::identity::{Claim, Vouched, Voucher};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::auth::identity::{Claim, IdentityCaller, VerifiedIdentity};
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::http::v1::conversation::session_keys::ResetResponse;
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
-use crate::people::{self, Asked, Resolved};
+use crate::people::{self, Resolved};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -49,18 +49,18 @@ pub struct ResolveResponse {
 }
 
 impl ResolveResponse {
-    fn new(resolved: Resolved, viewer: &Viewer) -> Self {
+    fn new(resolved: Resolved, access: &Access) -> Self {
         Self {
             user_id: resolved.user_id,
             identity_id: resolved.identity_id,
             linked: resolved.linked,
             session_key: resolved.session_key,
-            session_id: resolved.session.shown(viewer),
-            conversation_id: resolved.session.name.shown(viewer),
+            session_id: resolved.session.shown(access),
+            conversation_id: resolved.session.name.shown(access),
             created: resolved.created,
             reset: resolved.reset.map(|(reason, before)| ResetResponse {
                 reason,
-                previous_session_id: before.shown(viewer),
+                previous_session_id: before.shown(access),
             }),
             offer: None,
         }
@@ -80,12 +80,12 @@ impl ResolveResponse {
 #[post("/resolve")]
 pub async fn resolve(
     app: web::Data<App>,
-    caller: Voucher,
-    retryable: Retryable,
+    caller: IdentityCaller,
+    retryable: IdempotencyKey,
     body: JsonBody<ResolveRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let vouched = caller.vouch(Claim {
+    let verified = caller.vouch(Claim {
         identity: request.identity,
         chat: request.chat.as_ref(),
         display_name: None,
@@ -95,45 +95,45 @@ pub async fn resolve(
         .agent
         .as_ref()
         .map_or(DEFAULT_AGENT, ResourceName::as_str);
-    let asked = Asked {
-        identity: &vouched.identity,
+    let asked = people::ResolveRequest {
+        identity: &verified.identity,
         agent,
         chat: &chat,
-        namespace: vouched.namespace(),
+        namespace: verified.namespace(),
     };
     let now = app.clock.now();
-    let mut tx = vouched.begin(&app.db).await?;
+    let mut tx = verified.begin(&app.db).await?;
     if !retryable.has_key()
         && let Some(resolved) = people::resolve(&mut tx, asked, now).await?
     {
-        let response = render(&vouched, resolved)?;
+        let response = render(&verified, resolved)?;
         tx.commit().await?;
         return Ok(HttpResponse::Ok().json(response));
     }
     drop(tx);
-    vouched.contact(&app).await?;
-    let tx = vouched.begin(&app.db).await?;
+    verified.contact(&app).await?;
+    let tx = verified.begin(&app.db).await?;
     retryable
-        .answer(&app, tx, vouched.principal(), body.hash, async |tx| {
+        .answer(&app, tx, verified.principal(), body.hash, async |tx| {
             let resolved = people::resolve(tx, asked, now).await?;
             let resolved = resolved.ok_or_else(|| Error::not_found("identity"))?;
-            Answer::new(200, &render(&vouched, resolved)?)
+            Answer::new(200, &render(&verified, resolved)?)
         })
         .await
 }
 
-fn render(vouched: &Vouched, resolved: Resolved) -> Result<ResolveResponse> {
-    vouched.check_own(&KnownIdentity {
+fn render(verified: &VerifiedIdentity, resolved: Resolved) -> Result<ResolveResponse> {
+    verified.check_own(&KnownIdentity {
         id: resolved.identity_id,
         user_id: resolved.user_id,
     })?;
     let speaker = Identity {
         id: resolved.identity_id,
-        name: vouched.identity.clone(),
+        name: verified.identity.clone(),
     };
-    let viewer = match vouched.is_person() {
-        true => Viewer::of_user(resolved.user_id, speaker),
-        false => Viewer::of_service(resolved.user_id, speaker),
+    let access = match verified.is_person() {
+        true => Access::of_user(resolved.user_id, speaker),
+        false => Access::of_service(resolved.user_id, speaker),
     };
-    Ok(ResolveResponse::new(resolved, &viewer))
+    Ok(ResolveResponse::new(resolved, &access))
 }

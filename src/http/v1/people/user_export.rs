@@ -5,14 +5,14 @@ use actix_web::web::Bytes;
 use actix_web::{HttpResponse, get, web};
 
 use crate::app::App;
-use crate::domain::transfer::person_document::PersonDocument;
+use crate::domain::transfer::person_document::UserDocument;
 use crate::error::Result;
-use crate::http::auth::callers::Credential;
-use crate::http::auth::conversation::PersonExporter;
+use crate::http::auth::callers::RawCredential;
+use crate::http::auth::conversation::UserExporter;
 use crate::http::request::extract::PathId;
 use crate::http::response::download::{self, Pages};
 use crate::ids::UserId;
-use crate::people::{self, PersonExport};
+use crate::people::{self, UserExport};
 
 /// Export everything of a person as one document.
 ///
@@ -25,23 +25,23 @@ use crate::people::{self, PersonExport};
     security(("api_key" = ["admin"]), ("user_token" = [])),
     extensions(("x-acts-for" = json!("the token's user, or the tenant"))),
     params(("id" = UserId, Path, description = "The person")),
-    responses((status = 200, description = "Everything", body = PersonDocument))
+    responses((status = 200, description = "Everything", body = UserDocument))
 )]
 #[get("/users/{id}/export")]
 pub async fn export_user(
     app: web::Data<App>,
-    caller: PersonExporter,
-    credential: Credential,
+    caller: UserExporter,
+    credential: RawCredential,
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let pages = Pages::open(app, acting, credential).await?;
-    let (app, acting) = (&pages.app, &pages.acting);
-    let (actor, viewer) = (acting.actor(), &acting.viewer);
-    let mut tx = acting.begin(&app.db).await?;
-    let user = acting.find_user(&mut tx, id).await?;
+    let context = caller.context(&app, None).await?;
+    let pages = Pages::open(app, context, credential).await?;
+    let (app, context) = (&pages.app, &pages.context);
+    let (actor, access) = (context.actor(), &context.access);
+    let mut tx = context.begin(&app.db).await?;
+    let user = context.find_user(&mut tx, id).await?;
     let file = format!("attachment; filename=\"person-{}.json\"", user.id);
-    let (export, begun) = people::export(app, &mut tx, &actor, viewer, user).await?;
+    let (export, begun) = people::export(app, &mut tx, &actor, access, user).await?;
     tx.commit().await?;
     let credential = pages.credential.clone();
     let download = Download {
@@ -58,7 +58,7 @@ pub async fn export_user(
 /// An export that a client reads at its own pace.
 struct Download {
     pages: Pages,
-    export: PersonExport,
+    export: UserExport,
     /// What is written and not sent.
     begun: Vec<u8>,
 }
@@ -80,8 +80,8 @@ impl Download {
         let app = self.pages.app.clone();
         let _turn = Pages::turn(&app).await?;
         let mut tx = self.pages.begin().await?;
-        let viewer = &self.pages.acting.viewer;
-        let (bytes, last) = self.export.next(&app, &mut tx, viewer).await?;
+        let access = &self.pages.context.access;
+        let (bytes, last) = self.export.next(&app, &mut tx, access).await?;
         tx.commit().await?;
         let mut out = std::mem::take(&mut self.begun);
         out.extend(bytes);

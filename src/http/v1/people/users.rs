@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use crate::app::App;
 use crate::domain::conversation::reset::TimeZone;
 use crate::domain::identity_links::{MergeCounts, MoveKind};
-use crate::domain::people::access::Reach;
+use crate::domain::people::access::Visibility;
 use crate::domain::people::display_name::DisplayName;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::user::User;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::auth::callers::{Admin, Person, Reader};
-use crate::http::auth::conversation::{PersonActor, PersonViewer};
+use crate::http::auth::conversation::{UserReader, UserWriter};
 use crate::http::request::extract::{PathId, Query, given};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::idempotency::Answer;
@@ -161,7 +161,7 @@ pub struct ErasedResponse {
 pub async fn create_user(
     app: web::Data<App>,
     caller: Admin,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: JsonBody<CreateUserRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
@@ -247,12 +247,12 @@ pub async fn get_own_user(app: web::Data<App>, caller: Person) -> Result<HttpRes
 #[get("/users/{id}")]
 pub async fn get_user(
     app: web::Data<App>,
-    caller: PersonViewer,
+    caller: UserReader,
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let user = acting.find_user(&mut tx, id).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let user = context.find_user(&mut tx, id).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(UserResponse::from(user)))
 }
@@ -273,13 +273,13 @@ pub async fn get_user(
 #[patch("/users/{id}")]
 pub async fn update_user(
     app: web::Data<App>,
-    caller: PersonActor,
+    caller: UserWriter,
     PathId(id): PathId<UserId>,
     body: JsonBody<UpdateUserRequest>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
+    let context = caller.context(&app, None).await?;
     let request = body.value;
-    if request.external_id.is_some() && acting.viewer.reach != Reach::Tenant {
+    if request.external_id.is_some() && context.access.reach != Visibility::Tenant {
         let detail = "only an admin changes the external id";
         return Err(Error::new(Code::MissingScope, detail));
     }
@@ -288,9 +288,9 @@ pub async fn update_user(
         display_name: request.display_name,
         time_zone: request.time_zone,
     };
-    let mut tx = acting.begin(&app.db).await?;
-    let user = acting.find_user(&mut tx, id).await?;
-    let user = people::update(&app, &mut tx, &acting.actor(), user.id, &change).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let user = context.find_user(&mut tx, id).await?;
+    let user = people::update(&app, &mut tx, &context.actor(), user.id, &change).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(UserResponse::from(user)))
 }
@@ -344,7 +344,7 @@ pub async fn merge_users(
     app: web::Data<App>,
     caller: Admin,
     PathId(into): PathId<UserId>,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: JsonBody<MergeUsersRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;

@@ -13,7 +13,7 @@ use crate::domain::values::timestamp;
 use crate::error::Result;
 use crate::http::auth::callers::{Admin, Reader};
 use crate::http::request::extract::{PathId, Query};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::idempotency::Answer;
@@ -98,7 +98,7 @@ pub struct ListApiKeysParams {
 pub async fn create_api_key(
     app: web::Data<App>,
     caller: Admin,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: JsonBody<CreateApiKeyRequest>,
 ) -> Result<HttpResponse> {
     let tx = caller.begin(&app.db).await?;

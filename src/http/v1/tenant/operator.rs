@@ -12,7 +12,7 @@ use crate::domain::people::display_name::DisplayName;
 use crate::error::{Error, Result};
 use crate::http::auth::callers::Operator;
 use crate::http::request::extract::{PathId, Query};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::OptionalJsonBody;
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::idempotency::Answer;
@@ -48,7 +48,7 @@ pub async fn create_admin_key(
     app: web::Data<App>,
     Operator(operator): Operator,
     PathId(id): PathId<TenantId>,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: OptionalJsonBody<CreateAdminKeyRequest>,
 ) -> Result<HttpResponse> {
     let hash = body.hash();

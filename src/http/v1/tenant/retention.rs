@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::domain::tenant::retention::Sweep;
 use crate::error::{Error, FieldError, Result};
 use crate::http::auth::callers::{Admin, Reader};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::idempotency::Answer;
 use crate::sessions::retention::{self, Overview, Rehearsal};
@@ -138,7 +138,7 @@ pub async fn get_retention(app: web::Data<App>, caller: Reader) -> Result<HttpRe
 pub async fn sweep_retention(
     app: web::Data<App>,
     caller: Admin,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: JsonBody<SweepRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;

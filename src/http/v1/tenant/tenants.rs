@@ -14,7 +14,7 @@ use crate::domain::values::timestamp;
 use crate::error::Result;
 use crate::http::auth::callers::Operator;
 use crate::http::request::extract::{PathId, Query, given};
-use crate::http::request::idempotency_key::Retryable;
+use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::idempotency::Answer;
@@ -85,7 +85,7 @@ pub struct ListTenantsParams {
 pub async fn create_tenant(
     app: web::Data<App>,
     Operator(operator): Operator,
-    retryable: Retryable,
+    retryable: IdempotencyKey,
     body: JsonBody<CreateTenantRequest>,
 ) -> Result<HttpResponse> {
     let tx = operator.begin(&app.db).await?;

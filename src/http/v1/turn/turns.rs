@@ -8,13 +8,13 @@ use serde_json::Value;
 use std::future::{Ready, ready};
 
 use crate::app::App;
-use crate::domain::conversation::session::{ChainName, Need, Tip};
+use crate::domain::conversation::session::{ConversationHandle, Permission, Tip};
 use crate::domain::conversation::session_name::{SessionKey, SessionRef, session_key_not_found};
-use crate::domain::people::access::Viewer;
+use crate::domain::people::access::Access;
 use crate::domain::turn::{Turn, TurnState};
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::callers::Credential;
-use crate::http::auth::conversation::{Acting, ConversationReader, Converser};
+use crate::http::auth::callers::RawCredential;
+use crate::http::auth::conversation::{CallerContext, ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathId, PathKey, PathSession, Query};
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::http::response::event_stream::{self, Allowed, Watch};
@@ -56,12 +56,12 @@ pub struct TurnUsage {
 }
 
 impl TurnResponse {
-    fn new(turn: Turn, message: Option<Value>, name: &ChainName, viewer: &Viewer) -> Self {
+    fn new(turn: Turn, message: Option<Value>, name: &ConversationHandle, access: &Access) -> Self {
         Self {
             id: turn.id,
-            session_id: name.shown_link(turn.session_id(), viewer),
-            conversation_id: name.shown(viewer),
-            session_key: turn.told.session_key,
+            session_id: name.shown_link(turn.session_id(), access),
+            conversation_id: name.shown(access),
+            session_key: turn.session_info.session_key,
             agent: turn.agent,
             state: turn.state,
             reason: turn.reason,
@@ -84,9 +84,9 @@ impl TurnResponse {
 async fn find(
     app: &App,
     tx: &mut TenantTx,
-    viewer: &Viewer,
+    access: &Access,
     id: TurnId,
-    need: Need,
+    need: Permission,
 ) -> Result<(Turn, Tip)> {
     let no_such_turn = || Error::not_found("turn");
     let turn = rows::find(tx, id).await?;
@@ -95,7 +95,7 @@ async fn find(
         .as_ref()
         .map_or_else(SessionId::generate, |turn| turn.conversation_id);
     let session = SessionRef::Id(conversation_id);
-    let found = sessions::find(tx, viewer, &session, need, app.clock.now()).await;
+    let found = sessions::find(tx, access, &session, need, app.clock.now()).await;
     match found {
         Ok(tip) => Ok((turn.ok_or_else(no_such_turn)?, tip)),
         Err(error) if error.code == Code::SessionNotFound => Err(no_such_turn()),
@@ -103,7 +103,7 @@ async fn find(
     }
 }
 
-async fn show(tx: &mut TenantTx, turn: Turn, tip: &Tip, viewer: &Viewer) -> Result<TurnResponse> {
+async fn show(tx: &mut TenantTx, turn: Turn, tip: &Tip, access: &Access) -> Result<TurnResponse> {
     let said = rows::last_said(tx, turn.id).await?;
     let message = said.map(|said| {
         let mut message = serde_json::json!({
@@ -114,7 +114,7 @@ async fn show(tx: &mut TenantTx, turn: Turn, tip: &Tip, viewer: &Viewer) -> Resu
         }
         message
     });
-    Ok(TurnResponse::new(turn, message, &tip.name, viewer))
+    Ok(TurnResponse::new(turn, message, &tip.name, access))
 }
 
 /// A turn as it stands.
@@ -132,12 +132,12 @@ pub async fn get_turn(
     caller: ConversationReader,
     PathId(id): PathId<TurnId>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let mut tx = acting.begin(&app.db).await?;
-    let (turn, tip) = find(&app, &mut tx, viewer, id, Need::ReadOrSpeak).await?;
-    let response = show(&mut tx, turn, &tip, viewer).await?;
-    sessions::note_reading(&app, &mut tx, &acting.actor(), viewer, &tip).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let mut tx = context.begin(&app.db).await?;
+    let (turn, tip) = find(&app, &mut tx, access, id, Permission::Participate).await?;
+    let response = show(&mut tx, turn, &tip, access).await?;
+    sessions::audit_read(&app, &mut tx, &context.actor(), access, &tip).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(response))
 }
@@ -155,27 +155,27 @@ pub async fn get_turn(
 #[post("/turns/{id}/cancel")]
 pub async fn cancel_turn(
     app: web::Data<App>,
-    caller: Converser,
+    caller: ConversationWriter,
     PathId(id): PathId<TurnId>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let mut tx = acting.begin(&app.db).await?;
-    let (turn, tip) = find(&app, &mut tx, viewer, id, Need::ReadOrSpeak).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let mut tx = context.begin(&app.db).await?;
+    let (turn, tip) = find(&app, &mut tx, access, id, Permission::Participate).await?;
     // A guest stops what they said themselves.
-    let own = viewer.speaker.as_ref().map(|speaker| speaker.id) == turn.identity_id;
+    let own = access.speaker.as_ref().map(|speaker| speaker.id) == turn.identity_id;
     if !own {
-        tip.owner.check(viewer, Need::Own)?;
+        tip.owner.check(access, Permission::Manage)?;
     }
     let cancelled = turns::cancel(&app, &mut tx, &turn, app.clock.now()).await?;
     let turn = rows::get(&mut tx, id).await?;
     let conversation_id = turn.conversation_id;
-    let response = show(&mut tx, turn, &tip, viewer).await?;
+    let response = show(&mut tx, turn, &tip, access).await?;
     tx.commit().await?;
-    app.live.poke(conversation_id);
-    app.live.poke_turn(cancelled.node, id);
+    app.live.notify(conversation_id);
+    app.live.notify_turn(cancelled.node, id);
     if let Some(next) = cancelled.next {
-        turns::start(&app, acting.tenant_id(), next, None);
+        turns::start(&app, context.tenant_id(), next, None);
     }
     Ok(HttpResponse::Accepted().json(response))
 }
@@ -206,16 +206,23 @@ pub async fn list_turns(
     PathSession(id): PathSession,
     Query(params): Query<ListTurnsParams>,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let viewer = &acting.viewer;
-    let mut tx = acting.begin(&app.db).await?;
-    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, app.clock.now()).await?;
+    let context = caller.context(&app, None).await?;
+    let access = &context.access;
+    let mut tx = context.begin(&app.db).await?;
+    let tip = sessions::find(
+        &mut tx,
+        access,
+        &id,
+        Permission::Participate,
+        app.clock.now(),
+    )
+    .await?;
     let conversation_id = tip.name.conversation_id;
-    let name = ListName::of_acting(&acting, format!("turns/{conversation_id}"));
+    let name = ListName::of_acting(&context, format!("turns/{conversation_id}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = rows::list(&mut tx, conversation_id, &page).await?;
     tx.commit().await?;
-    let show = |turn: Turn| TurnResponse::new(turn, None, &tip.name, viewer);
+    let show = |turn: Turn| TurnResponse::new(turn, None, &tip.name, access);
     Ok(HttpResponse::Ok().json(name.close(&app.keyring, page, show)?))
 }
 
@@ -241,13 +248,13 @@ impl FromRequest for LastEvent {
 }
 
 /// Somebody who wants to watch, before it is known what.
-struct Watcher {
+struct StreamOpener {
     app: web::Data<App>,
-    acting: Acting,
-    credential: Credential,
+    context: CallerContext,
+    credential: RawCredential,
 }
 
-impl Watcher {
+impl StreamOpener {
     /// Watches a conversation, or one turn of it, and tells the audit.
     async fn watch(
         self,
@@ -259,26 +266,26 @@ impl Watcher {
     ) -> Result<HttpResponse> {
         let Self {
             app,
-            acting,
+            context,
             credential,
         } = self;
-        let tenant_id = acting.tenant_id();
+        let tenant_id = context.tenant_id();
         let guard = app
             .limits
-            .open_stream(tenant_id, acting.limits().open_streams)?;
+            .open_stream(tenant_id, context.limits().open_streams)?;
         let conversation_id = tip.name.conversation_id;
         let after = match (last, turn_id) {
             (Some(last), _) => last,
             (None, Some(_)) => 0,
             (None, None) => events::find_beginning(&mut tx, conversation_id).await?,
         };
-        sessions::note_reading(&app, &mut tx, &acting.actor(), &acting.viewer, &tip).await?;
+        sessions::audit_read(&app, &mut tx, &context.actor(), &context.access, &tip).await?;
         tx.commit().await?;
         let follower = match turn_id {
             Some(turn_id) => Follower::of_turn(&app, tenant_id, conversation_id, turn_id, after),
             None => Follower::of_conversation(&app, tenant_id, conversation_id, after),
         };
-        let allowed = Allowed::new(app, acting, credential, conversation_id);
+        let allowed = Allowed::new(app, context, credential, conversation_id);
         Ok(event_stream::respond(Watch {
             follower,
             allowed: allowed.through(slot_id),
@@ -305,16 +312,16 @@ impl Watcher {
 pub async fn stream_turn_events(
     app: web::Data<App>,
     caller: ConversationReader,
-    credential: Credential,
+    credential: RawCredential,
     PathId(id): PathId<TurnId>,
     LastEvent(last): LastEvent,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let (turn, tip) = find(&app, &mut tx, &acting.viewer, id, Need::ReadOrSpeak).await?;
-    let watcher = Watcher {
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let (turn, tip) = find(&app, &mut tx, &context.access, id, Permission::Participate).await?;
+    let watcher = StreamOpener {
         app,
-        acting,
+        context,
         credential,
     };
     watcher.watch(tx, tip, Some(turn.id), None, last).await
@@ -337,17 +344,17 @@ pub async fn stream_turn_events(
 pub async fn stream_session_events(
     app: web::Data<App>,
     caller: ConversationReader,
-    credential: Credential,
+    credential: RawCredential,
     PathSession(id): PathSession,
     LastEvent(last): LastEvent,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let (viewer, now) = (&acting.viewer, app.clock.now());
-    let tip = sessions::find(&mut tx, viewer, &id, Need::ReadOrSpeak, now).await?;
-    let watcher = Watcher {
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let (access, now) = (&context.access, app.clock.now());
+    let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
+    let watcher = StreamOpener {
         app,
-        acting,
+        context,
         credential,
     };
     watcher.watch(tx, tip, None, None, last).await
@@ -369,20 +376,20 @@ pub async fn stream_session_events(
 pub async fn stream_session_key_events(
     app: web::Data<App>,
     caller: ConversationReader,
-    credential: Credential,
+    credential: RawCredential,
     PathKey(key): PathKey,
     LastEvent(last): LastEvent,
 ) -> Result<HttpResponse> {
-    let acting = caller.acting(&app, None).await?;
-    let mut tx = acting.begin(&app.db).await?;
-    let (viewer, now) = (&acting.viewer, app.clock.now());
-    let slot = sessions::find_slot(&mut tx, viewer, &key, now).await?;
+    let context = caller.context(&app, None).await?;
+    let mut tx = context.begin(&app.db).await?;
+    let (access, now) = (&context.access, app.clock.now());
+    let slot = sessions::find_slot(&mut tx, access, &key, now).await?;
     let current = slot.current.ok_or_else(session_key_not_found)?;
     let session = SessionRef::Id(current.session_id);
-    let tip = sessions::find(&mut tx, viewer, &session, Need::ReadOrSpeak, now).await?;
-    let watcher = Watcher {
+    let tip = sessions::find(&mut tx, access, &session, Permission::Participate, now).await?;
+    let watcher = StreamOpener {
         app,
-        acting,
+        context,
         credential,
     };
     watcher.watch(tx, tip, None, Some(slot.id), last).await
