@@ -124,7 +124,8 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 fn measure(dev: &Dev) -> anyhow::Result<bool> {
-    let (quiet_runtime, noisy_runtime) = (runtime()?, runtime()?);
+    let quiet_runtime = runtime()?;
+    let noisy_runtime = runtime()?;
     let node = quiet_runtime.block_on(Node::start(dev, None))?;
     let scene = noisy_runtime.block_on(Scene::new(dev, &node))?;
     quiet_runtime.block_on(scene.quiet.ask_steadily())?;
@@ -140,7 +141,8 @@ fn measure(dev: &Dev) -> anyhow::Result<bool> {
         Err(_) => Attack::ALL.len(),
     };
     for attack in Attack::ALL.into_iter().take(count) {
-        let (mut alone, mut beside) = (Vec::new(), Vec::new());
+        let mut alone = Vec::new();
+        let mut beside = Vec::new();
         let answers = Answers::default();
         let peak = Peak::watch(node.pid());
         for _ in 0..ROUNDS {
@@ -160,7 +162,8 @@ fn measure(dev: &Dev) -> anyhow::Result<bool> {
         let peak = peak.end();
         std::thread::sleep(REST);
         let after = Memory::of(node.pid())?.pss;
-        let (alone, beside) = (p99(&mut alone), p99(&mut beside));
+        let alone = p99(&mut alone);
+        let beside = p99(&mut beside);
         let ratio = beside / alone;
         met &= ratio <= GOAL_P99 && peak <= GOAL_PEAK;
         met &= after <= GOAL_AFTER || !attack.is_of_bodies();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::ensure;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallState {
+pub enum Side {
     Pgbench,
     Library,
     Http,
@@ -87,26 +87,26 @@ pub struct Figures {
 }
 
 impl Figures {
-    pub fn put(&mut self, side: CallState, part: Part) {
+    pub fn put(&mut self, side: Side, part: Part) {
         match side {
-            CallState::Pgbench => self.pgbench.push(part),
-            CallState::Library => self.library.push(part),
-            CallState::Http => self.http.push(part),
+            Side::Pgbench => self.pgbench.push(part),
+            Side::Library => self.library.push(part),
+            Side::Http => self.http.push(part),
         }
     }
 
     /// A figure of `side` in each round.
-    pub fn each(&self, side: CallState, figure: impl Fn(&Part) -> f64) -> Vec<f64> {
+    pub fn each(&self, side: Side, figure: impl Fn(&Part) -> f64) -> Vec<f64> {
         let parts = match side {
-            CallState::Pgbench => &self.pgbench,
-            CallState::Library => &self.library,
-            CallState::Http => &self.http,
+            Side::Pgbench => &self.pgbench,
+            Side::Library => &self.library,
+            Side::Http => &self.http,
         };
         parts.iter().map(figure).collect()
     }
 
     /// The median of a figure of `side`.
-    pub fn middle(&self, side: CallState, figure: impl Fn(&Part) -> f64) -> f64 {
+    pub fn middle(&self, side: Side, figure: impl Fn(&Part) -> f64) -> f64 {
         let mut each = self.each(side, figure);
         each.sort_by(f64::total_cmp);
         each[each.len() / 2]
@@ -141,7 +141,7 @@ impl Ratio {
     }
 
     /// Prints one line; answers whether the median keeps the goal.
-    pub fn check_usable(&self, name: &str, goal: f64) -> bool {
+    pub fn check(&self, name: &str, goal: f64) -> bool {
         let met = self.keeps(goal);
         let verdict = if met { "goal met" } else { "over the goal" };
         println!("  {name}: {self}, goal: at most {goal}: {verdict}");
@@ -152,7 +152,9 @@ impl Ratio {
 impl fmt::Display for Ratio {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(all) = self;
-        let (median, least, most) = (all[all.len() / 2], all[0], all[all.len() - 1]);
+        let median = all[all.len() / 2];
+        let least = all[0];
+        let most = all[all.len() - 1];
         write!(f, "{median:.2} ({least:.2} to {most:.2})")
     }
 }

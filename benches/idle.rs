@@ -71,7 +71,8 @@ fn report(name: &str, runs: &[Run], of: impl Fn(&Run) -> f64, limit: Option<Limi
     let mut values: Vec<f64> = runs.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
     let median = values[values.len() / 2];
-    let (min, max) = (values[0], values[values.len() - 1]);
+    let min = values[0];
+    let max = values[values.len() - 1];
     print!("{name:<25} {median:>8.1} {min:>8.1} {max:>8.1}");
     let Some(Limit { goal, bar }) = limit else {
         println!();

@@ -34,10 +34,8 @@ fn main() -> anyhow::Result<ExitCode> {
         println!("Only a release build tells something: cargo bench --bench large_tenant");
         return Ok(ExitCode::SUCCESS);
     }
-    let (turns, deliveries) = (
-        number("TURNS", 10_000_000)?,
-        number("DELIVERIES", 5_000_000)?,
-    );
+    let turns = number("TURNS", 10_000_000)?;
+    let deliveries = number("DELIVERIES", 5_000_000)?;
     println!("$ cargo bench --bench large_tenant   # {turns} turns, {deliveries} deliveries");
     let dev = Dev::start("large-tenant")?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -165,7 +163,8 @@ impl Bench<'_> {
             request = request.json(&body);
         }
         let answer = request.send().await?;
-        let (status, told) = (answer.status(), answer.text().await?);
+        let status = answer.status();
+        let told = answer.text().await?;
         ensure!(status.is_success(), "{path}: {status} {told}");
         Ok(serde_json::from_str(&told).unwrap_or_default())
     }
@@ -355,7 +354,9 @@ impl Copy {
             None => format!("o.{column}"),
         };
         let values: Vec<String> = columns.iter().map(value).collect();
-        let (table, which, count) = (self.table, self.which, self.count);
+        let table = self.table;
+        let which = self.which;
+        let count = self.count;
         format!(
             "insert into {table} ({})
              select {}

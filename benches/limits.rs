@@ -86,7 +86,9 @@ fn report(name: &str, latencies: &mut [Duration]) -> anyhow::Result<f64> {
         let place = (latencies.len() as f64 * share) as usize;
         latencies[place.min(latencies.len() - 1)].as_secs_f64() * 1000.0
     };
-    let (p50, p99, worst) = (at(0.5), at(0.99), at(1.0));
+    let p50 = at(0.5);
+    let p99 = at(0.99);
+    let worst = at(1.0);
     println!(
         "{name:<22} p50 {p50:>6.2} ms   p99 {p99:>6.2} ms   max {worst:>7.2} ms   ({} requests)",
         latencies.len()
@@ -114,11 +116,13 @@ fn measure(dev: &Dev, noisy_rate: u32) -> anyhow::Result<Measured> {
             .enable_all()
             .build()
     };
-    let (quiet_runtime, noisy_runtime) = (runtime()?, runtime()?);
+    let quiet_runtime = runtime()?;
+    let noisy_runtime = runtime()?;
     let operator = Operator::of(dev)?;
     let (quiet, noisy) = quiet_runtime.block_on(operator.two_tenants())?;
     let url = format!("{}/v1/tenant", operator.url);
-    let (quiet, noisy) = (Target::new(&url, &quiet)?, Target::new(&url, &noisy)?);
+    let quiet = Target::new(&url, &quiet)?;
+    let noisy = Target::new(&url, &noisy)?;
     let mut measured = Measured {
         alone: Vec::new(),
         beside: Vec::new(),

@@ -26,9 +26,11 @@ pub async fn cpu_while(
 ) -> anyhow::Result<(Range<Duration>, Duration)> {
     let warm = began + times.warm_up;
     tokio::time::sleep_until(warm.into()).await;
-    let (from, cpu) = (began.elapsed(), cpu_of(pid)?);
+    let from = began.elapsed();
+    let cpu = cpu_of(pid)?;
     tokio::time::sleep_until((warm + times.measured).into()).await;
-    let (to, used) = (began.elapsed(), cpu_of(pid)?.saturating_sub(cpu));
+    let to = began.elapsed();
+    let used = cpu_of(pid)?.saturating_sub(cpu);
     Ok((from..to, used))
 }
 

@@ -74,7 +74,8 @@ impl FirstContact {
 
     /// Adds people until there are so many.
     pub async fn grow_to(&mut self, people: u32) -> anyhow::Result<()> {
-        let (tenant, from) = (self.tenant, self.planted + 1);
+        let tenant = self.tenant;
+        let from = self.planted + 1;
         let [user, account, slot, session] =
             [Kind::User, Kind::Account, Kind::Slot, Kind::Session].map(|kind| id_sql(kind, "n"));
         let key = format!("'agent:{AGENT}:telegram:dm:' || n");
@@ -116,7 +117,9 @@ impl FirstContact {
     /// Gives the session of each of them so many messages.
     #[allow(dead_code, reason = "who only resolves reads none")]
     pub async fn say(&mut self, messages: u32, text: &str) -> anyhow::Result<()> {
-        let (tenant, people, session) = (self.tenant, self.planted, id_sql(Kind::Session, "n"));
+        let tenant = self.tenant;
+        let people = self.planted;
+        let session = id_sql(Kind::Session, "n");
         let sql = format!(
             "begin;
              insert into messages (tenant_id, session_id, seq, role, kind, content, token_count, created_at)

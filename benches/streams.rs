@@ -112,9 +112,11 @@ async fn measure(dev: &Dev, streams: usize, conversations: usize) -> anyhow::Res
 
 /// Transactions a second, and how busy one node is.
 async fn rate(superuser: &mut PgConnection, node: &Node) -> anyhow::Result<(f64, f64)> {
-    let (before, cpu) = (count(superuser).await?, machine::cpu_of(node.pid())?);
+    let before = count(superuser).await?;
+    let cpu = machine::cpu_of(node.pid())?;
     tokio::time::sleep(MEASURED).await;
-    let (after, used) = (count(superuser).await?, machine::cpu_of(node.pid())?);
+    let after = count(superuser).await?;
+    let used = machine::cpu_of(node.pid())?;
     let seconds = MEASURED.as_secs_f64();
     let busy = used.saturating_sub(cpu).as_secs_f64() / seconds * 100.0;
     Ok(((after - before) as f64 / seconds, busy))
@@ -127,7 +129,8 @@ async fn count(superuser: &mut PgConnection) -> anyhow::Result<i64> {
 
 async fn raise_limits(dev: &Dev) -> anyhow::Result<()> {
     let text = |name: &str| dev.ready[name].as_str().context("not ready");
-    let (url, tenant) = (text("url")?, text("tenant_id")?);
+    let url = text("url")?;
+    let tenant = text("tenant_id")?;
     let limits = json!({
         "requests_per_minute": 10_000_000, "requests_per_minute_per_key": 10_000_000,
         "open_streams": 1_000_000,
@@ -142,7 +145,8 @@ async fn raise_limits(dev: &Dev) -> anyhow::Result<()> {
 
 async fn make_conversations(dev: &Dev, count: usize) -> anyhow::Result<Vec<String>> {
     let text = |name: &str| dev.ready[name].as_str().context("not ready");
-    let (url, key) = (format!("{}/v1/sessions", text("url")?), text("api_key")?);
+    let url = format!("{}/v1/sessions", text("url")?);
+    let key = text("api_key")?;
     let client = Client::new();
     let mut paths = Vec::with_capacity(count);
     for _ in 0..count {

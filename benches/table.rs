@@ -7,7 +7,7 @@ pub fn middle(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Prints one line; answers whether a figure keeps its goal.
-pub fn check_usable(name: &str, figure: f64, goal: f64) -> bool {
+pub fn check(name: &str, figure: f64, goal: f64) -> bool {
     let met = figure <= goal;
     let verdict = if met { "goal met" } else { "over the goal" };
     println!("  {name}: {figure:.2}, goal: at most {goal}: {verdict}");

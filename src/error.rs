@@ -38,14 +38,14 @@ macro_rules! error_codes {
 
             /// Whether the same request may succeed later, unchanged.
             pub const fn retry_helps(self) -> bool {
-                matches!(match self { $(Code::$variant => RetryHint::$retry),+ }, RetryHint::IdempotencyKey)
+                matches!(match self { $(Code::$variant => RetryHint::$retry),+ }, RetryHint::Retryable)
             }
         }
     };
 }
 
 enum RetryHint {
-    IdempotencyKey,
+    Retryable,
     Final,
 }
 
@@ -86,7 +86,7 @@ error_codes! {
     NotFound, "not_found", 404, Final, "There is no such thing";
     ModelNotFound, "model_not_found", 404, Final, "There is no such agent";
     MethodNotAllowed, "method_not_allowed", 405, Final, "The path does not take this method";
-    RequestTimeout, "request_timeout", 408, IdempotencyKey, "The request did not arrive in time";
+    RequestTimeout, "request_timeout", 408, Retryable, "The request did not arrive in time";
     IdempotencyConflict, "idempotency_conflict", 409, Final, "The Idempotency-Key was used with another request";
     PlatformTaken, "platform_taken", 409, Final, "The platform is vouched for by someone else";
     IssuerTaken, "issuer_taken", 409, Final, "Issuer and audience are registered under another name";
@@ -97,8 +97,8 @@ error_codes! {
     NotCompressed, "not_compressed", 409, Final, "The session is not a compressed one";
     HasNewMessages, "has_new_messages", 409, Final, "Something was said since the compression";
     StaleLease, "stale_lease", 409, Final, "The delivery was given out again, or has ended";
-    SessionBusy, "session_busy", 409, IdempotencyKey, "A turn is active in the conversation";
-    SessionMoved, "session_moved", 409, IdempotencyKey, "The key leads to another session now";
+    SessionBusy, "session_busy", 409, Retryable, "A turn is active in the conversation";
+    SessionMoved, "session_moved", 409, Retryable, "The key leads to another session now";
     TurnStopped, "turn_stopped", 409, Final, "The turn was stopped before it had an answer";
     TurnRestarted, "turn_restarted", 409, Final, "What was shown is void: the turn began anew on another node";
     IdentityTaken, "identity_taken", 409, Final, "The identity belongs to someone else";
@@ -109,7 +109,7 @@ error_codes! {
     LimitReached, "limit_reached", 409, Final, "The tenant has as many of these as its limits allow";
     LastIdentity, "last_identity", 409, Final, "A person keeps at least one identity";
     UndoNotPossible, "undo_not_possible", 409, Final, "The parting cannot be taken back";
-    Conflict, "conflict", 409, IdempotencyKey, "Someone else changed it at the same time";
+    Conflict, "conflict", 409, Retryable, "Someone else changed it at the same time";
     TooManyIdentities, "too_many_identities", 409, Final, "The person would have too many identities";
     PreconditionFailed, "precondition_failed", 412, Final, "It has changed since it was read";
     PayloadTooLarge, "payload_too_large", 413, Final, "The body is too large";
@@ -120,23 +120,23 @@ error_codes! {
     SummaryRequired, "summary_required", 422, Final, "Give the summary";
     RetentionNotSet, "retention_not_set", 422, Final, "The tenant keeps its conversations for ever";
     SecretRequired, "secret_required", 422, Final, "The address changed: give its secret anew, or null";
-    UpstreamBusy, "upstream_busy", 429, IdempotencyKey, "The model's server asks to wait";
-    QueueFull, "queue_full", 429, IdempotencyKey, "Too many messages wait in the conversation";
-    TooManyTurns, "too_many_turns", 429, IdempotencyKey, "Too many turns run at one time";
-    TooManyCalls, "too_many_calls", 429, IdempotencyKey, "Too many calls of models run at one time";
-    TooManyStreams, "too_many_streams", 429, IdempotencyKey, "Too many streams are open at one time";
-    ConversationLoad, "busy", 429, IdempotencyKey, "Too many requests wait for the same thing";
-    RateLimited, "rate_limited", 429, IdempotencyKey, "There were too many requests";
-    TooManyAttempts, "too_many_attempts", 429, IdempotencyKey, "There were too many wrong codes";
-    TooManyCodes, "too_many_codes", 429, IdempotencyKey, "Too many codes are pending";
-    TooManyMerges, "too_many_merges", 429, IdempotencyKey, "Too many people were merged into one";
-    Internal, "internal", 500, IdempotencyKey, "Something went wrong on our side";
+    UpstreamBusy, "upstream_busy", 429, Retryable, "The model's server asks to wait";
+    QueueFull, "queue_full", 429, Retryable, "Too many messages wait in the conversation";
+    TooManyTurns, "too_many_turns", 429, Retryable, "Too many turns run at one time";
+    TooManyCalls, "too_many_calls", 429, Retryable, "Too many calls of models run at one time";
+    TooManyStreams, "too_many_streams", 429, Retryable, "Too many streams are open at one time";
+    Busy, "busy", 429, Retryable, "Too many requests wait for the same thing";
+    RateLimited, "rate_limited", 429, Retryable, "There were too many requests";
+    TooManyAttempts, "too_many_attempts", 429, Retryable, "There were too many wrong codes";
+    TooManyCodes, "too_many_codes", 429, Retryable, "Too many codes are pending";
+    TooManyMerges, "too_many_merges", 429, Retryable, "Too many people were merged into one";
+    Internal, "internal", 500, Retryable, "Something went wrong on our side";
     TurnAbandoned, "turn_abandoned", 500, Final, "The turn was lost with its node again and again";
     TooManyToolRounds, "too_many_tool_rounds", 502, Final, "The model went on calling tools";
-    UpstreamFailed, "upstream_failed", 502, IdempotencyKey, "The model's server failed";
-    Unavailable, "unavailable", 503, IdempotencyKey, "The service cannot answer right now";
-    UpstreamTimeout, "upstream_timeout", 504, IdempotencyKey, "The model's server did not answer in time";
-    Timeout, "timeout", 504, IdempotencyKey, "The answer took too long";
+    UpstreamFailed, "upstream_failed", 502, Retryable, "The model's server failed";
+    Unavailable, "unavailable", 503, Retryable, "The service cannot answer right now";
+    UpstreamTimeout, "upstream_timeout", 504, Retryable, "The model's server did not answer in time";
+    Timeout, "timeout", 504, Retryable, "The answer took too long";
 }
 
 /// One field that is wrong: `pointer` is a JSON pointer into the body, or `/query/…`, `/path/…`,
@@ -214,9 +214,10 @@ impl Error {
 
     /// Fine if nothing was found wrong.
     pub fn check(errors: Vec<FieldError>) -> Result<()> {
-        match errors.is_empty() {
-            true => Ok(()),
-            false => Err(Self::invalid(errors)),
+        if errors.is_empty() {
+            Ok(())
+        } else {
+            Err(Self::invalid(errors))
         }
     }
 
@@ -255,16 +256,13 @@ impl Error {
     pub fn busy(detail: impl Into<String>) -> Self {
         Self {
             retry_after: Some(1),
-            ..Self::new(Code::ConversationLoad, detail)
+            ..Self::new(Code::Busy, detail)
         }
     }
 
     /// Whether the dependency or the moment is at fault, and not what was asked: the same may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(
-            self.code,
-            Code::Unavailable | Code::Timeout | Code::ConversationLoad
-        )
+        matches!(self.code, Code::Unavailable | Code::Timeout | Code::Busy)
     }
 
     /// Whether a dependency is away. That a tenant is busy is no such thing: its own requests bring that about.

@@ -68,7 +68,9 @@ fn no_tenant_has_all_connections_and_the_service_may() {
 #[test]
 fn the_tenant_with_the_fewest_connections_is_next() {
     let queue = queue(4);
-    let (noisy, busy, quiet) = (tenant(), tenant(), tenant());
+    let noisy = tenant();
+    let busy = tenant();
+    let quiet = tenant();
     let mut of_noisy: Vec<Permit> = (0..3).map(|_| ask(&queue, noisy).ok().unwrap()).collect();
     let of_busy = ask(&queue, busy).ok().unwrap();
     let mut noisy_waits = ask(&queue, noisy).err().unwrap();
@@ -88,7 +90,8 @@ fn the_tenant_with_the_fewest_connections_is_next() {
 #[test]
 fn who_stops_waiting_leaves_the_place_to_the_next() {
     let queue = queue(1);
-    let (one, other) = (tenant(), tenant());
+    let one = tenant();
+    let other = tenant();
     let held = ask(&queue, one).ok().unwrap();
     let gone = ask(&queue, one).err().unwrap();
     let granted_and_gone = ask(&queue, other).err().unwrap();
@@ -103,7 +106,8 @@ fn who_stops_waiting_leaves_the_place_to_the_next() {
 #[test]
 fn a_tenant_has_a_share_of_those_who_wait() {
     let queue = queue(1);
-    let (noisy, quiet) = (tenant(), tenant());
+    let noisy = tenant();
+    let quiet = tenant();
     let _held = ask(&queue, noisy).ok().unwrap();
     let waiting: Vec<_> = (0..WAITING)
         .map(|_| ask(&queue, noisy).err().unwrap())
@@ -132,7 +136,9 @@ fn a_closed_queue_refuses_those_who_wait_and_those_who_come() {
 #[test]
 fn one_who_waits_for_much_is_not_overtaken_by_those_who_ask_for_little() {
     let queue = queue(100);
-    let (one, other, third) = (tenant(), tenant(), tenant());
+    let one = tenant();
+    let other = tenant();
+    let third = tenant();
     let held = ask_for(&queue, one, 60).ok().unwrap();
     let mut much = ask_for(&queue, other, 50).err().unwrap();
     let mut little = ask_for(&queue, third, 10).err().unwrap();
@@ -148,7 +154,8 @@ fn one_who_waits_for_much_is_not_overtaken_by_those_who_ask_for_little() {
 #[test]
 fn one_who_waits_for_its_own_share_holds_up_no_other_tenant() {
     let queue = queue(100);
-    let (noisy, quiet) = (tenant(), tenant());
+    let noisy = tenant();
+    let quiet = tenant();
     let held = ask_for(&queue, noisy, 70).ok().unwrap();
     let mut waits = ask_for(&queue, noisy, 500).err().unwrap();
     let of_quiet = ask_for(&queue, quiet, 20).ok().unwrap();
@@ -163,7 +170,8 @@ fn one_who_waits_for_its_own_share_holds_up_no_other_tenant() {
 #[test]
 fn those_behind_one_who_leaves_move_up() {
     let queue = queue(100);
-    let (one, other) = (tenant(), tenant());
+    let one = tenant();
+    let other = tenant();
     let _held = ask_for(&queue, one, 60).ok().unwrap();
     let much = ask_for(&queue, other, 50).err().unwrap();
     let mut little = ask_for(&queue, other, 10).err().unwrap();

@@ -168,7 +168,8 @@ pub async fn find_earlier(
 ) -> Result<Option<Earlier>> {
     let now = app.clock.now();
     idempotency::lock(tx, request.lock_name(tx.tenant_id())).await?;
-    let (name, other_keys) = (&request.name, &request.other_keys);
+    let name = &request.name;
+    let other_keys = &request.other_keys;
     if idempotency::claim(tx, name, other_keys, request.hash, now, now - KEPT).await? {
         return Ok(None);
     }
@@ -210,12 +211,11 @@ pub async fn note_answer(
         Ok(app.keyring.seal(&context, &plain)?)
     };
     let body = seal(&answer.body)?;
-    let secrets = match answer.secrets.is_empty() {
-        true => None,
-        false => {
-            plan_expiry(tx, app.clock.now()).await?;
-            Some(seal(&answer.secrets)?)
-        }
+    let secrets = if answer.secrets.is_empty() {
+        None
+    } else {
+        plan_expiry(tx, app.clock.now()).await?;
+        Some(seal(&answer.secrets)?)
     };
     let status = i16::try_from(answer.status).map_err(Error::internal)?;
     idempotency::update_answer(tx, &request.name, status, &body, secrets.as_deref()).await
@@ -226,12 +226,11 @@ pub async fn note_turn(tx: &mut TenantTx, request: &Request, turn_id: TurnId) ->
 }
 
 fn check_hash(stored: &StoredAnswer, request: &Request) -> Result<()> {
-    match stored.request_hash == request.hash {
-        true => Ok(()),
-        false => {
-            let detail = "this Idempotency-Key was used with another request";
-            Err(Error::new(Code::IdempotencyConflict, detail))
-        }
+    if stored.request_hash == request.hash {
+        Ok(())
+    } else {
+        let detail = "this Idempotency-Key was used with another request";
+        Err(Error::new(Code::IdempotencyConflict, detail))
     }
 }
 

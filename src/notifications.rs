@@ -13,7 +13,7 @@ use crate::ids::{BootId, SessionId, TenantId, TurnId};
 use crate::redis::Redis;
 use crate::redis::pubsub::{Notification, Publisher, Subscriptions, Topic};
 
-/// PubSub that wait for Redis; what does not fit is lost, which only delays.
+/// Notifications that wait for Redis; what does not fit is lost, which only delays.
 const QUEUED_NOTIFICATIONS: usize = 10_000;
 const BATCH: usize = 256;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
@@ -411,7 +411,8 @@ mod tests {
         let live = Live::new(BootId::generate());
         let id = SessionId::generate();
         live.notify(id);
-        let (mut one, mut two) = (live.watch(id), live.watch(id));
+        let mut one = live.watch(id);
+        let mut two = live.watch(id);
         live.notify(id);
         one.news().await;
         two.news().await;
@@ -438,7 +439,8 @@ mod tests {
     #[tokio::test]
     async fn a_runner_is_woken_by_its_turn_alone() {
         let live = Live::new(BootId::generate());
-        let (turn, other) = (TurnId::generate(), TurnId::generate());
+        let turn = TurnId::generate();
+        let other = TurnId::generate();
         let running = live.run(turn);
         live.notify_turn(Some(live.inner.node), turn);
         running.woken().await;

@@ -102,7 +102,8 @@ impl Node {
             .spawn(jobs::recover_turns::run(app.clone(), stop));
         self.tasks.spawn(secrets::warn_of_missing_keys(app.clone()));
         // As long as there are requests, streams and turns, these are looked after.
-        let (background, ended) = (&mut self.background, &self.ended);
+        let background = &mut self.background;
+        let ended = &self.ended;
         background.spawn(jobs::heartbeat::run(app.clone(), ended.clone()));
         background.spawn(jobs::flush_usage::run(app.clone(), ended.clone()));
         background.spawn(jobs::watch_streams::find_news(app.clone(), ended.clone()));
@@ -110,7 +111,8 @@ impl Node {
             app.clone(),
             ended.clone(),
         ));
-        let (live, redis) = (&app.live, &app.redis);
+        let live = &app.live;
+        let redis = &app.redis;
         background.spawn(notifications::publish_loop(
             live.clone(),
             redis.clone(),
@@ -128,7 +130,8 @@ impl Node {
         self.app.upstream.add_own_port(address.port());
         let shared = Shared::new(self.app.clone(), surface);
         let grace = self.app.config.shutdown_grace.as_secs().max(1);
-        let (socket, connections) = (listener.try_clone()?, self.connections.clone());
+        let socket = listener.try_clone()?;
+        let connections = self.connections.clone();
         let server = HttpServer::new(move || http::application(shared.clone()))
             // Lives as long as its connection.
             .on_connect(move |_, connection| drop(connection.insert(connections.token())))

@@ -28,7 +28,8 @@ impl Connection {
         let began = Instant::now();
         let body = self.ask_head(request).await?;
         let length = content_length(&self.read[..body])?;
-        let (mut first, mut looked_at) = (None, body);
+        let mut first = None;
+        let mut looked_at = body;
         loop {
             if first.is_none() {
                 first = find(&self.read[looked_at..], WORD.as_bytes()).map(|_| began.elapsed());
@@ -85,7 +86,8 @@ pub struct Taken {
 
 impl Load {
     pub async fn run(&self) -> anyhow::Result<Taken> {
-        let (address, requests) = (self.address, &self.requests);
+        let address = self.address;
+        let requests = &self.requests;
         let loaded = load::run(self.clients, self.pid, self.times, |client, mut done| {
             let requests = requests.clone();
             async move {

@@ -84,9 +84,10 @@ fn main() -> anyhow::Result<ExitCode> {
     let outcome = runtime.block_on(measure(&plan, &dev));
     drop(awake);
     dev.stop()?;
-    Ok(match outcome? {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if outcome? {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 

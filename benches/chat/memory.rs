@@ -31,7 +31,8 @@ pub async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<()> {
         connection.ask_head(&request).await?;
         open.push(connection);
     }
-    let (began, before) = (Instant::now(), cpu_of(node.pid())?);
+    let began = Instant::now();
+    let before = cpu_of(node.pid())?;
     tokio::time::sleep(WATCHED).await;
     let used = (cpu_of(node.pid())? - before).as_secs_f64() / began.elapsed().as_secs_f64();
     let watched = Memory::of(node.pid())?;

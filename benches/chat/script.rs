@@ -34,7 +34,8 @@ pub fn commit(pgbench: &Pgbench, sessions: Sessions, clients: u32) -> String {
 
 /// A whole turn, in a session of the client's own.
 pub fn turn(pgbench: &Pgbench, sessions: Sessions, clients: u32) -> anyhow::Result<String> {
-    let (session, turn) = (session_sql(":number"), session_sql(":turn"));
+    let session = session_sql(":number");
+    let turn = session_sql(":turn");
     let values = Values::new(pgbench, session, turn, Origin::default());
     let choose = sessions.choose_sql(clients) + "\\set turn random(1, 281474976710655)\n";
     let accept = pgbench.transaction(&values.accept()?);
@@ -85,7 +86,8 @@ impl Values {
 
     /// The statements of the transaction that accepts it.
     pub fn accept(&self) -> anyhow::Result<String> {
-        let (tenant, session) = (&self.tenant, &self.session);
+        let tenant = &self.tenant;
+        let session = &self.session;
         let said = message(Role::User, TEXT);
         let input = TurnInput {
             messages: vec![said.clone()],
@@ -104,7 +106,7 @@ impl Values {
             quoted(PRINCIPAL),
             format!("decode('{}', 'hex')", "0f".repeat(32)),
             quoted(&serde_json::to_string(&input)?),
-            quoted(&serde_json::to_string(&told)?),
+            quoted(&serde_json::to_string(&session_info)?),
             self.node.clone(),
             self.origin.reply_to.clone(),
             self.origin.reply_via.clone(),

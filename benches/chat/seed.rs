@@ -40,7 +40,8 @@ impl Sessions {
 
     /// The same in a script of pgbench: sets `number`.
     pub fn choose_sql(&self, clients: u32) -> String {
-        let (first, last) = (self.first(), self.count / u64::from(clients) - 1);
+        let first = self.first();
+        let last = self.count / u64::from(clients) - 1;
         format!("\\set number {first} + :client_id + {clients} * random(0, {last})\n")
     }
 }
@@ -131,7 +132,8 @@ impl Seed {
     }
 
     fn statements(&self, sessions: Sessions) -> [String; 3] {
-        let (tenant, messages) = (&self.tenant, sessions.messages);
+        let tenant = &self.tenant;
+        let messages = sessions.messages;
         let numbers = format!(
             "generate_series({}, {})",
             sessions.first(),

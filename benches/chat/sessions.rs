@@ -15,7 +15,7 @@ use crate::pgbench::Pgbench;
 use crate::plan::Plan;
 use crate::script;
 use crate::seed::{Seed, Sessions, TEXT};
-use crate::table::{Table, check_usable, middle};
+use crate::table::{Table, check, middle};
 use crate::upstream::Upstream;
 use crate::{AGENT, CLIENTS};
 
@@ -65,7 +65,7 @@ pub async fn measure(
             let figures = measuring.run(sessions, clients).await?;
             let foreign = Machine::now()?.foreign_since(&before)?;
             table.row(clients, &figures.row(foreign));
-            met &= figures.check_usable(clients);
+            met &= figures.check(clients);
         }
         let now = seed.mean_length(sessions).await?;
         println!("  afterwards they have {now:.0} messages");
@@ -80,9 +80,10 @@ pub async fn measure(
 }
 
 fn planned(plan: &Plan) -> [Sessions; 3] {
-    let counts = match plan.short {
-        true => [640, 128, 64],
-        false => [64_000, 9_600, 640],
+    let counts = if plan.short {
+        [640, 128, 64]
+    } else {
+        [64_000, 9_600, 640]
     };
     let [few, some, many] = counts;
     [(10, few), (100, some), (1_000, many)].map(|(messages, count)| Sessions { messages, count })
@@ -100,8 +101,8 @@ struct Figures {
 }
 
 #[derive(Clone, Copy)]
-enum CallState {
-    LiveSender,
+enum Side {
+    Direct,
     Ours,
     Pgbench,
     Commit,
@@ -135,17 +136,12 @@ impl Measuring<'_> {
             ours.run().await?;
         }
         let mut figures = Figures::default();
-        let mut sides = [
-            CallState::LiveSender,
-            CallState::Ours,
-            CallState::Pgbench,
-            CallState::Commit,
-        ];
+        let mut sides = [Side::Direct, Side::Ours, Side::Pgbench, Side::Commit];
         for _ in 0..self.plan.rounds {
             for side in sides {
                 match side {
-                    CallState::LiveSender => figures.direct.push(direct.run().await?),
-                    CallState::Ours => {
+                    Side::Direct => figures.direct.push(direct.run().await?),
+                    Side::Ours => {
                         let before = Machine::now()?;
                         let taken = ours.run().await?;
                         let used = Machine::now()?.postgres_since(&before);
@@ -154,15 +150,15 @@ impl Measuring<'_> {
                             .push(used.as_secs_f64() * 1e6 / taken.done as f64);
                         figures.ours.push(taken);
                     }
-                    CallState::Pgbench => {
+                    Side::Pgbench => {
                         let times = self.plan.times;
                         figures
                             .pgbench
                             .push(self.pgbench.run(&turn, clients, times)?);
                     }
                     // Only the goal needs it.
-                    CallState::Commit if clients != GOAL_CLIENTS => {}
-                    CallState::Commit => {
+                    Side::Commit if clients != GOAL_CLIENTS => {}
+                    Side::Commit => {
                         let times = self.plan.times;
                         figures
                             .commit
@@ -205,7 +201,8 @@ fn in_session(key: &str, sessions: Sessions, clients: u32) -> Requests {
     let body = json!({
         "model": AGENT, "stream": true, "messages": [{"role": "user", "content": TEXT}],
     });
-    let (body, key) = (body.to_string(), key.to_owned());
+    let body = body.to_string();
+    let key = key.to_owned();
     Arc::new(move |client, random| {
         let id = sessions.choose(client, clients.into(), random);
         post(&key, Some(&id.to_string()), &body)
@@ -233,11 +230,11 @@ impl Figures {
         ]
     }
 
-    fn check_usable(&self, clients: u32) -> bool {
+    fn check(&self, clients: u32) -> bool {
         let theirs: Vec<f64> = self.pgbench.iter().map(Part::rate).collect();
         let ours: Vec<f64> = self.ours.iter().map(|taken| taken.whole.rate()).collect();
         let ratio = Ratio::of(&theirs, &ours);
-        let mut met = ratio.check_usable("  pgbench / ours", RATE_GOAL);
+        let mut met = ratio.check("  pgbench / ours", RATE_GOAL);
         if clients == GOAL_CLIENTS {
             let first = |taken: &Taken| taken.first.quantile(0, 0.5);
             let commit = |part: &Part| part.quantile(0, 0.5);
@@ -249,7 +246,7 @@ impl Figures {
             let over =
                 rounds.map(|((ours, direct), one)| first(ours) - first(direct) - commit(one));
             let name = "  first token over the direct call and a commit, ms";
-            met &= check_usable(name, middle(over), FIRST_GOAL);
+            met &= check(name, middle(over), FIRST_GOAL);
         }
         met
     }

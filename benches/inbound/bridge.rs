@@ -127,7 +127,8 @@ async fn poll(node: &Node, waiting: &Waiting) -> anyhow::Result<()> {
     let request = get(&path, &node.key);
     loop {
         let body = connection.ask_whole(&request).await?;
-        let (at, now) = (Instant::now(), Clock::system().now());
+        let at = Instant::now();
+        let now = Clock::system().now();
         let fetched: Fetched = serde_json::from_slice(body)?;
         waiting.arrive(fetched.data, at, now)?;
     }
@@ -138,7 +139,8 @@ async fn read_stream(node: &Node, waiting: &Waiting) -> anyhow::Result<()> {
     let request = get("/v1/deliveries/stream?platform=telegram", &node.key);
     connection.ask_head(&request).await?;
     loop {
-        let (at, now) = (Instant::now(), Clock::system().now());
+        let at = Instant::now();
+        let now = Clock::system().now();
         let read = &mut connection.read;
         ensure!(find(read, CLOSED).is_none(), "the stream was closed");
         let begin = find(read, EVENT).map(|place| place + EVENT.len());

@@ -51,10 +51,12 @@ pub struct Taken {
 impl Messages<'_> {
     pub async fn run(&self) -> anyhow::Result<Taken> {
         self.waiting.take_answers();
-        let (pid, clients) = (self.node.pid(), u64::from(self.clients));
+        let pid = self.node.pid();
+        let clients = u64::from(self.clients);
         let people = u64::from(self.people);
         let loaded = load::run(self.clients, pid, self.times, |client, mut done| {
-            let (waiting, key) = (self.waiting.clone(), self.node.key.clone());
+            let waiting = self.waiting.clone();
+            let key = self.node.key.clone();
             let address = self.node.address;
             async move {
                 let mut connection = Connection::open(address).await?;

@@ -46,7 +46,7 @@ pub struct Measuring<'a> {
 }
 
 #[derive(Clone, Copy)]
-enum CallState {
+enum Side {
     Ours,
     Pgbench,
 }
@@ -96,19 +96,20 @@ impl Measuring<'_> {
         messages(learning).run().await?;
         let ours = messages(self.plan.times);
         let mut figures = Figures::default();
-        let mut sides = [CallState::Ours, CallState::Pgbench];
+        let mut sides = [Side::Ours, Side::Pgbench];
         for _ in 0..self.plan.rounds {
             for side in sides {
                 match side {
-                    CallState::Ours => {
+                    Side::Ours => {
                         let before = Machine::now()?;
                         let taken = ours.run().await?;
                         let used = Machine::now()?.postgres_since(&before).as_secs_f64() * 1e6;
                         figures.postgres.push(used / taken.done as f64);
                         figures.ours.push(taken);
                     }
-                    CallState::Pgbench => {
-                        let (pgbench, scripts) = (self.pgbench.clone(), scripts.clone());
+                    Side::Pgbench => {
+                        let pgbench = self.pgbench.clone();
+                        let scripts = scripts.clone();
                         // Not in this thread: the bridge goes on asking, or its connection is closed.
                         let times = self.plan.times;
                         let run = move || pgbench.run(&scripts, clients, times);

@@ -115,7 +115,8 @@ impl Message {
         ];
         let note = with_values(NOTE, &heard);
         let update = with_values(UPDATE, &[&name[..], &became].concat());
-        let (resolve, turn) = (resolve_sql(pgbench)?, self.turn_values.accept()?);
+        let resolve = resolve_sql(pgbench)?;
+        let turn = self.turn_values.accept()?;
         Ok([claim, resolve, lock, turn, note, update].concat())
     }
 

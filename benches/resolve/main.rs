@@ -30,7 +30,7 @@ mod random;
 mod service;
 
 use dev::Dev;
-use figures::{CallState, Figures, Part, Ratio, Times};
+use figures::{Figures, Part, Ratio, Side, Times};
 use people::FirstContact;
 use pgbench::Pgbench;
 use service::Service;
@@ -66,9 +66,10 @@ fn main() -> anyhow::Result<ExitCode> {
         .build()?;
     let outcome = runtime.block_on(measure(&dev));
     dev.stop()?;
-    Ok(match outcome? {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if outcome? {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
@@ -85,7 +86,7 @@ async fn measure(dev: &Dev) -> anyhow::Result<bool> {
         for clients in CLIENTS {
             let figures = run(dev, people, clients).await?;
             print!("  {clients:>2} clients ");
-            for (side, width) in [(CallState::Http, 15), (CallState::Pgbench, 19)] {
+            for (side, width) in [(Side::Http, 15), (Side::Pgbench, 19)] {
                 let rate = figures.middle(side, Part::rate);
                 let p50 = figures.middle(side, |part| part.quantile(0, 0.5));
                 let p99 = figures.middle(side, |part| part.quantile(0, 0.99));
@@ -93,9 +94,9 @@ async fn measure(dev: &Dev) -> anyhow::Result<bool> {
             }
             println!();
             let rates = |side| figures.each(side, Part::rate);
-            let ratio = Ratio::of(&rates(CallState::Pgbench), &rates(CallState::Http));
+            let ratio = Ratio::of(&rates(Side::Pgbench), &rates(Side::Http));
             if clients == GOAL_CLIENTS {
-                met &= ratio.check_usable("pgbench / HTTP", RATE_GOAL);
+                met &= ratio.check("pgbench / HTTP", RATE_GOAL);
                 behind.push(ratio);
             } else {
                 println!("  pgbench / HTTP: {ratio}");
@@ -104,9 +105,7 @@ async fn measure(dev: &Dev) -> anyhow::Result<bool> {
     }
     println!();
     if let [few, many] = &behind[..] {
-        met &= many
-            .over(few)
-            .check_usable("100,000 people / 10,000", SIZE_GOAL);
+        met &= many.over(few).check("100,000 people / 10,000", SIZE_GOAL);
     }
     Ok(met)
 }
@@ -118,12 +117,12 @@ async fn run(dev: &Dev, people: u32, clients: u32) -> anyhow::Result<Figures> {
     let scripts = [choose + &pgbench.transaction(&people::resolve_sql(&pgbench)?)];
     let service = Service::start(dev, people, clients).await?;
     let mut figures = Figures::default();
-    let mut sides = [CallState::Pgbench, CallState::Http];
+    let mut sides = [Side::Pgbench, Side::Http];
     for _ in 0..ROUNDS {
         for side in sides {
             let measured = match side {
-                CallState::Pgbench => pgbench.run(&scripts, clients, TIMES)?,
-                CallState::Library | CallState::Http => service.run(clients, TIMES).await?,
+                Side::Pgbench => pgbench.run(&scripts, clients, TIMES)?,
+                Side::Library | Side::Http => service.run(clients, TIMES).await?,
             };
             figures.put(side, measured);
         }

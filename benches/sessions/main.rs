@@ -30,7 +30,7 @@ mod seed;
 mod service;
 
 use dev::Dev;
-use figures::{CallState, Figures, Part, Ratio, Times};
+use figures::{Figures, Part, Ratio, Side, Times};
 use pgbench::Pgbench;
 use scripts::script;
 use seed::{LONG_SESSION, Seed};
@@ -82,9 +82,10 @@ fn main() -> anyhow::Result<ExitCode> {
         .build()?;
     let outcome = runtime.block_on(measure(&dev));
     dev.stop()?;
-    Ok(match outcome? {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if outcome? {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
@@ -117,11 +118,7 @@ async fn measure_tips(dev: &Dev) -> anyhow::Result<bool> {
     println!("\ntip by depth        ours p50     p99   pgbench p50     p99   HTTP p50     p99");
     for (task, depth) in DEPTHS.iter().enumerate() {
         print!("  {depth:>10}");
-        for (side, width) in [
-            (CallState::Library, 16),
-            (CallState::Pgbench, 14),
-            (CallState::Http, 11),
-        ] {
+        for (side, width) in [(Side::Library, 16), (Side::Pgbench, 14), (Side::Http, 11)] {
             let p50 = figures.middle(side, |part| part.quantile(task, 0.5));
             let p99 = figures.middle(side, |part| part.quantile(task, 0.99));
             print!("{p50:>width$.3}{p99:>8.3}");
@@ -132,11 +129,8 @@ async fn measure_tips(dev: &Dev) -> anyhow::Result<bool> {
         let p50 = |task| figures.each(side, |part| part.quantile(task, 0.5));
         Ratio::of(&p50(DEPTHS.len() - 1), &p50(0))
     };
-    println!(
-        "  depth 10,000 / depth 1 over HTTP: {}",
-        growth(CallState::Http)
-    );
-    Ok(growth(CallState::Library).check_usable("depth 10,000 / depth 1", TIP_GOAL))
+    println!("  depth 10,000 / depth 1 over HTTP: {}", growth(Side::Http));
+    Ok(growth(Side::Library).check("depth 10,000 / depth 1", TIP_GOAL))
 }
 
 async fn measure_history(dev: &Dev) -> anyhow::Result<bool> {
@@ -148,11 +142,7 @@ async fn measure_history(dev: &Dev) -> anyhow::Result<bool> {
     let mut met = true;
     for (task, limit) in LIMITS.iter().enumerate() {
         print!("  {limit:>10}");
-        for (side, width) in [
-            (CallState::Library, 18),
-            (CallState::Pgbench, 14),
-            (CallState::Http, 11),
-        ] {
+        for (side, width) in [(Side::Library, 18), (Side::Pgbench, 14), (Side::Http, 11)] {
             let p50 = figures.middle(side, |part| part.quantile(task, 0.5));
             let mean = figures.middle(side, |part| part.mean(task));
             print!("{p50:>width$.3}{mean:>8.3}");
@@ -160,10 +150,10 @@ async fn measure_history(dev: &Dev) -> anyhow::Result<bool> {
         println!();
         let beside = |side| {
             let p50 = |side| figures.each(side, |part| part.quantile(task, 0.5));
-            Ratio::of(&p50(side), &p50(CallState::Pgbench))
+            Ratio::of(&p50(side), &p50(Side::Pgbench))
         };
-        println!("    HTTP / pgbench: {}", beside(CallState::Http));
-        met &= beside(CallState::Library).check_usable("ours / pgbench", HISTORY_GOAL);
+        println!("    HTTP / pgbench: {}", beside(Side::Http));
+        met &= beside(Side::Library).check("ours / pgbench", HISTORY_GOAL);
     }
     Ok(met)
 }
@@ -172,16 +162,13 @@ async fn measure_append(dev: &Dev, seed: Seed) -> anyhow::Result<bool> {
     println!(
         "\nappend of a turn  ours a second      p50   pgbench a second      p50   HTTP a second      p50"
     );
-    let (mut met, mut appended) = (true, 0);
+    let mut met = true;
+    let mut appended = 0;
     for clients in CLIENTS {
         let figures = run(dev, &[Task::Append], clients, WRITING).await?;
         appended += figures.done();
         print!("  {clients:>2} clients  ");
-        for (side, width) in [
-            (CallState::Library, 18),
-            (CallState::Pgbench, 19),
-            (CallState::Http, 16),
-        ] {
+        for (side, width) in [(Side::Library, 18), (Side::Pgbench, 19), (Side::Http, 16)] {
             let rate = figures.middle(side, Part::rate);
             let p50 = figures.middle(side, |part| part.quantile(0, 0.5));
             print!("{rate:>width$.0}{p50:>9.3}");
@@ -189,10 +176,10 @@ async fn measure_append(dev: &Dev, seed: Seed) -> anyhow::Result<bool> {
         println!();
         let beside = |side| {
             let rates = |side| figures.each(side, Part::rate);
-            Ratio::of(&rates(CallState::Pgbench), &rates(side))
+            Ratio::of(&rates(Side::Pgbench), &rates(side))
         };
-        println!("    pgbench / HTTP: {}", beside(CallState::Http));
-        met &= beside(CallState::Library).check_usable("pgbench / ours", APPEND_GOAL);
+        println!("    pgbench / HTTP: {}", beside(Side::Http));
+        met &= beside(Side::Library).check("pgbench / ours", APPEND_GOAL);
     }
     let stored = seed.appended().await?;
     ensure!(
@@ -208,14 +195,12 @@ async fn run(dev: &Dev, tasks: &[Task], clients: u32, times: Times) -> anyhow::R
     let scripts: Vec<String> = tasks.iter().map(|task| script(&pgbench, *task)).collect();
     let service = Service::start(dev, clients).await?;
     let mut figures = Figures::default();
-    let mut sides = [CallState::Pgbench, CallState::Library, CallState::Http];
+    let mut sides = [Side::Pgbench, Side::Library, Side::Http];
     for _ in 0..ROUNDS {
         for side in sides {
             let measured = match side {
-                CallState::Pgbench => pgbench.run(&scripts, clients, times)?,
-                CallState::Library | CallState::Http => {
-                    service.run(side, tasks, clients, times).await?
-                }
+                Side::Pgbench => pgbench.run(&scripts, clients, times)?,
+                Side::Library | Side::Http => service.run(side, tasks, clients, times).await?,
             };
             figures.put(side, measured);
         }

@@ -24,7 +24,7 @@ use throughline::store::conversation::tips;
 use crate::Task;
 use crate::database;
 use crate::dev::Dev;
-use crate::figures::{CallState, Part, Sample, Times};
+use crate::figures::{Part, Sample, Side, Times};
 use crate::seed::{self, LONG_SESSION, SHORT_SESSIONS};
 
 /// Two hundred letters, none of which JSON or SQL would escape.
@@ -97,7 +97,7 @@ impl Service {
     /// the one before it.
     pub async fn run(
         &self,
-        side: CallState,
+        side: Side,
         tasks: &[Task],
         clients: u32,
         times: Times,
@@ -105,7 +105,8 @@ impl Service {
         let began = Instant::now();
         let end = times.warm_up + times.measured;
         let working = (1..=clients).map(|number| {
-            let (client, tasks) = (self.client.clone(), tasks.to_vec());
+            let client = self.client.clone();
+            let tasks = tasks.to_vec();
             tokio::spawn(async move {
                 let mut samples = Vec::new();
                 let mut random = Random(number.into());
@@ -131,20 +132,20 @@ impl ServiceClient {
     /// Answers how long it took.
     async fn perform(
         &self,
-        side: CallState,
+        side: Side,
         task: Task,
         random: &mut Random,
     ) -> anyhow::Result<Duration> {
         let began = Instant::now();
         match (task, side) {
-            (Task::Tip { depth }, CallState::Http) => {
+            (Task::Tip { depth }, Side::Http) => {
                 let tip = self.get(seed::first_link(depth), "tip").await?;
                 ensure!(tip["hops"] == depth, "a wrong tip");
             }
             (Task::Tip { depth }, _) => return self.find_tip(depth).await,
-            (Task::History { limit }, CallState::Http) => self.read_pages(limit).await?,
+            (Task::History { limit }, Side::Http) => self.read_pages(limit).await?,
             (Task::History { limit }, _) => self.read(limit).await?,
-            (Task::Append, CallState::Http) => self.post_turn(random.session()).await?,
+            (Task::Append, Side::Http) => self.post_turn(random.session()).await?,
             (Task::Append, _) => self.append(random.session()).await?,
         }
         Ok(began.elapsed())
@@ -192,7 +193,8 @@ impl ServiceClient {
 
     /// Page by page: one holds no more than `MAX_LIMIT`.
     async fn read_pages(&self, limit: u32) -> anyhow::Result<()> {
-        let (mut read, mut cursor) = (0, String::new());
+        let mut read = 0;
+        let mut cursor = String::new();
         while read < limit as usize {
             let rest = format!("messages?order=desc&limit={}{cursor}", limit.min(MAX_LIMIT));
             let page = self.get(seed::long_session(), &rest).await?;

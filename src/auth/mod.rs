@@ -301,7 +301,8 @@ pub async fn verify(verifiers: &Verifiers, presented: &Presented) -> Result<Veri
 /// them. Whose identity a token proves is not looked up, and nobody is made.
 pub async fn recheck(verifiers: &Verifiers, presented: &[&Presented]) -> Vec<Result<()>> {
     let mut checked: Vec<Result<()>> = Vec::with_capacity(presented.len());
-    let (mut places, mut keys) = (Vec::new(), Vec::new());
+    let mut places = Vec::new();
+    let mut keys = Vec::new();
     for (place, presented) in presented.iter().enumerate() {
         let outcome = match presented.bearer() {
             Err(error) => Err(error),

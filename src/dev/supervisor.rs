@@ -102,7 +102,8 @@ impl Server {
                 tokio::time::sleep(CHECK_INTERVAL).await;
                 continue;
             }
-            let (kind, log) = (self.kind, self.log(setup));
+            let kind = self.kind;
+            let log = self.log(setup);
             if let Some(guarded) = self.guarded.take() {
                 guarded.clear();
                 tracing::warn!(log = %log.display(), "{kind} ended; starting it again");
@@ -134,7 +135,8 @@ impl Server {
     }
 
     async fn start(&self, setup: &Setup) -> anyhow::Result<Guarded> {
-        let (password, port) = (self.password.as_str(), self.port);
+        let password = self.password.as_str();
+        let port = self.port;
         match self.kind {
             Kind::Postgres => {
                 let server = PostgresServer::start_on(setup, password, port).await?;

@@ -252,7 +252,10 @@ mod tests {
 
     #[test]
     fn a_message_that_came_in_slowly_is_still_answered() {
-        let (room, upload, parsers, wait) = (10, 50, 30, 55);
+        let room = 10;
+        let upload = 50;
+        let parsers = 30;
+        let wait = 55;
         let most = Duration::from_secs(room + upload + parsers + wait);
         assert!(deadline_of("/v1/inbound") > most);
     }

@@ -91,21 +91,23 @@ impl Here {
         let current = self.tip.name.conversation_id;
         let line = |(place, session): (usize, &Session)| {
             let title = session.title.as_deref().unwrap_or("untitled");
-            let mark = match session.name.conversation_id == current {
-                true => " (this one)",
-                false => "",
+            let mark = if session.name.conversation_id == current {
+                " (this one)"
+            } else {
+                ""
             };
             let messages = session.message_count;
             let day = session.last_active_at.format("%Y-%m-%d");
             format!("{}. {title}: {messages} messages, {day}{mark}", place + 1)
         };
         let lines: Vec<String> = listed.iter().enumerate().map(line).collect();
-        Ok(match lines.is_empty() {
-            true => "There are no sessions here yet.".to_owned(),
-            false => format!(
+        Ok(if lines.is_empty() {
+            "There are no sessions here yet.".to_owned()
+        } else {
+            format!(
                 "{}\nGo on with one: /resume and its number or title.",
                 lines.join("\n")
-            ),
+            )
         })
     }
 

@@ -30,7 +30,7 @@ pub enum Preview {
     Refused(Code),
 }
 
-/// Lookups what a code would do. Whoever calls drops `tx`.
+/// Looks what a code would do. Whoever calls drops `tx`.
 pub async fn preview(
     app: &App,
     tx: &mut TenantTx,
@@ -198,7 +198,8 @@ fn what_goes_on(continuation: &Continuation) -> String {
 }
 
 async fn part(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<(CommandAnswer, bool)> {
-    let (access, id) = (speaker.access(), speaker.identity.id);
+    let access = speaker.access();
+    let id = speaker.identity.id;
     match people::unlink(app, tx, &speaker.actor, &access, id).await {
         Ok(_) => {
             let text = "Done: this account is on its own now. What only it said came along.";

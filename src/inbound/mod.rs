@@ -223,9 +223,10 @@ pub async fn ask(
         identity_id: speaker.identity.id,
         message_id: message.message_id.map(str::to_owned),
     };
-    let via = match message.waits {
-        true => ReplyVia::Waiting,
-        false => ReplyVia::Delivery,
+    let via = if message.waits {
+        ReplyVia::Waiting
+    } else {
+        ReplyVia::Delivery
     };
     let said = serde_json::to_vec(&input.messages).map_err(Error::internal)?;
     let access = speaker.access();
@@ -323,7 +324,8 @@ pub async fn find_before(
 ) -> Result<(Turn, ConversationHandle)> {
     let turn = rows::get(tx, turn_id).await?;
     let session = SessionRef::Id(turn.conversation_id);
-    let (everyone, now) = (speaker.viewer_of_shared(), app.clock.now());
+    let everyone = speaker.viewer_of_shared();
+    let now = app.clock.now();
     let tip = sessions::find(tx, &everyone, &session, Permission::Participate, now).await?;
     if tip.owner.user_id.is_some() {
         tip.owner

@@ -53,7 +53,7 @@ pub enum Task<'a> {
     BlankMessages(IdentityId),
     /// The same for its turns, their events and what was answered in them. They are the user's until the next:
     BlankTurns(IdentityId, UserId),
-    /// Lookups for what was said in blanked turns once more, and forgets whose they were.
+    /// Looks for what was said in blanked turns once more, and forgets whose they were.
     ForgetTurns(UserId),
     /// Deletes the answers that were stored for accounts, and for who acted for someone.
     DeleteAnswers(&'a [String], &'a [String]),

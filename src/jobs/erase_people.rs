@@ -1,4 +1,4 @@
-//! Lookups for what is left of people who were erased: what they said in conversations of others, and were
+//! Looks for what is left of people who were erased: what they said in conversations of others, and were
 //! answered there, stored answers that tell of them, what they used. Once at once, and once when whatever was
 //! under way in that moment has ended: then they are forgotten here as well.
 
@@ -35,7 +35,8 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
             return Ok(oldest.map_or(now + WHILE_IDLE, |oldest| oldest + SETTLED_AFTER));
         };
         tx.commit().await?;
-        let (erasure, began_at) = (due.erasure, due.began_at);
+        let erasure = due.erasure;
+        let began_at = due.began_at;
         let done = look_for(app, caller, &erasure, until).await?
             && (!erasure.is_settled(began_at)
                 || finish(app, caller, Task::ForgetTurns(erasure.user_id), until).await?)
@@ -70,7 +71,8 @@ async fn look_for(
             }
         }
     }
-    let (accounts, acted_for) = (erasure.account_ids(), erasure.acted_for());
+    let accounts = erasure.account_ids();
+    let acted_for = erasure.acted_for();
     let users = erasure.user_ids();
     for task in [
         Task::DeleteAnswers(&accounts, &acted_for),

@@ -25,7 +25,8 @@ pub async fn run(app: App, stop: CancellationToken) {
 /// One beat. If Postgres does not answer, what is known of the others stands.
 pub async fn tick(app: &App) {
     let addr = app.config.internal_advertise.as_ref();
-    let (addr, place) = (addr.map(|url| url.as_str()), app.upstream.own_place());
+    let addr = addr.map(|url| url.as_str());
+    let place = app.upstream.own_place();
     let beating = nodes::beat(&app.db, app.boot_id, addr, &place);
     match within(TICK, beating).await {
         Ok(others) => {

@@ -81,7 +81,7 @@ pub async fn run(app: App, stop: CancellationToken) {
 }
 
 enum Step {
-    RunnableTurn(Result<Option<DueJob>>),
+    Claimed(Result<Option<DueJob>>),
     Ended(TenantId),
 }
 
@@ -115,7 +115,7 @@ pub async fn tick(app: &App) -> Result<usize> {
                     running.swap_remove(place);
                 }
             }
-            Some(Step::RunnableTurn(claimed)) => {
+            Some(Step::Claimed(claimed)) => {
                 claiming = false;
                 match claimed {
                     Ok(Some(job)) => {
@@ -141,7 +141,7 @@ fn busy(running: &[TenantId]) -> Vec<TenantId> {
 
 async fn claim(app: &App, busy: Vec<TenantId>) -> Step {
     let claimed = jobs::claim(&app.db, app.clock.now(), LEASE, 1, &busy);
-    Step::RunnableTurn(within(LOOK, claimed).await.map(|mut jobs| jobs.pop()))
+    Step::Claimed(within(LOOK, claimed).await.map(|mut jobs| jobs.pop()))
 }
 
 /// Runs a claimed job and plans its next run. Whatever goes wrong with it is its own: it is tried again later.

@@ -1,4 +1,4 @@
-//! Lookups for turns that no node works on, several times a second, on every node.
+//! Looks for turns that no node works on, several times a second, on every node.
 
 use std::time::Duration;
 

@@ -19,9 +19,9 @@ const SAFETY: Duration = Duration::from_secs(30);
 /// Turns can be ended without an event: of a deleted conversation, or a suspended tenant.
 const TURNS: Duration = Duration::from_secs(5);
 
-/// Lookups for news until `stop` is cancelled.
+/// Looks for news until `stop` is cancelled.
 pub async fn find_news(app: App, stop: CancellationToken) {
-    let mut last = Lookups {
+    let mut last = Looks {
         all: Instant::now(),
         turns: Instant::now(),
     };
@@ -37,12 +37,12 @@ pub async fn find_news(app: App, stop: CancellationToken) {
 }
 
 /// When was looked.
-struct Lookups {
+struct Looks {
     all: Instant,
     turns: Instant,
 }
 
-impl Lookups {
+impl Looks {
     async fn look(&mut self, app: &App) {
         let tails = &app.streams.tails;
         let Unsure { all, conversations } = app.live.take_unsure();

@@ -72,7 +72,8 @@ impl Held {
     }
 
     fn step(&mut self, demand: &Demand, share: u64, source: &Source) -> Step {
-        let (limit, cost) = (u64::from(demand.limit), u64::from(demand.cost));
+        let limit = u64::from(demand.limit);
+        let cost = u64::from(demand.cost);
         // Also after a limit was lowered: no node alone passes it.
         if self.spent + cost > limit {
             return Step::Refused;

@@ -55,7 +55,8 @@ mod tests {
     #[test]
     fn a_tenant_has_as_many_streams_as_its_share() {
         let streams = OpenCounts::default();
-        let (ada, bob) = (TenantId::generate(), TenantId::generate());
+        let ada = TenantId::generate();
+        let bob = TenantId::generate();
         let first = streams.open(ada, 2).unwrap();
         let _second = streams.open(ada, 2).unwrap();
         assert!(streams.open(ada, 2).is_none());

@@ -99,7 +99,8 @@ pub async fn export(
     access: &Access,
     user: User,
 ) -> Result<(UserExport, Vec<u8>)> {
-    let (user_id, now) = (user.id, app.clock.now());
+    let user_id = user.id;
+    let now = app.clock.now();
     let accounts = identities::list(tx, user_id).await?;
     let merged = users::list_merged(tx, user_id).await?;
     let homes = home_channels::list(tx, user_id).await?;
@@ -133,7 +134,8 @@ impl UserExport {
         let Some(mut writer) = self.writer.take() else {
             return Ok((Vec::new(), true));
         };
-        let (mut out, mut ended) = (Vec::new(), false);
+        let mut out = Vec::new();
+        let mut ended = false;
         for _ in 0..STEPS {
             ended = self.step((app, access), tx, &mut writer, &mut out).await?;
             if ended || out.len() >= ENOUGH {
@@ -145,9 +147,10 @@ impl UserExport {
         if there.is_none_or(|user| user.id != self.user_id) {
             return Err(Error::not_found("user"));
         }
-        match ended {
-            true => writer.end(&mut out),
-            false => self.writer = Some(writer),
+        if ended {
+            writer.end(&mut out)
+        } else {
+            self.writer = Some(writer)
         }
         Ok((out, ended))
     }
@@ -162,7 +165,8 @@ impl UserExport {
     ) -> Result<bool> {
         match &mut self.stage {
             Stage::Records(records, after) => {
-                let (records, after) = (*records, *after);
+                let records = *records;
+                let after = *after;
                 let last = write_records(tx, self.user_id, (records, after), writer, out);
                 self.stage = match (last.await?, records.next()) {
                     (Some(last), _) => Stage::Records(records, last),
@@ -291,7 +295,8 @@ impl Conversations {
         };
         match current.0.next(tx, reader.access, now).await {
             Ok(pieces) if pieces.is_empty() => {
-                let (keyring, tenant_id) = (&reader.app.keyring, tx.tenant_id());
+                let keyring = &reader.app.keyring;
+                let tenant_id = tx.tenant_id();
                 let sign = |digest: &[u8; 32]| DocumentSignature::make(keyring, tenant_id, digest);
                 current.1.end(sign, out)?;
             }

@@ -300,9 +300,10 @@ impl Doing<'_> {
         if free && !names.is_empty() {
             free &= imports::update_names(tx, &names).await?;
         }
-        match free {
-            true => Ok(()),
-            false => Err(overtaken("a name was given to someone else in this moment")),
+        if free {
+            Ok(())
+        } else {
+            Err(overtaken("a name was given to someone else in this moment"))
         }
     }
 

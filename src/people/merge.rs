@@ -115,9 +115,10 @@ async fn lock_both(tx: &mut TenantTx, request: &MergeRequest<'_>) -> Result<(Use
 async fn overtaken(tx: &mut TenantTx, into: UserId, from: UserId) -> Result<Error> {
     let into = users::find(tx, into).await?.map(|user| user.id);
     let from = users::find(tx, from).await?.map(|user| user.id);
-    Ok(match into == from {
-        true => Error::new(Code::AlreadyLinked, "both are the same person already"),
-        false => Error::new(Code::Conflict, "one of them was merged at the same time"),
+    Ok(if into == from {
+        Error::new(Code::AlreadyLinked, "both are the same person already")
+    } else {
+        Error::new(Code::Conflict, "one of them was merged at the same time")
     })
 }
 
@@ -146,9 +147,10 @@ async fn move_everything(
         ..into.clone()
     };
     users::update(tx, &joined).await?;
-    match named_by_import {
-        true => users::update_named_by_import(tx, into.id).await,
-        false => Ok(()),
+    if named_by_import {
+        users::update_named_by_import(tx, into.id).await
+    } else {
+        Ok(())
     }
 }
 
@@ -212,11 +214,10 @@ async fn tell(
 
 /// The reason that an admin must give.
 pub fn check_reason(reason: &str) -> Result<()> {
-    match (1..=500).contains(&reason.trim().chars().count()) {
-        true => Ok(()),
-        false => {
-            let detail = "say why, in 1 to 500 characters";
-            Err(Error::invalid(vec![FieldError::new("/reason", detail)]))
-        }
+    if (1..=500).contains(&reason.trim().chars().count()) {
+        Ok(())
+    } else {
+        let detail = "say why, in 1 to 500 characters";
+        Err(Error::invalid(vec![FieldError::new("/reason", detail)]))
     }
 }

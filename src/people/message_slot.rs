@@ -65,9 +65,10 @@ async fn obtain_key(
             kind: place.kind,
             key: SessionKey::built(key.to_owned()),
             user_id: place.owner,
-            identity_id: match place.owner.is_some() && !shared_by_platforms {
-                true => Some(who.identity.id),
-                false => None,
+            identity_id: if place.owner.is_some() && !shared_by_platforms {
+                Some(who.identity.id)
+            } else {
+                None
             },
             agent: agent.to_owned(),
         };

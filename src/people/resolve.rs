@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 
 use super::message_slot::{self, MessageSender};
 use crate::domain::bridge::chat::Chat;
-use crate::domain::conversation::reset::{ResetReason, TimeZone, check_usable};
+use crate::domain::conversation::reset::{ResetReason, TimeZone, due_reset};
 use crate::domain::conversation::session::SessionHandle;
 use crate::domain::conversation::session_key::{self, ChatKey, KeyPolicy, KeySender};
 use crate::domain::people::access::{Access, Namespace};
@@ -177,7 +177,7 @@ fn is_too_old(
         None => TimeZone::UTC,
     };
     let last_person_at = current.last_person_at.max(place.chosen_at);
-    current.last_seq > 0 && check_usable(&rule, zone, last_person_at, now).is_some()
+    current.last_seq > 0 && due_reset(&rule, zone, last_person_at, now).is_some()
 }
 
 /// Makes or resets what has to be. The person is held meanwhile: whoever links them waits.

@@ -114,11 +114,10 @@ fn external_id_taken() -> Error {
 }
 
 fn check_external_id(external_id: Option<&str>) -> Result<()> {
-    match external_id.is_none_or(is_external_id) {
-        true => Ok(()),
-        false => {
-            let error = FieldError::new("/external_id", EXTERNAL_ID_RULE);
-            Err(Error::invalid(vec![error]))
-        }
+    if external_id.is_none_or(is_external_id) {
+        Ok(())
+    } else {
+        let error = FieldError::new("/external_id", EXTERNAL_ID_RULE);
+        Err(Error::invalid(vec![error]))
     }
 }

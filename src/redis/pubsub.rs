@@ -1,4 +1,4 @@
-//! PubSub between nodes: that something happened in a conversation, or that a node should look at a turn.
+//! Publish and subscribe between nodes: that something happened in a conversation, or that a node should look at a turn.
 //! A poke says only where to look; a lost one delays, and a forged one makes somebody look in vain.
 
 use deadpool_redis::Connection;

@@ -42,7 +42,8 @@ fn seal_again(app: &App, context: &str, old: &[u8]) -> Result<Option<Vec<u8>>> {
 }
 
 async fn reseal_agents(app: &App, tenant_id: TenantId) -> Result<Done> {
-    let (mut done, mut after) = (Done::default(), String::new());
+    let mut done = Done::default();
+    let mut after = String::new();
     loop {
         let mut tx = enter(app, tenant_id).await?;
         let first = app.keyring.first_id();
@@ -65,7 +66,8 @@ async fn reseal_agents(app: &App, tenant_id: TenantId) -> Result<Done> {
 }
 
 async fn reseal_issuers(app: &App, tenant_id: TenantId) -> Result<Done> {
-    let (mut done, mut after) = (Done::default(), String::new());
+    let mut done = Done::default();
+    let mut after = String::new();
     loop {
         let mut tx = enter(app, tenant_id).await?;
         let first = app.keyring.first_id();
@@ -88,7 +90,8 @@ async fn reseal_issuers(app: &App, tenant_id: TenantId) -> Result<Done> {
 }
 
 async fn reseal_receipts(app: &App, tenant_id: TenantId) -> Result<Done> {
-    let (mut done, mut after) = (Done::default(), None);
+    let mut done = Done::default();
+    let mut after = None;
     let first = app.keyring.first_id();
     loop {
         let mut tx = enter(app, tenant_id).await?;
@@ -135,8 +138,10 @@ async fn sign_head_again(app: &App, tenant_id: TenantId) -> Result<Done> {
 
 pub async fn reseal_from_command_line(config: Config) -> anyhow::Result<()> {
     let app = App::build(config, Clock::system()).await?;
-    let (mut agents, mut issuers) = (Done::default(), Done::default());
-    let (mut receipts, mut heads) = (Done::default(), Done::default());
+    let mut agents = Done::default();
+    let mut issuers = Done::default();
+    let mut receipts = Done::default();
+    let mut heads = Done::default();
     for tenant_id in all_tenants(&app).await? {
         agents.add(&reseal_agents(&app, tenant_id).await?);
         issuers.add(&reseal_issuers(&app, tenant_id).await?);
@@ -154,7 +159,8 @@ pub async fn reseal_from_command_line(config: Config) -> anyhow::Result<()> {
         record(&app, resealed).await?;
     }
     for (place, done) in all {
-        let (resealed, unopened) = (done.resealed, done.unopened);
+        let resealed = done.resealed;
+        let unopened = done.unopened;
         println!("{place:<15} {resealed:>9} resealed, {unopened} do not open");
     }
     print(&app.keyring, &count(&app).await?);

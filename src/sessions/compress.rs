@@ -68,9 +68,10 @@ pub async fn compress(
     let moved_on = tip.session_id != seen.session_id && tip.depth > seen.depth;
     let late = tip.asked_id != tip.session_id && !tip.asked_undone && tip.is_fresh_child();
     if moved_on || late {
-        let child = match moved_on {
-            true => sessions::find_child(tx, seen.session_id).await?,
-            false => Some(tip.session_id),
+        let child = if moved_on {
+            sessions::find_child(tx, seen.session_id).await?
+        } else {
+            Some(tip.session_id)
         };
         return already_made(tx, access, child.unwrap_or(tip.session_id), tip).await;
     }

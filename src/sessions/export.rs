@@ -113,12 +113,13 @@ impl Export {
         // After the reading: what was changed before it, is seen here.
         let end = SessionRef::Id(self.tip);
         let seen = find(tx, access, &end, Permission::Manage, now).await?;
-        match seen.asked_undone {
-            false => Ok(pieces),
-            true => Err(Error::new(
+        if seen.asked_undone {
+            Err(Error::new(
                 Code::PreconditionFailed,
                 "the newest compression was taken back meanwhile",
-            )),
+            ))
+        } else {
+            Ok(pieces)
         }
     }
 
@@ -130,7 +131,8 @@ impl Export {
         pieces: &mut Vec<Piece>,
     ) -> Result<bool> {
         if self.ahead.is_empty() && self.looked_up < self.tip_depth {
-            let (chain, tip) = (self.name.conversation_id, (self.tip, self.tip_depth));
+            let chain = self.name.conversation_id;
+            let tip = (self.tip, self.tip_depth);
             let links = chains::list_links(tx, chain, tip, self.looked_up, LINKS).await?;
             let gap = links
                 .iter()
@@ -165,7 +167,8 @@ impl Export {
         };
         let room = self.page.saturating_sub(pieces.len()) as i64;
         let wanted = (link.last_seq - read).min(room);
-        let (chain, span) = (self.name.conversation_id, (read, link.last_seq));
+        let chain = self.name.conversation_id;
+        let span = (read, link.last_seq);
         let messages = chains::list_messages(tx, chain, link.id, span, wanted).await?;
         if messages.len() as i64 != wanted {
             return Err(incomplete());

@@ -1,4 +1,4 @@
-//! MessageReceiver back what others may read.
+//! Takes back what others may read.
 
 use super::find;
 use crate::app::App;

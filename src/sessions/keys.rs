@@ -4,7 +4,7 @@
 use chrono::{DateTime, Utc};
 
 use super::{agent_for, find, follow_merge, insert};
-use crate::domain::conversation::reset::{ResetReason, TimeZone, check_usable};
+use crate::domain::conversation::reset::{ResetReason, TimeZone, due_reset};
 use crate::domain::conversation::session::{
     Edge, EndReason, NewConversation, Permission, SessionHandle,
 };
@@ -272,9 +272,10 @@ async fn choose_of(
             reset: None,
         });
     };
-    let reason = match arrival.by_person {
-        true => judge_slot(tx, access, &slot, current.session_id, arrival, now).await?,
-        false => None,
+    let reason = if arrival.by_person {
+        judge_slot(tx, access, &slot, current.session_id, arrival, now).await?
+    } else {
+        None
     };
     let Some(reason) = reason else {
         return Ok(Chosen {
@@ -352,5 +353,5 @@ async fn judge_slot(
     };
     let zone = TimeZone::from_column(zone.as_deref());
     let last_person_at = tip.last_person_at.max(slot.last_person_at);
-    Ok(check_usable(&rule, zone, last_person_at, now))
+    Ok(due_reset(&rule, zone, last_person_at, now))
 }

@@ -70,7 +70,7 @@ impl CheckedCredential {
         self.read().and(checked)
     }
 
-    /// Fails when it is no longer accepted. Lookups only if nobody has for a while.
+    /// Fails when it is no longer accepted. Looks only if nobody has for a while.
     pub async fn check(self: &Arc<Self>, verifiers: &Verifiers) -> Result<()> {
         if self.verdict.is_fresh() {
             return self.read();
@@ -97,7 +97,7 @@ async fn check(verifiers: &Verifiers, credentials: &[Arc<CheckedCredential>]) ->
     let mut outcome = Ok(());
     for (credential, checked) in credentials.iter().zip(checked) {
         if let Err(error) = &checked
-            && error.code == Code::ConversationLoad
+            && error.code == Code::Busy
         {
             outcome = Err(Error::busy(error.detail.clone()));
         }

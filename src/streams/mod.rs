@@ -89,7 +89,7 @@ impl Verdict {
             let refused = match found {
                 Ok(()) => None,
                 // Nobody could ask: the verdict grows old, and its readers wait.
-                Err(error) if error.code == Code::ConversationLoad => return false,
+                Err(error) if error.code == Code::Busy => return false,
                 Err(error) if error.is_outage() => {
                     state.tried_at = began;
                     return false;

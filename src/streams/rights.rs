@@ -234,7 +234,7 @@ async fn check(db: &Db, rights: &[Arc<Right>], now: DateTime<Utc>) -> Result<()>
         }
         Err(error) => {
             // While the tenant is busy the verdicts grow old instead: only an outage lets the last one stand.
-            if error.code != Code::ConversationLoad {
+            if error.code != Code::Busy {
                 for right in rights {
                     let away = anyhow::anyhow!("it does not answer");
                     let away = Error::unavailable("the database", away);

@@ -246,9 +246,10 @@ impl Tail {
         }
         let found = window.kept.iter().filter(|event| event.seq > place);
         let found: Vec<Arc<Event>> = found.cloned().collect();
-        match found.is_empty() {
-            true => Read::Nothing,
-            false => Read::Events(found, window.read_at),
+        if found.is_empty() {
+            Read::Nothing
+        } else {
+            Read::Events(found, window.read_at)
         }
     }
 

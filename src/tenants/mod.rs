@@ -135,7 +135,8 @@ async fn write_state(
     if before.state == state {
         return Ok(None);
     }
-    let (id, now) = (before.id, app.clock.now());
+    let id = before.id;
+    let now = app.clock.now();
     let action = match state {
         TenantState::Suspended => Action::TenantSuspend,
         TenantState::Active => Action::TenantResume,
@@ -170,7 +171,8 @@ pub async fn stop_turns(app: &App, id: TenantId) -> Result<bool> {
             return Ok(false);
         }
         let busy = turn_stops::lock_busy(&mut tx, STOP_BATCH).await?;
-        let (reason, now) = (StopReason::TenantSuspended, app.clock.now());
+        let reason = StopReason::TenantSuspended;
+        let now = app.clock.now();
         let (count, sessions) = turn_stops::stop_all(&mut tx, &busy, None, reason, now).await?;
         for session_id in sessions {
             sessions::close_calls(&mut tx, session_id, "the tenant was suspended", now).await?;
@@ -198,7 +200,8 @@ pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, id: TenantId) -> 
     if before.state == TenantState::Deleting {
         return Ok(before);
     }
-    let (now, state) = (app.clock.now(), TenantState::Deleting);
+    let now = app.clock.now();
+    let state = TenantState::Deleting;
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
     jobs::insert(tx, STOP_TURNS_JOB, now + LATE_TURNS).await?;

@@ -1,4 +1,4 @@
-//! MessageReceiver a message in: the session it goes to, its turn and what it says, in one transaction of the
+//! Accepts a message: the session it goes to, its turn and what it says, in one transaction of the
 //! caller's. In an idle conversation it starts in the same transaction.
 
 use std::sync::Arc;
@@ -240,7 +240,8 @@ impl ResolvedTarget {
     }
 
     fn started(&self, app: &App, claimed: RunnableTurn) -> Accepted {
-        let (turn_id, session_id) = (claimed.lease.id, claimed.session_id);
+        let turn_id = claimed.lease.id;
+        let session_id = claimed.session_id;
         self.accepted(
             app,
             turn_id,
@@ -274,7 +275,8 @@ async fn start(
     running: Option<i64>,
     now: DateTime<Utc>,
 ) -> Result<Option<RunnableTurn>> {
-    let (turn, said) = (new_turn(request, found), &request.input.messages);
+    let turn = new_turn(request, found);
+    let said = &request.input.messages;
     let allowance = Allowance {
         runner: runner(app),
         running,

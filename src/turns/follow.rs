@@ -173,7 +173,8 @@ impl Follower {
             }
         };
         self.place = events.last().map(|last| last.seq).or(self.place);
-        let (turn_id, after) = (self.turn_id, self.after);
+        let turn_id = self.turn_id;
+        let after = self.after;
         events.retain(|event| {
             event.seq > after && turn_id.is_none_or(|turn_id| event.turn_id == turn_id)
         });
@@ -214,7 +215,8 @@ impl Follower {
         // Also before: all events up to that one are among those that are found.
         let conversation_id = self.conversation_id;
         let last = events::list_last(&mut tx, &[conversation_id]).await?;
-        let (turn_id, after) = (self.turn_id, self.after);
+        let turn_id = self.turn_id;
+        let after = self.after;
         let found = events::list(&mut tx, conversation_id, turn_id, after, MAX_BATCH).await?;
         tx.commit().await?;
         self.read_at = Instant::now();
@@ -241,9 +243,10 @@ impl Follower {
     async fn read_outcome(&self, turn_id: TurnId) -> Result<Option<Outcome>> {
         let mut tx = self.begin().await?;
         let turn = turns::get(&mut tx, turn_id).await?;
-        match self.is_idle(turn.state) && self.has_told_all(&mut tx).await? {
-            true => Outcome::of(&mut tx, turn).await.map(Some),
-            false => Ok(None),
+        if self.is_idle(turn.state) && self.has_told_all(&mut tx).await? {
+            Outcome::of(&mut tx, turn).await.map(Some)
+        } else {
+            Ok(None)
         }
     }
 
@@ -267,7 +270,8 @@ impl Follower {
 
     /// Of a turn that rests: it may have gone on since the last look.
     async fn has_told_all(&self, tx: &mut TenantTx) -> Result<bool> {
-        let (turn_id, after) = (self.turn_id, self.after);
+        let turn_id = self.turn_id;
+        let after = self.after;
         let more = events::list(tx, self.conversation_id, turn_id, after, 1).await?;
         Ok(more.events.is_empty())
     }

@@ -34,7 +34,8 @@ const MAX_FAILURES: i32 = 8;
 /// One look for such turns. Answers how many there were. While the database did not answer no node could renew
 /// its leases: after such a time everybody gets one lease's length to do so, before anything is taken over.
 pub async fn sweep(app: &App) -> Result<usize> {
-    let (began, lease) = (Instant::now(), app.config.turn_lease);
+    let began = Instant::now();
+    let lease = app.config.turn_lease;
     let due = turn_claims::list_due(&app.db, BATCH).await;
     if due.is_err() || began.elapsed() > lease / 3 {
         app.db.outages.note(lease);
@@ -50,7 +51,7 @@ pub async fn sweep(app: &App) -> Result<usize> {
             tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
                            "a turn was not recovered");
             // Somebody who holds a lock for long says nothing about the turn; while the database is away this fails.
-            let counts = !matches!(error.code, Code::Unavailable | Code::ConversationLoad);
+            let counts = !matches!(error.code, Code::Unavailable | Code::Busy);
             if let Err(error) = put_off(app, tenant_id, turn_id, counts).await {
                 tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error,
                                "a turn was not put off");
@@ -100,7 +101,8 @@ async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId, counts: bool) 
 
 /// Ends a turn whose conversation is held, whatever its row holds.
 async fn abandon(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<()> {
-    let (now, reason) = (app.clock.now(), Code::TurnAbandoned.as_str());
+    let now = app.clock.now();
+    let reason = Code::TurnAbandoned.as_str();
     let why = "the turn could not be recovered";
     let turn = turns::get(tx, turn_id).await?;
     if !turn_stops::fail(tx, turn_id, reason, why, now).await? {

@@ -75,9 +75,10 @@ pub fn failure_notice(reason: &str) -> Option<String> {
 
 /// An answer without a word is nothing that a platform could show.
 pub(super) fn said_text(text: String) -> Result<String, &'static str> {
-    match text.trim().is_empty() {
-        true => Err(EMPTY_ANSWER),
-        false => Ok(text),
+    if text.trim().is_empty() {
+        Err(EMPTY_ANSWER)
+    } else {
+        Ok(text)
     }
 }
 

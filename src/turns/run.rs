@@ -391,9 +391,10 @@ impl Run {
     ) -> Result<Option<RunnableTurn>> {
         let state = change.state.unwrap_or(TurnState::Completed);
         let mut told: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
-        told.push(match state.has_ended() {
-            true => end_event(state, change.reason),
-            false => NewEvent::new(TURN_WAITING),
+        told.push(if state.has_ended() {
+            end_event(state, change.reason)
+        } else {
+            NewEvent::new(TURN_WAITING)
         });
         let (wrote, next) = writer.end(&messages, &told, change).await?;
         let WriteOutcome::Fine(_) = wrote else {

@@ -234,7 +234,7 @@ async fn in_chat(
     ))
 }
 
-/// Whether the sender still has the rights it had when `found` was looked for. TurnRequest once the conversation is
+/// Whether the sender still has the rights it had when `found` was looked for. Asked once the conversation is
 /// held: an unlink that was waited for has committed by then. `false`: another place has to be found.
 pub async fn still_holds(
     tx: &mut TenantTx,

@@ -155,9 +155,10 @@ impl Writer {
         if frees && self.reply_to.is_some() {
             app.live.notify_deliveries(self.tenant_id);
         }
-        let next = match frees && heard.followed {
-            true => self.begin_next().await,
-            false => None,
+        let next = if frees && heard.followed {
+            self.begin_next().await
+        } else {
+            None
         };
         Ok((WriteOutcome::Fine(heard), next))
     }

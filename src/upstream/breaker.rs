@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn after_failures_in_a_row_nobody_asks_until_one_may_try() {
-        let (mut breaker, now) = (Breaker::default(), Instant::now());
+        let mut breaker = Breaker::default();
+        let now = Instant::now();
         for _ in 0..FAILURES - 1 {
             breaker.failed(now);
         }
@@ -94,7 +95,8 @@ mod tests {
 
     #[test]
     fn retries_are_a_tenth_of_the_requests() {
-        let (mut breaker, now) = (Breaker::default(), Instant::now());
+        let mut breaker = Breaker::default();
+        let now = Instant::now();
         let first = (0..100).filter(|_| breaker.take_retry()).count();
         assert_eq!(first, MOST_RETRIES as usize);
         let mut taken = 0;

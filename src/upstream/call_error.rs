@@ -18,7 +18,7 @@ pub enum CallError {
     #[error("the model's server failed with status {0}")]
     Failed(u16),
     #[error("the model's server asks to wait")]
-    ConversationLoad { retry_after: Option<Duration> },
+    Busy { retry_after: Option<Duration> },
     #[error("the model's server is not available")]
     Unavailable { retry_after: Duration },
     /// In the answer itself, whose status was a success.
@@ -50,7 +50,7 @@ impl CallError {
             | Self::Failed(_)
             | Self::Unavailable { .. }
             | Self::Broken => true,
-            Self::ConversationLoad { .. }
+            Self::Busy { .. }
             | Self::Reported(_)
             | Self::TooLong(_)
             | Self::NotAllowed(_)
@@ -67,7 +67,7 @@ impl CallError {
         match self {
             Self::NotReached(FetchError::Refused(_)) => None,
             Self::NotReached(_) | Self::Failed(_) => Some(backoff),
-            Self::ConversationLoad { retry_after, .. } => {
+            Self::Busy { retry_after, .. } => {
                 let asked = retry_after.unwrap_or(backoff);
                 (asked <= MOST_PATIENCE).then_some(asked)
             }

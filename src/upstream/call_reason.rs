@@ -14,7 +14,7 @@ impl CallError {
             Self::TooSlow => "timeout".to_owned(),
             Self::Reported(_) => "error in the answer".to_owned(),
             Self::TooLong(_) => "context too long".to_owned(),
-            Self::ConversationLoad { .. } => "status 429".to_owned(),
+            Self::Busy { .. } => "status 429".to_owned(),
             Self::Unavailable { .. } => "status 503".to_owned(),
             Self::NotAllowed(0) => "key not sendable".to_owned(),
             Self::Failed(status) | Self::NotAllowed(status) | Self::Refused { status, .. } => {
@@ -113,10 +113,7 @@ mod tests {
             (CallError::Failed(502), "status 502"),
             (CallError::Reported(String::new()), "error in the answer"),
             (CallError::NotAllowed(401), "status 401"),
-            (
-                CallError::ConversationLoad { retry_after: None },
-                "status 429",
-            ),
+            (CallError::Busy { retry_after: None }, "status 429"),
             (CallError::Unavailable { retry_after: wait }, "status 503"),
             (CallError::LeftAlone { retry_after: wait }, "breaker open"),
             (CallError::NotReached(FetchError::Unresolved), "dns"),

@@ -172,14 +172,14 @@ impl GuardedClient {
     /// time it is dialled.
     pub fn check_url(&self, text: &str) -> Result<Url, UrlRefused> {
         let url = url_rules::parse(text)?;
-        self.check_usable(&url)?;
+        self.check_parsed(&url)?;
         Ok(url)
     }
 
     /// A request for the caller to fill and send. An answer of 3xx is not followed, so it must be taken
     /// for a failure; body and time have no cap here but the time to connect (see `fetch`).
     pub fn request(&self, method: Method, url: &Url) -> Result<RequestBuilder, UrlRefused> {
-        let (https, own_port) = self.check_usable(url)?;
+        let (https, own_port) = self.check_parsed(url)?;
         let client = self.built(https, own_port);
         let client = client.map_err(|_| UrlRefused::NoClient)?;
         let request = client.request(method, url.clone());
@@ -201,7 +201,7 @@ impl GuardedClient {
 
     /// Whether it is https, and whether the port is one of ours. No literal address is dialled unjudged: the
     /// connector does not ask the resolver about those.
-    fn check_usable(&self, url: &Url) -> Result<(bool, bool), UrlRefused> {
+    fn check_parsed(&self, url: &Url) -> Result<(bool, bool), UrlRefused> {
         let rules = &self.inner.rules;
         let destination = url_rules::destination(&rules.policy, url)?;
         if rules.own_ports.everywhere(destination.port) {
@@ -293,7 +293,9 @@ struct GuardedResolver {
 impl Resolve for GuardedResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let looking = (self.lookup)(name.as_str().to_owned());
-        let (rules, https, own_port) = (self.rules.clone(), self.https, self.own_port);
+        let rules = self.rules.clone();
+        let https = self.https;
+        let own_port = self.own_port;
         Box::pin(async move {
             let mut refused = None;
             let mut allowed = Vec::new();

@@ -113,7 +113,8 @@ impl Completions {
     ) -> Result<CompletionObject, CallError> {
         let deadline = Deadline::now() + server.timeout;
         let mut response = self.send(server, None, body, deadline).await?;
-        let (mut answer, mut held) = (Vec::new(), ROOM_STEP);
+        let mut answer = Vec::new();
+        let mut held = ROOM_STEP;
         while let Some(piece) = next_piece(&mut response, deadline).await? {
             let length = answer.len() + piece.len();
             if length > MAX_ANSWER_BYTES {
@@ -161,7 +162,8 @@ impl Completions {
         body: Vec<u8>,
         deadline: Deadline,
     ) -> Result<Response, CallError> {
-        let (name, body) = (&server.name, Bytes::from(body));
+        let name = &server.name;
+        let body = Bytes::from(body);
         let mut attempt = 0;
         loop {
             let began = Deadline::now();
@@ -171,9 +173,12 @@ impl Completions {
                 .send_once(server, session_key, body.clone(), deadline)
                 .await;
             let is_outage = matches!(&outcome, Err(error) if error.is_outage());
-            self.with_breaker(name, |breaker| match is_outage {
-                true => breaker.failed(Instant::now()),
-                false => breaker.succeeded(),
+            self.with_breaker(name, |breaker| {
+                if is_outage {
+                    breaker.failed(Instant::now())
+                } else {
+                    breaker.succeeded()
+                }
             });
             let error = match outcome {
                 Ok(response) => return Ok(response),
@@ -273,7 +278,7 @@ async fn refusal(status: u16, mut response: Response, server: &ModelServer) -> C
         return CallError::Unavailable { retry_after };
     }
     match status {
-        429 => CallError::ConversationLoad { retry_after },
+        429 => CallError::Busy { retry_after },
         401 | 403 => CallError::NotAllowed(status),
         400..=499 if status != 408 => {
             let mut told = Vec::new();
@@ -287,9 +292,10 @@ async fn refusal(status: u16, mut response: Response, server: &ModelServer) -> C
             let told = String::from_utf8_lossy(&told);
             let told = json_text::read_value(&told, MAX_ERROR_COST).unwrap_or_default();
             let message = message_of(&told, server);
-            match is_too_long(&told["error"]) {
-                true => CallError::TooLong(message),
-                false => CallError::Refused { status, message },
+            if is_too_long(&told["error"]) {
+                CallError::TooLong(message)
+            } else {
+                CallError::Refused { status, message }
             }
         }
         status => CallError::Failed(status),
@@ -305,9 +311,10 @@ fn no_completion(why: NoCompletion, server: &ModelServer) -> CallError {
     let error = json_text::read_value(&error, MAX_ERROR_COST).unwrap_or_default();
     let too_long = is_too_long(&error);
     let message = message_of(&serde_json::json!({ "error": error }), server);
-    match too_long {
-        true => CallError::TooLong(message),
-        false => CallError::Reported(message),
+    if too_long {
+        CallError::TooLong(message)
+    } else {
+        CallError::Reported(message)
     }
 }
 
@@ -332,10 +339,7 @@ fn message_of(told: &Value, server: &ModelServer) -> String {
         |word: &str| word.len() >= 20 && word.bytes().any(|byte| byte.is_ascii_digit());
     let words = message
         .split_whitespace()
-        .map(|word| match looks_secret(word) {
-            true => "…",
-            false => word,
-        });
+        .map(|word| if looks_secret(word) { "…" } else { word });
     let line = words.collect::<Vec<_>>().join(" ");
     line.chars()
         .filter(|c| !c.is_control())

@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub(super) fn addresses() -> BTreeSet<IpAddr> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let (fib_trie, if_inet6) = (read("/proc/net/fib_trie"), read("/proc/net/if_inet6"));
+    let fib_trie = read("/proc/net/fib_trie");
+    let if_inet6 = read("/proc/net/if_inet6");
     let v4 = v4_of(&fib_trie).map(IpAddr::V4);
     v4.chain(v6_of(&if_inet6).map(IpAddr::V6)).collect()
 }

@@ -497,10 +497,8 @@ async fn whatever_is_changed_or_removed_is_found_and_named() {
 async fn a_head_put_back_alone_and_a_chain_begun_again_are_found() {
     let world = World::new().await;
     let mut superuser = world.superuser().await;
-    let (put_back, emptied) = (
-        world.tenant("put back").await,
-        world.tenant("emptied").await,
-    );
+    let put_back = world.tenant("put back").await;
+    let emptied = world.tenant("emptied").await;
     execute(
         &mut superuser,
         "create table kept as select * from audit_heads",
@@ -572,7 +570,8 @@ async fn a_head_that_somebody_else_made_is_never_built_upon() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_service_adds_and_reads_entries_of_its_tenant_and_can_do_nothing_else() {
     let world = World::new().await;
-    let (own, other) = (world.tenant("own").await, world.tenant("other").await);
+    let own = world.tenant("own").await;
+    let other = world.tenant("other").await;
     let url = cluster().service_url(&world.database);
     let mut service = PgConnection::connect(&url).await.unwrap();
     let enter = format!("set app.tenant_id = '{}'", uuid_of(&own));

@@ -580,9 +580,10 @@ async fn call(
     if let Some(body) = body {
         request = request.json(body);
     }
-    match path.ends_with("/events") || path.ends_with("/stream") {
-        true => Reply::head_of(request).await,
-        false => Reply::of(request).await,
+    if path.ends_with("/events") || path.ends_with("/stream") {
+        Reply::head_of(request).await
+    } else {
+        Reply::of(request).await
     }
 }
 
@@ -629,9 +630,10 @@ async fn every_operation_admits_exactly_whom_it_says() {
                 if public {
                     assert!(reply.status < 300, "{name}: {}", reply.text);
                 } else {
-                    match path.starts_with("/v1/chat") || path.starts_with("/v1/models") {
-                        true => reply.expect_openai_error(401, "unauthorized"),
-                        false => reply.expect_problem(401, "unauthorized"),
+                    if path.starts_with("/v1/chat") || path.starts_with("/v1/models") {
+                        reply.expect_openai_error(401, "unauthorized")
+                    } else {
+                        reply.expect_problem(401, "unauthorized")
                     };
                 }
             }

@@ -66,7 +66,7 @@ async fn what_was_said_before_a_compression_can_be_undone_after_it() {
     let session = counted(&b, &["one", "two", "three"]).await;
     let compressed = compress(&b, &session).await.expect(201);
     assert!(b.told("telegram:5", "/undo").await.contains("taken back"));
-    // MessageReceiver the compression back does not bring it back either.
+    // Undoing the compression does not bring it back either.
     let child = compressed["session_id"].as_str().unwrap();
     let path = format!("/v1/sessions/{child}/uncompress");
     b.world
@@ -116,7 +116,8 @@ async fn a_confirmation_that_is_refused_leaves_the_code_good() {
     let preview = b.told("discord:5", &format!("/link {code}")).await;
     assert!(preview.contains("/link yes"), "{preview}");
     let user = async |who: &str| b.world.dm(&b.key, who).await["user_id"].clone();
-    let (into, from) = (user("telegram:5").await, user("discord:5").await);
+    let into = user("telegram:5").await;
+    let from = user("discord:5").await;
     let path = format!("/v1/users/{}/merge", into.as_str().unwrap());
     let body = json!({"from_user_id": from, "reason": "the same person"});
     b.world.post(&b.tenant.key, &path, body).await.expect(200);

@@ -151,7 +151,8 @@ async fn several_consumers_on_two_nodes_share_without_doubling() {
     let people: Vec<String> = (0..12).map(|n| format!("telegram:{n}")).collect();
     join_all(people.iter().map(|who| say(&world, &key, who, "hi"))).await;
     let taking = (0..6).map(|consumer| {
-        let (world, key) = (&world, &key);
+        let world = &world;
+        let key = &key;
         async move {
             let mut taken = Vec::new();
             for _ in 0..20 {

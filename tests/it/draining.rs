@@ -124,7 +124,8 @@ async fn a_node_that_stops_refuses_connections_and_finishes_what_runs() {
     let app = App::build(config, Clock::system()).await.unwrap();
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     let node = Node::start(app, Some(metrics)).await.unwrap();
-    let (address, metrics) = (node.address, node.metrics_address.unwrap());
+    let address = node.address;
+    let metrics = node.metrics_address.unwrap();
     let client = reqwest::Client::new();
     let url = |path: &str| format!("http://{address}{path}");
     let made = client.post(url("/v1/tenants")).bearer_auth(OPERATOR_KEY);
@@ -144,7 +145,8 @@ async fn a_node_that_stops_refuses_connections_and_finishes_what_runs() {
     // Two connections that are kept alive, and one with an answer under way.
     let mut stream = Sse::open(chat(&client, true)).await;
     stream.hears("one ").await;
-    let (kept, quiet) = (reqwest::Client::new(), reqwest::Client::new());
+    let kept = reqwest::Client::new();
+    let quiet = reqwest::Client::new();
     for client in [&kept, &quiet] {
         Reply::of(client.get(url("/healthz"))).await.expect(200);
     }

@@ -119,7 +119,8 @@ async fn everything_that_is_open_ends_when_its_token_expires() {
 #[tokio::test(flavor = "multi_thread")]
 async fn chats_without_a_session_end_with_their_key_issuer_and_tenant() {
     let chat = chat([]).await;
-    let (world, admin) = (&chat.world, &chat.tenant.key);
+    let world = &chat.world;
+    let admin = &chat.tenant.key;
     let (id, key) = world.api_key(&chat.tenant, "chat").await;
     let ada = person(world, &chat.tenant, "ada").await;
 
@@ -279,7 +280,8 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
     }
     let mut crowd = tokio::task::JoinSet::new();
     for _ in 0..300 {
-        let (db, caller) = (db.clone(), caller.clone());
+        let db = db.clone();
+        let caller = caller.clone();
         crowd.spawn(async move {
             loop {
                 drop(caller.begin(&db).await);
@@ -291,7 +293,7 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
         caller
             .begin(&db)
             .await
-            .is_err_and(|error| error.code == Code::ConversationLoad)
+            .is_err_and(|error| error.code == Code::Busy)
     };
     eventually("the queue is full", TEN_SECONDS, full).await;
     let unlink = json!({"identity": LEAVES, "text": "/unlink"});

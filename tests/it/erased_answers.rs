@@ -77,7 +77,8 @@ async fn lines(b: &Bridged, session: &str) -> Vec<(String, String)> {
 async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
     let b = bridged([]).await;
     b.model.otherwise(Step::Echo(Duration::ZERO));
-    let (world, admin) = (&b.world, &b.tenant.key);
+    let world = &b.world;
+    let admin = &b.tenant.key;
     let begun = says(&b, ADA, SECRET).await;
     let thread = begun["session_id"].as_str().unwrap().to_owned();
     execute(&b, WITH_TOOLS, &thread).await;

@@ -119,7 +119,8 @@ async fn everyone_who_is_listed_under_a_name_has_one_key_and_one_session() {
     // It comes back as it was written, and putting that changes nothing.
     let stored = world.get(&tenant.key, PATH).await.expect(200);
     assert_eq!(stored, document);
-    let (before, other) = (audited(&world, &tenant).await, world.tenant("Other").await);
+    let before = audited(&world, &tenant).await;
+    let other = world.tenant("Other").await;
     for same in [stored, document] {
         let again = world.put(&tenant.key, PATH, same).await.expect(200);
         assert_eq!(
@@ -445,10 +446,8 @@ async fn an_account_moves_between_names_in_one_document() {
         json!({"ann": ["irc:a", "web:x"], "bob": ["irc:b"]}),
     )
     .await;
-    let (ann, bob) = (
-        user_of(&world, &tenant, "irc:a").await["id"].clone(),
-        user_of(&world, &tenant, "irc:b").await["id"].clone(),
-    );
+    let ann = user_of(&world, &tenant, "irc:a").await["id"].clone();
+    let bob = user_of(&world, &tenant, "irc:b").await["id"].clone();
     let said = world.say(&tenant.key, "web:x", "only here").await;
     let moved = json!({"ann": ["irc:a"], "bob": ["irc:b", "web:x"]});
     let answer = put(&world, &tenant, moved.clone()).await;

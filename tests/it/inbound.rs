@@ -465,10 +465,8 @@ async fn linking_in_chat_shows_who_would_be_joined_and_waits_for_a_yes() {
         sessions.contains("1. untitled") && sessions.contains("2. untitled"),
         "{sessions}"
     );
-    let (one, two) = (
-        b.world.dm(&b.key, "telegram:5").await,
-        b.world.dm(&b.key, "discord:5").await,
-    );
+    let one = b.world.dm(&b.key, "telegram:5").await;
+    let two = b.world.dm(&b.key, "discord:5").await;
     assert_eq!(one["user_id"], two["user_id"]);
     assert_eq!(one["session_id"], two["session_id"]);
     assert!(b.told("discord:5", "/unlink").await.contains("on its own"));

@@ -22,7 +22,8 @@ impl Bridged {
 
     /// Merges the user of one identity into that of another.
     async fn merge(&self, into: &str, from: &str) {
-        let (into, from) = (self.user_of(into).await, self.user_of(from).await);
+        let into = self.user_of(into).await;
+        let from = self.user_of(from).await;
         let path = format!("/v1/users/{into}/merge");
         let body = json!({"from_user_id": from, "reason": "the same person"});
         let merged = self.world.post(&self.tenant.key, &path, body).await;

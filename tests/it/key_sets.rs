@@ -42,10 +42,8 @@ async fn a_published_key_set_is_remembered_and_asked_for_again_once_for_an_unkno
     })
     .await;
     let tenant = world.tenant("Acme").await;
-    let (old, new) = (
-        SigningKey::generate("ES256", "old"),
-        SigningKey::generate("ES256", "new"),
-    );
+    let old = SigningKey::generate("ES256", "old");
+    let new = SigningKey::generate("ES256", "new");
     let (url, published) = publish(SigningKey::jwks(&[&old])).await;
     let body = json!({"issuer": ISS, "platform": "web", "algorithm": "ES256", "jwks_url": url});
     world

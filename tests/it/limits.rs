@@ -231,7 +231,8 @@ async fn a_redis_that_hangs_holds_no_request_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_admitted_without_redis_is_counted_when_it_is_back() {
     let redis = own_redis().await;
-    let (url, port) = (redis.url.clone(), redis.port);
+    let url = redis.url.clone();
+    let port = redis.port;
     let world = World::with_redis(1, &url).await;
     let tenant = limited_tenant(&world, json!({"requests_per_minute": 500})).await;
     redis.guarded.stop();
@@ -402,7 +403,8 @@ async fn usage_is_grouped_filtered_and_paged() {
             .unwrap()
             .starts_with("usr_")
     );
-    let (mut seen, mut cursor) = (Vec::new(), String::new());
+    let mut seen = Vec::new();
+    let mut cursor = String::new();
     loop {
         let page = ask(&format!("{days}&limit=50{cursor}")).await.expect(200);
         for row in page["data"].as_array().unwrap() {

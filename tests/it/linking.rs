@@ -467,10 +467,8 @@ async fn every_other_account_is_told() {
 async fn two_people_with_logins_are_merged_by_an_admin_alone() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (ada, eve) = (
-        person(&world, &tenant, "ada").await,
-        person(&world, &tenant, "eve").await,
-    );
+    let ada = person(&world, &tenant, "ada").await;
+    let eve = person(&world, &tenant, "eve").await;
     let code = world.mint(&ada.token, "web:ada").await;
     world
         .redeem(&eve.token, &code, "web:eve")

@@ -169,7 +169,8 @@ async fn reasoning_is_kept_in_the_transcript_and_its_copies_and_not_sent_back() 
     chat.say(0, "mine", "sure?").await.expect(200);
     let sent = &chat.model.requests()[1]["messages"][1];
     assert_eq!(sent, &json!({"role": "assistant", "content": "fourty"}));
-    let (world, key) = (&chat.world, &chat.key);
+    let world = &chat.world;
+    let key = &chat.key;
     let branch = world.post(key, "/v1/sessions/mine/branch", json!({})).await;
     let branch = branch.expect(201)["id"].as_str().unwrap().to_owned();
     let copied = chat.transcript(&branch).await;
@@ -291,9 +292,10 @@ async fn the_length_of_a_message_is_counted_in_characters() {
 
 /// A text of so many characters, and its request as clients write it that send ASCII alone.
 fn ascii(body: &Value) -> String {
-    let escaped = |c: char| match c.is_ascii() {
-        true => c.to_string(),
-        false => {
+    let escaped = |c: char| {
+        if c.is_ascii() {
+            c.to_string()
+        } else {
             let units = c.encode_utf16(&mut [0; 2]).to_vec();
             units.iter().map(|unit| format!("\\u{unit:04x}")).collect()
         }
@@ -305,7 +307,8 @@ fn ascii(body: &Value) -> String {
 async fn as_many_characters_as_documented_are_taken_however_many_bytes_they_are() {
     let chat = patient([]).await;
     chat.model.otherwise(Step::say("noted"));
-    let (world, key) = (&chat.world, &chat.tenant.key);
+    let world = &chat.world;
+    let key = &chat.tenant.key;
     let send = async |method: Method, path: &str, body: &Value| {
         let request = world.request(method, path, key);
         let request = request.header("content-type", "application/json");

@@ -211,7 +211,9 @@ async fn a_page_of_large_messages_ends_early_and_the_next_goes_on() {
         ("&order=desc", true),
         ("&scope=conversation", false),
     ] {
-        let (mut cursor, mut pages, mut found) = (String::new(), 0, Vec::new());
+        let mut cursor = String::new();
+        let mut pages = 0;
+        let mut found = Vec::new();
         loop {
             let path = format!("/v1/sessions/{id}/messages?limit=200{query}{cursor}");
             let page = world.get(&tenant.key, &path).await;
@@ -293,7 +295,8 @@ async fn messages_in_parts_have_the_room_of_a_text() {
 async fn calls_outside_of_sessions_have_a_limit_of_their_own() {
     let chat = crate::chat::chat([Step::Hold, Step::Hold]).await;
     chat.model.otherwise(Step::say("at last"));
-    let (world, tenant) = (&chat.world, &chat.tenant);
+    let world = &chat.world;
+    let tenant = &chat.tenant;
     let path = format!("/v1/operator/tenants/{}/limits", tenant.id);
     let set = world.put(OPERATOR_KEY, &path, json!({"concurrent_calls": 2}));
     set.await.expect(200);
@@ -378,7 +381,8 @@ async fn a_service_that_is_its_own_model_is_asked_once() {
 async fn requests_that_wait_for_a_turn_share_the_connections_of_a_node() {
     let chat = Chat::new([]).await;
     chat.model.otherwise(Step::say("noted"));
-    let (world, tenant) = (&chat.world, &chat.tenant);
+    let world = &chat.world;
+    let tenant = &chat.tenant;
     let bridge = crate::support::linking::bridge(world, tenant, &["telegram"]).await;
     let id: TenantId = tenant.id.parse().unwrap();
     let shares = &world.app().shares;

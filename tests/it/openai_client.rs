@@ -37,7 +37,8 @@ async fn run(program: &mut Command) -> String {
     let output = tokio::time::timeout(LIMIT, program.output()).await;
     let output = output.expect("it ends within the limit").unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (printed, complaint) = (text(&output.stdout), text(&output.stderr));
+    let printed = text(&output.stdout);
+    let complaint = text(&output.stderr);
     assert!(
         output.status.success(),
         "{}\n{printed}{complaint}",

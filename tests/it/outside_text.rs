@@ -22,7 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn odd() -> (String, String) {
     let controls = (0..=0x1F).chain(0x7F..=0x9F);
     let units = controls.chain([0xD800, 0xDBFF, 0xDC00, 0xDFFF]);
-    let (mut escaped, mut expected) = (String::new(), String::new());
+    let mut escaped = String::new();
+    let mut expected = String::new();
     for unit in units {
         escaped.push_str(&format!("x\\u{unit:04x}"));
         let kept = char::from_u32(unit).filter(|kept| *kept != '\0');

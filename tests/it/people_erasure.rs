@@ -595,7 +595,8 @@ async fn whoever_speaks_while_they_are_erased_is_refused_or_someone_new() {
 async fn erasing_and_exporting_stay_in_their_tenant_even_without_row_level_security() {
     let world = World::new().await;
     disable_row_level_security(&mut world.superuser().await).await;
-    let (a, b) = (world.tenant("a").await, world.tenant("b").await);
+    let a = world.tenant("a").await;
+    let b = world.tenant("b").await;
     let whole = whole_person(&world, &a).await;
     let export = format!("/v1/users/{}/export", whole.ada.user_id);
     let exported = async || {
@@ -607,7 +608,8 @@ async fn erasing_and_exporting_stay_in_their_tenant_even_without_row_level_secur
         document
     };
     let alone = exported().await;
-    let (from, to) = (uuid_of(&a), uuid_of(&b));
+    let from = uuid_of(&a);
+    let to = uuid_of(&b);
     copy_rows(&mut world.superuser().await, from, to).await;
     for table in ["usage_hourly", "idempotency"] {
         let sql = format!(
@@ -688,7 +690,8 @@ async fn a_long_look_for_one_person_does_not_keep_others_waiting() {
         let began = (due.began_at - erased_at).num_seconds();
         taken.push((user_id, began, due.opened_to.map(|name| name.key)));
     }
-    let (first, second) = (taken[0].0, taken[1].0);
+    let first = taken[0].0;
+    let second = taken[1].0;
     assert_ne!(first, second);
     assert_eq!(
         taken,

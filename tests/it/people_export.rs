@@ -230,7 +230,8 @@ async fn a_long_export_is_streamed_and_what_goes_meanwhile_is_not_in_it() {
                 .find(|one| one["conversation_id"] == *id)
         };
         let length = |one: &Value| list(&one["links"][0], "messages").len();
-        let (first, last) = (find(&own[0]).unwrap(), find(&own[3]).unwrap());
+        let first = find(&own[0]).unwrap();
+        let last = find(&own[3]).unwrap();
         assert_eq!((length(first), length(last)), (300, 1));
         assert!(first["signature"].is_string() && last["signature"].is_string());
         if deleted {

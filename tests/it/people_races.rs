@@ -16,7 +16,8 @@ use crate::support::{Reply, Tenant, World};
 async fn linked(world: &World, tenant: &Tenant) -> String {
     let key = bridge(world, tenant, &["telegram", "discord"]).await;
     let user = async |who: &str| world.dm(&key, who).await["user_id"].clone();
-    let (into, from) = (user("telegram:5").await, user("discord:5").await);
+    let into = user("telegram:5").await;
+    let from = user("discord:5").await;
     let path = format!("/v1/users/{}/merge", into.as_str().unwrap());
     let body = json!({"from_user_id": from, "reason": "the same person"});
     world.post(&tenant.key, &path, body).await.expect(200);

@@ -95,10 +95,7 @@ async fn seen_by(db: &Db, tenant: TenantId) -> Result<Vec<String>> {
 async fn plan(db: &Db, tenant: TenantId, kind: &str, commit: bool) -> Result<()> {
     let mut tx = ServiceCaller::for_tenant(tenant).begin(db).await?;
     jobs::insert(&mut tx, kind, Clock::system().now()).await?;
-    match commit {
-        true => tx.commit().await,
-        false => Ok(()),
-    }
+    if commit { tx.commit().await } else { Ok(()) }
 }
 
 /// Drops `future` when it has waited so many times; `None` then.
@@ -151,7 +148,8 @@ async fn a_transaction_dropped_at_any_point_never_shows_in_the_next() {
     let mut dropped = 0;
     // Where it waits differs from run to run: an answer is often there before it is asked for.
     for round in 0..100 {
-        let (waits, commit) = (1 + round % 8, round % 3 > 0);
+        let waits = 1 + round % 8;
+        let commit = round % 3 > 0;
         let kind = format!("any-{round}");
         let both = async {
             seen_by(&db, acme).await?;

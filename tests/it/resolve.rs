@@ -80,7 +80,8 @@ async fn a_thousand_first_contacts_at_once_are_one_person_with_one_session() {
     let tenant = world.tenant("Acme").await;
     let key = bridge(&world, &tenant, &["telegram"]).await;
     let asks = (0..1000).map(|n| {
-        let (client, url) = (&world.client, world.url_on(n % 2, "/v1/resolve"));
+        let client = &world.client;
+        let url = world.url_on(n % 2, "/v1/resolve");
         let request = client
             .post(url)
             .bearer_auth(&key)
@@ -189,19 +190,15 @@ async fn groups_and_threads_belong_to_their_chat() {
         (&slot["session_id"], &slot["user_id"]),
         (&ann["session_id"], &ann["user_id"])
     );
-    let (one, two) = (
-        resolve("slack@T1:U1", thread.clone()).await,
-        resolve("slack@T1:U2", thread).await,
-    );
+    let one = resolve("slack@T1:U1", thread.clone()).await;
+    let two = resolve("slack@T1:U2", thread).await;
     assert_eq!(one["session_key"], "agent:main:slack@T1:thread:C1:9");
     assert_eq!(one["session_id"], two["session_id"]);
     let slot = world.slot(&tenant.key, &one["session_key"]).await;
     assert_eq!(slot["user_id"], Value::Null);
     agent(&world, &tenant, json!({"group_scope": "shared"})).await;
-    let (ann, bob) = (
-        resolve("slack@T1:U1", group.clone()).await,
-        resolve("slack@T1:U2", group.clone()).await,
-    );
+    let ann = resolve("slack@T1:U1", group.clone()).await;
+    let bob = resolve("slack@T1:U2", group.clone()).await;
     assert_eq!(ann["session_key"], "agent:main:slack@T1:group:G%3A1");
     assert_eq!(ann["session_id"], bob["session_id"]);
     let elsewhere = resolve("slack@T2:U2", group).await;
@@ -319,10 +316,8 @@ async fn a_bridge_vouches_for_its_platforms_alone() {
 async fn a_person_resolves_nobody_else() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (ada, bob) = (
-        person(&world, &tenant, "ada").await,
-        person(&world, &tenant, "bob").await,
-    );
+    let ada = person(&world, &tenant, "ada").await;
+    let bob = person(&world, &tenant, "bob").await;
     let own = world.resolve(&ada.token, json!({})).await.expect(200);
     assert_eq!(own["user_id"], json!(ada.user_id));
     assert_eq!(own["session_key"], "agent:main:web:dm:ada");
@@ -377,7 +372,8 @@ async fn presence_tells_when_and_where_each_account_was_heard() {
     let home = json!({"chat": {"type": "dm", "id": "77"}});
     let user = heard["user_id"].as_str().unwrap();
     let put = |path: String, body: Value| {
-        let (world, key) = (&world, &key);
+        let world = &world;
+        let key = &key;
         async move { as_bridge(world, key, "telegram:5", (Method::PUT, &path), Some(body)).await }
     };
     let made = put(

@@ -31,7 +31,8 @@ struct Client {
 
 impl Client {
     async fn asks_until(self, over: Arc<AtomicBool>) -> (usize, Vec<String>) {
-        let (mut asked, mut failures) = (0, Vec::new());
+        let mut asked = 0;
+        let mut failures = Vec::new();
         while !over.load(Ordering::SeqCst) {
             let text = format!("this is message {asked} of client {}", self.number);
             let outcome = match self.number % 2 {

@@ -208,7 +208,9 @@ async fn thirty_two_compressions_at_once_make_one_child() {
     );
     let mut racers = Vec::new();
     for place in 0..32 {
-        let (world, key, id) = (world.clone(), tenant.key.clone(), id.clone());
+        let world = world.clone();
+        let key = tenant.key.clone();
+        let id = id.clone();
         racers.push(tokio::spawn(async move {
             let url = world.url_on(place % 2, &format!("/v1/sessions/{id}/compress"));
             let body = json!({"summary": format!("by racer {place}"), "keep_last": 3});
@@ -216,7 +218,8 @@ async fn thirty_two_compressions_at_once_make_one_child() {
             crate::support::Reply::of(request).await
         }));
     }
-    let (mut children, mut made) = (BTreeSet::new(), 0);
+    let mut children = BTreeSet::new();
+    let mut made = 0;
     for racer in racers {
         let reply = racer.await.unwrap();
         made += usize::from(reply.status == 201);
@@ -516,7 +519,9 @@ async fn appending_while_others_compress_loses_nothing() {
     );
     let mut tasks = Vec::new();
     for writer in 0..4 {
-        let (world, key, id) = (world.clone(), tenant.key.clone(), id.clone());
+        let world = world.clone();
+        let key = tenant.key.clone();
+        let id = id.clone();
         tasks.push(tokio::spawn(async move {
             for n in 0..20 {
                 let text = format!("w{writer}-{n}");
@@ -528,7 +533,9 @@ async fn appending_while_others_compress_loses_nothing() {
         }));
     }
     for _ in 0..2 {
-        let (world, key, id) = (world.clone(), tenant.key.clone(), id.clone());
+        let world = world.clone();
+        let key = tenant.key.clone();
+        let id = id.clone();
         tasks.push(tokio::spawn(async move {
             for n in 0..10 {
                 let done = world

@@ -133,7 +133,8 @@ async fn a_key_has_one_current_session_and_an_id_never_moves_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_person_who_speaks_is_answered_in_their_own_chat() {
     let chat = chat((0..5).map(|n| say(&n.to_string()))).await;
-    let (world, admin) = (&chat.world, &chat.tenant.key);
+    let world = &chat.world;
+    let admin = &chat.tenant.key;
     let named = |who: &str, text: &str| json!({"user": who, "messages": [{"role": "user", "content": text}]});
     let first = ask(world, admin, &[], named("telegram:5", "a"))
         .await
@@ -172,7 +173,8 @@ async fn a_person_who_speaks_is_answered_in_their_own_chat() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_by_policy_is_told() {
     let chat = chat([say("one"), say("two")]).await;
-    let (world, admin) = (&chat.world, &chat.tenant.key);
+    let world = &chat.world;
+    let admin = &chat.tenant.key;
     let mut spec = world.get(admin, "/v1/agents/main").await.expect(200);
     let upstream = json!({"kind": "openai", "base_url": chat.model.base_url, "model": "m-1", "api_key": "sk-secret-canary"});
     spec = json!({
@@ -209,7 +211,8 @@ async fn a_stream_in_a_session_ends_with_the_effective_session() {
         .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
         .collect();
     assert_eq!(said, "one two three");
-    let (usage, finish) = (&chunks[chunks.len() - 1], &chunks[chunks.len() - 2]);
+    let usage = &chunks[chunks.len() - 1];
+    let finish = &chunks[chunks.len() - 2];
     assert_eq!(finish["choices"][0]["finish_reason"], "stop");
     assert_eq!(finish["hermes"]["session_key"], "work");
     assert_eq!(

@@ -170,11 +170,9 @@ async fn a_chain_of_many_links_is_exported_whole() {
 async fn only_whom_it_belongs_to_exports_a_conversation_and_reading_another_s_is_told() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (ada, bob, eve) = (
-        person(&world, &tenant, "ada").await,
-        person(&world, &tenant, "bob").await,
-        person(&world, &tenant, "eve").await,
-    );
+    let ada = person(&world, &tenant, "ada").await;
+    let bob = person(&world, &tenant, "bob").await;
+    let eve = person(&world, &tenant, "eve").await;
     let (_, read) = world.api_key(&tenant, "read").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let id = id_of(

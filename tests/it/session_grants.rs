@@ -31,10 +31,8 @@ async fn revocations(world: &World, tenant: &Tenant) -> Vec<Value> {
 async fn grants_are_listed_newest_first_and_page_by_page() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (bob, eve) = (
-        person(&world, &tenant, "bob").await,
-        person(&world, &tenant, "eve").await,
-    );
+    let bob = person(&world, &tenant, "bob").await;
+    let eve = person(&world, &tenant, "eve").await;
     let (ada, id) = opened(&world, &tenant, &[&bob, &eve]).await;
     let (_, read) = world.api_key(&tenant, "read").await;
     let path = format!("/v1/sessions/{id}/grants");
@@ -67,10 +65,8 @@ async fn grants_are_listed_newest_first_and_page_by_page() {
 async fn a_revoked_guest_finds_nothing_at_once_and_the_others_stay() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let (bob, eve) = (
-        person(&world, &tenant, "bob").await,
-        person(&world, &tenant, "eve").await,
-    );
+    let bob = person(&world, &tenant, "bob").await;
+    let eve = person(&world, &tenant, "eve").await;
     let (ada, id) = opened(&world, &tenant, &[&bob, &eve]).await;
     let path = format!("/v1/sessions/{id}");
     for guest in [&bob, &eve] {
@@ -117,10 +113,8 @@ async fn a_revoked_guest_finds_nothing_at_once_and_the_others_stay() {
 async fn a_guest_and_a_stranger_neither_see_nor_revoke_grants() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (bob, eve) = (
-        person(&world, &tenant, "bob").await,
-        person(&world, &tenant, "eve").await,
-    );
+    let bob = person(&world, &tenant, "bob").await;
+    let eve = person(&world, &tenant, "eve").await;
     let (_, id) = opened(&world, &tenant, &[&bob]).await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let (_, read) = world.api_key(&tenant, "read").await;

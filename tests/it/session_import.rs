@@ -153,7 +153,8 @@ async fn a_document_that_breaks_a_rule_is_refused_with_a_pointer_and_nothing_is_
     let tenant = world.tenant("Acme").await;
     let message = |seq: i64| json!({"seq": seq, "role": "user", "content": "x"});
     let with = |messages: Value| json!({"links": [{"messages": messages}]});
-    let (invalid, shape) = ((422, "invalid_value"), (400, "invalid_request"));
+    let invalid = (422, "invalid_value");
+    let shape = (400, "invalid_request");
     for (document, (status, code), pointer) in [
         (json!({}), shape, ""),
         (

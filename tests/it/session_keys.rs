@@ -277,10 +277,8 @@ async fn of_two_keys_that_lead_to_one_conversation_a_reset_moves_one() {
 async fn a_switch_leads_only_to_one_s_own_of_the_same_agent() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (ada, bob) = (
-        person(&world, &tenant, "ada").await,
-        person(&world, &tenant, "bob").await,
-    );
+    let ada = person(&world, &tenant, "ada").await;
+    let bob = person(&world, &tenant, "bob").await;
     world
         .put(
             &tenant.key,
@@ -346,10 +344,8 @@ async fn a_switch_leads_only_to_one_s_own_of_the_same_agent() {
 async fn keys_are_names_in_their_maker_s_namespace_and_no_rights() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (ada, bob) = (
-        person(&world, &tenant, "ada").await,
-        person(&world, &tenant, "bob").await,
-    );
+    let ada = person(&world, &tenant, "ada").await;
+    let bob = person(&world, &tenant, "bob").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let sessions = [
         speak(&world, &ada.token, "same", "ada").await,
@@ -415,7 +411,8 @@ async fn concurrent_first_words_to_a_key_make_one_session() {
     let tenant = world.tenant("Acme").await;
     let mut speakers = Vec::new();
     for place in 0..24 {
-        let (world, key) = (world.clone(), tenant.key.clone());
+        let world = world.clone();
+        let key = tenant.key.clone();
         speakers.push(tokio::spawn(async move {
             let url = world.url_on(place % 2, "/v1/session-keys/new/messages");
             let request = world.client.post(url).bearer_auth(&key);
@@ -425,7 +422,8 @@ async fn concurrent_first_words_to_a_key_make_one_session() {
             (reply["session_id"].clone(), reply["created"] == true)
         }));
     }
-    let (mut ids, mut created) = (Vec::new(), 0);
+    let mut ids = Vec::new();
+    let mut created = 0;
     for speaker in speakers {
         let (id, made) = speaker.await.unwrap();
         ids.push(id);

@@ -17,7 +17,9 @@ async fn sixty_four_appenders_on_two_nodes_leave_no_gap_and_no_double() {
     let id = id_of(&world.session(&tenant.key, json!({})).await);
     let mut appenders = Vec::new();
     for place in 0..64 {
-        let (world, key, id) = (world.clone(), tenant.key.clone(), id.clone());
+        let world = world.clone();
+        let key = tenant.key.clone();
+        let id = id.clone();
         appenders.push(tokio::spawn(async move {
             let turn = json!([
                 said(&format!("{place} asks")),

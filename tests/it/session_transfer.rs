@@ -263,10 +263,8 @@ async fn an_imported_chain_goes_on_as_the_original_would() {
             .expect_problem(409, "has_new_messages");
         world.compress(key, id, compress(1)).await.expect(201);
     }
-    let (mut one, mut other) = (
-        shown(&world, key, &id).await,
-        shown(&world, key, &copy).await,
-    );
+    let mut one = shown(&world, key, &id).await;
+    let mut other = shown(&world, key, &copy).await;
     for chain in [&mut one, &mut other] {
         for link in chain["links"].as_array_mut().unwrap() {
             link["facts"][8]["duration_ms"] = json!(null);

@@ -157,10 +157,8 @@ async fn a_client_s_own_id_is_good_wherever_an_id_is_and_names_the_conversation(
 async fn names_live_in_their_maker_s_namespace() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (ada, bob) = (
-        person(&world, &tenant, "ada").await,
-        person(&world, &tenant, "bob").await,
-    );
+    let ada = person(&world, &tenant, "ada").await;
+    let bob = person(&world, &tenant, "bob").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let of_ada = world
         .session(&ada.token, json!({"id": "same", "title": "ada's"}))
@@ -262,7 +260,8 @@ async fn a_bridge_acts_for_the_person_it_names_and_nobody_else() {
             json!({"user": "telegram:1", "messages": [said("hi")]}),
         )
         .await;
-    let (id, user) = (id_of(&made), made["user_id"].clone());
+    let id = id_of(&made);
+    let user = made["user_id"].clone();
     assert!(user.as_str().unwrap().starts_with("usr_"));
     let path = format!("/v1/sessions/{id}/messages");
     let messages = as_bridge(&world, &bridge, "telegram:1", (Method::GET, &path), None)
@@ -307,10 +306,8 @@ async fn a_bridge_acts_for_the_person_it_names_and_nobody_else() {
 async fn what_is_a_person_s_is_there_for_them_and_for_the_tenant_s_readers() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (ada, bob) = (
-        person(&world, &tenant, "ada").await,
-        person(&world, &tenant, "bob").await,
-    );
+    let ada = person(&world, &tenant, "ada").await;
+    let bob = person(&world, &tenant, "bob").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let (_, read) = world.api_key(&tenant, "read").await;
     let id = id_of(
@@ -379,10 +376,8 @@ async fn what_is_a_person_s_is_there_for_them_and_for_the_tenant_s_readers() {
 async fn a_guest_reads_and_speaks_and_does_nothing_else() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let (ada, bob) = (
-        person(&world, &tenant, "ada").await,
-        person(&world, &tenant, "bob").await,
-    );
+    let ada = person(&world, &tenant, "ada").await;
+    let bob = person(&world, &tenant, "bob").await;
     let id = id_of(
         &world
             .session(&ada.token, json!({"messages": [said("come in")]}))

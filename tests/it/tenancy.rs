@@ -138,7 +138,8 @@ async fn without_a_tenant_the_service_role_sees_and_writes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn inside_a_tenant_a_row_of_another_cannot_be_written() {
     let world = World::new().await;
-    let (own, other) = (world.tenant("own").await, world.tenant("other").await);
+    let own = world.tenant("own").await;
+    let other = world.tenant("other").await;
     let url = cluster().service_url(&world.database);
     let mut service = PgConnection::connect(&url).await.unwrap();
     let mut tx = service.begin().await.unwrap();
@@ -185,12 +186,11 @@ async fn two_tenants_with_equal_ids_never_meet_even_without_row_level_security()
 }
 
 async fn two_tenants_with_equal_ids(world: &World) {
-    let (a, b) = (
-        world.tenant("tenant a").await,
-        world.tenant("tenant b").await,
-    );
+    let a = world.tenant("tenant a").await;
+    let b = world.tenant("tenant b").await;
     // Equal ids: an admin key each, and a key each to be revoked.
-    let (admin_id, victim_id) = (ApiKeyId::generate(), ApiKeyId::generate());
+    let admin_id = ApiKeyId::generate();
+    let victim_id = ApiKeyId::generate();
     let a_key = plant_key(world, &a, admin_id, "canary-a").await;
     let b_key = plant_key(world, &b, admin_id, "canary-b").await;
     plant_key(world, &a, victim_id, "canary-a victim").await;
@@ -331,10 +331,8 @@ async fn named_things_never_meet(world: &World, a: (&Tenant, &str), b: (&Tenant,
             json!({"iss": "same", "aud": [tenant.id, mark], "sub": "same", "exp": expires});
         crate::support::tokens::hs256(&claims, secret)
     });
-    let (in_a, in_b) = (
-        world.get(&tokens[0], "/v1/users/me").await.expect(200),
-        world.get(&tokens[1], "/v1/users/me").await.expect(200),
-    );
+    let in_a = world.get(&tokens[0], "/v1/users/me").await.expect(200);
+    let in_b = world.get(&tokens[1], "/v1/users/me").await.expect(200);
     assert_ne!(in_a["id"], in_b["id"]);
     let foreign = format!("/v1/users/{}", in_b["id"].as_str().unwrap());
     world

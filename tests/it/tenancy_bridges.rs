@@ -144,7 +144,9 @@ async fn replace_what_waits(twins: &Twins) {
 }
 
 async fn fetch_and_end(twins: &Twins) {
-    let (world, key, text) = (&twins.chat.world, twins.bridge(), echo("ours 6"));
+    let world = &twins.chat.world;
+    let key = twins.bridge();
+    let text = echo("ours 6");
     let theirs = twins.mirror("").await;
     let delivery = given(twins, "wait=0", &text).await;
     twins.unmoved(&theirs, "giving out").await;

@@ -63,7 +63,8 @@ async fn everything(world: &World, tenant: &Tenant) -> String {
 }
 
 async fn equal_conversations(world: &World) {
-    let (a, b) = (world.tenant("a").await, world.tenant("b").await);
+    let a = world.tenant("a").await;
+    let b = world.tenant("b").await;
     let (_, bridge) = world.api_key(&a, "bridge").await;
     let (_, chat) = world.api_key(&a, "chat").await;
     let text = |n: i32| said(&format!("canary-a {n}"));

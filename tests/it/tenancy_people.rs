@@ -25,7 +25,8 @@ async fn people_with_equal_ids_never_meet_even_without_row_level_security() {
 
 /// Does everything that can be done to people in one tenant, beside another with the same rows.
 async fn equal_people(world: &World) {
-    let (a, b) = (world.tenant("a").await, world.tenant("b").await);
+    let a = world.tenant("a").await;
+    let b = world.tenant("b").await;
     let key = bridge(world, &a, &["telegram", "slack", "irc"]).await;
     // Somebody linked, somebody to be linked, somebody to be parted, each with something said.
     for (first, second) in [("telegram:1", "slack:1"), ("telegram:2", "irc@n:two")] {
@@ -38,10 +39,8 @@ async fn equal_people(world: &World) {
     let three = world.say(&key, "telegram:3", "alone").await;
     let pending = world.mint(&key, "telegram:1").await;
     let one = world.dm(&key, "telegram:1").await;
-    let (one_id, user) = (
-        one["identity_id"].as_str().unwrap(),
-        one["user_id"].as_str().unwrap(),
-    );
+    let one_id = one["identity_id"].as_str().unwrap();
+    let user = one["user_id"].as_str().unwrap();
     let home = format!("/v1/users/{user}/home-channels/telegram");
     let chat = json!({"chat": {"type": "dm"}});
     world.put(&a.key, &home, chat.clone()).await.expect(200);

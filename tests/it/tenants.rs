@@ -100,7 +100,8 @@ async fn only_a_configured_operator_key_is_good() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_tenant_is_gone_with_everything_of_it_and_nothing_else() {
     let world = World::with_nodes(2).await;
-    let (gone, kept) = (world.tenant("gone").await, world.tenant("kept").await);
+    let gone = world.tenant("gone").await;
+    let kept = world.tenant("kept").await;
     for tenant in [&gone, &kept] {
         crate::tenancy::fill_every_table(&world, tenant).await;
     }

@@ -243,7 +243,8 @@ async fn streams_are_limited_and_one_that_is_closed_makes_room() {
             .await
             .unwrap()
     };
-    let (first, _second) = (open().await, open().await);
+    let first = open().await;
+    let _second = open().await;
     assert_eq!(first.status(), 200);
     let third = Reply::of(world.request(Method::GET, &path, &tenant.key)).await;
     third.expect_problem(429, "too_many_streams");

@@ -40,7 +40,8 @@ async fn race(concurrent_turns: usize, racers: usize, nodes: usize) {
     let chat = chat_with(concurrent_turns).await;
     for round in 0..3 {
         let send = |place: usize| {
-            let (chat, session) = (&chat, format!("s-{round}-{place}"));
+            let chat = &chat;
+            let session = format!("s-{round}-{place}");
             async move { chat.say(place % nodes, &session, "one two three").await }
         };
         let replies = join_all((0..racers).map(send)).await;
@@ -78,7 +79,8 @@ async fn a_turn_that_waits_in_a_queue_starts_within_the_limit() {
     let chat = chat_with(2).await;
     chat.model.push(Step::held("one", "!"));
     chat.model.push(Step::held("two", "!"));
-    let (first, other) = ("first", "other");
+    let first = "first";
+    let other = "other";
     let running_first = tokio::spawn(Reply::of(chat.saying(0, first, "a")));
     chat.accepted(first, 1).await;
     eventually("the first turn is asked", PATIENCE, async || {

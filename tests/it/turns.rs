@@ -24,7 +24,8 @@ async fn messages_that_come_at_once_are_answered_one_after_the_other_in_their_or
     let chat = Chat::new([]).await;
     chat.model.otherwise(Step::Echo(Duration::from_millis(1)));
     let ask = async |number: usize| {
-        let (node, text) = (number % 2, format!("m-{number}"));
+        let node = number % 2;
+        let text = format!("m-{number}");
         let (turn, heard) = if number.is_multiple_of(3) {
             let mut stream = chat.open(node, "s-1", &text).await;
             let chunks = stream.rest().await;

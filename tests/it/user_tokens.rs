@@ -157,7 +157,8 @@ async fn every_refusal_has_its_code_and_makes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_tenants_may_register_the_same_issuer_and_never_mix() {
     let world = World::new().await;
-    let (a, b) = (world.tenant("A").await, world.tenant("B").await);
+    let a = world.tenant("A").await;
+    let b = world.tenant("B").await;
     for tenant in [&a, &b] {
         let body = with(hs256_issuer(), json!({"audience": "my-app"}));
         world
@@ -174,7 +175,8 @@ async fn two_tenants_may_register_the_same_issuer_and_never_mix() {
         let request = world.request(reqwest::Method::GET, "/v1/users/me", &token);
         Reply::of(request.header("x-throughline-tenant", tenant)).await
     };
-    let (in_a, in_b) = (ask(&a.id).await.expect(200), ask(&b.id).await.expect(200));
+    let in_a = ask(&a.id).await.expect(200);
+    let in_b = ask(&b.id).await.expect(200);
     assert_ne!(in_a["id"], in_b["id"]);
     ask("nonsense")
         .await
@@ -197,10 +199,8 @@ async fn every_algorithm_verifies_with_its_key_set_and_key_id() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     for algorithm in ["RS256", "ES256", "EdDSA"] {
-        let (one, two) = (
-            SigningKey::generate(algorithm, "one"),
-            SigningKey::generate(algorithm, "two"),
-        );
+        let one = SigningKey::generate(algorithm, "one");
+        let two = SigningKey::generate(algorithm, "two");
         let iss = format!("https://{algorithm}.example");
         let body = json!({
             "issuer": iss, "platform": algorithm.to_lowercase(), "algorithm": algorithm,
@@ -443,7 +443,9 @@ async fn a_person_and_new_people_have_limits_of_their_own() {
             SECRET,
         )
     };
-    let (alice, bob, carol) = (token("alice"), token("bob"), token("carol"));
+    let alice = token("alice");
+    let bob = token("bob");
+    let carol = token("carol");
     for _ in 0..3 {
         me(&world, &alice).await.expect(200);
     }

@@ -46,7 +46,8 @@ impl Bridged {
     }
 
     async fn unlink(&self, user_id: &Value, identity: &str) {
-        let (world, admin) = (&self.world, &self.tenant.key);
+        let world = &self.world;
+        let admin = &self.tenant.key;
         let id = world.identity_id(admin, user_id, identity).await;
         let path = format!("/v1/identities/{id}");
         world.delete(admin, &path).await.expect(200);
@@ -66,7 +67,8 @@ impl Bridged {
 
     /// Revokes a key, and waits until this node knows.
     async fn revoke(&self, id: &str, key: &str) {
-        let (world, admin) = (&self.world, &self.tenant.key);
+        let world = &self.world;
+        let admin = &self.tenant.key;
         let path = format!("/v1/api-keys/{id}");
         world.delete(admin, &path).await.expect(204);
         let refused = async || world.get(key, "/v1/sessions").await.status == 401;

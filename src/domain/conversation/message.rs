@@ -48,9 +48,10 @@ impl Content {
     /// Of an assistant that refuses to answer, in OpenAI's words, after what it said before.
     pub fn refusal(text: &str, refusal: &str) -> Self {
         let refusal = json!({"type": "refusal", "refusal": refusal});
-        Self(match text.is_empty() {
-            true => json!([refusal]),
-            false => json!([{"type": "text", "text": text}, refusal]),
+        Self(if text.is_empty() {
+            json!([refusal])
+        } else {
+            json!([{"type": "text", "text": text}, refusal])
         })
     }
 
@@ -122,11 +123,12 @@ impl<'de> Deserialize<'de> for Content {
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => false,
         };
-        match fine {
-            true => Ok(Self(value)),
-            false => Err(serde::de::Error::custom(format!(
+        if fine {
+            Ok(Self(value))
+        } else {
+            Err(serde::de::Error::custom(format!(
                 "must be a text, or 1 to {MAX_PARTS} parts that each have a type"
-            ))),
+            )))
         }
     }
 }

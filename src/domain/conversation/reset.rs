@@ -55,7 +55,7 @@ impl ResetReason {
 
 /// Whether a message at `now` begins anew what the person last wrote in at `last_person_at`, and what
 /// ended the old one first.
-pub fn check_usable(
+pub fn due_reset(
     rule: &ResetRule,
     zone: TimeZone,
     last_person_at: DateTime<Utc>,
@@ -232,10 +232,11 @@ mod tests {
         const YEAR: u32 = 365 * 24 * 60;
         let check = |mode, idle_minutes, at_hour, last: &str, now: &str, expected| {
             let rule = rule(mode, idle_minutes, at_hour);
-            let found = check_usable(&rule, TimeZone::UTC, at(last), at(now));
+            let found = due_reset(&rule, TimeZone::UTC, at(last), at(now));
             assert_eq!(found, expected, "{rule:?} {last} {now}");
         };
-        let (idle, daily) = (Some(ResetReason::Idle), Some(ResetReason::Daily));
+        let idle = Some(ResetReason::Idle);
+        let daily = Some(ResetReason::Daily);
         for (mode, idle_minutes, at_hour, last, now, expected) in [
             (Never, 1, 0, "2026-05-01 10:00", "2027-05-01 10:00", None),
             (Idle, 1, 4, "2026-05-01 10:00", "2026-05-01 10:00:59", None),
@@ -274,21 +275,23 @@ mod tests {
         fn check(line: &str) {
             let (place, boundaries) = line.split_once(": ").unwrap();
             let (name, at_hour) = place.split_once(' ').unwrap();
-            let (zone, rule) = (zone(name), daily(at_hour.parse().unwrap()));
-            let check_usable = |last, now| check_usable(&rule, zone, last, now);
+            let zone = zone(name);
+            let rule = daily(at_hour.parse().unwrap());
+            let due = |last, now| due_reset(&rule, zone, last, now);
             let boundaries: Vec<_> = boundaries.split(", ").map(at).collect();
             for &boundary in &boundaries {
-                let reset = check_usable(boundary - SECOND, boundary);
+                let reset = due(boundary - SECOND, boundary);
                 assert_eq!(reset, Some(ResetReason::Daily), "{line}");
-                assert_eq!(check_usable(boundary, boundary), None, "{line}");
+                assert_eq!(due(boundary, boundary), None, "{line}");
             }
             for pair in boundaries.windows(2) {
-                let (boundary, next) = (pair[0], pair[1]);
+                let boundary = pair[0];
+                let next = pair[1];
                 for minute in 0..(next - boundary).num_minutes() {
                     let time = boundary + TimeDelta::minutes(minute);
-                    assert_eq!(check_usable(boundary, time), None, "{line} {time}");
-                    assert_eq!(check_usable(time, next - SECOND), None, "{line} {time}");
-                    let reset = check_usable(time, next);
+                    assert_eq!(due(boundary, time), None, "{line} {time}");
+                    assert_eq!(due(time, next - SECOND), None, "{line} {time}");
+                    let reset = due(time, next);
                     assert_eq!(reset, Some(ResetReason::Daily), "{line} {time}");
                 }
             }
@@ -328,21 +331,24 @@ mod tests {
     #[test]
     fn every_local_day_has_one_boundary() {
         fn check(name: &str, from: &str, at_hour: u32) {
-            let (zone, from) = (zone(name), at(from));
+            let zone = zone(name);
+            let from = at(from);
             let rule = daily(at_hour);
             let local = |time: DateTime<Utc>| time.with_timezone(&zone.0).naive_local();
             let mut days = BTreeSet::new();
             let mut ended = Vec::new();
             for hour in 0..2 * 365 * 24 {
-                let (before, after) = (from + HOUR * hour, from + HOUR * (hour + 1));
+                let before = from + HOUR * hour;
+                let after = from + HOUR * (hour + 1);
                 days.insert(local(before).date());
-                if check_usable(&rule, zone, before, after).is_some() {
+                if due_reset(&rule, zone, before, after).is_some() {
                     // A gap may put the boundary late, even into the next day.
                     ended.push((local(after) - HOUR * at_hour.cast_signed()).date());
                 }
             }
             // The first and the last day are cut off.
-            let (first, last) = (days.pop_first().unwrap(), days.pop_last().unwrap());
+            let first = days.pop_first().unwrap();
+            let last = days.pop_last().unwrap();
             ended.retain(|day| first < *day && *day < last);
             assert_eq!(ended, Vec::from_iter(days), "{name} {at_hour}");
         }

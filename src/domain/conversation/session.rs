@@ -87,9 +87,10 @@ impl ConversationHandle {
 
     /// The id of a link of this chain as `access` can use it: only the first has the client's name.
     pub fn shown_link(&self, session_id: SessionId, access: &Access) -> String {
-        match session_id == self.conversation_id {
-            true => self.shown(access),
-            false => session_id.to_string(),
+        if session_id == self.conversation_id {
+            self.shown(access)
+        } else {
+            session_id.to_string()
         }
     }
 }
@@ -170,9 +171,10 @@ impl Tip {
 
     /// Links between what was asked for and the tip.
     pub fn hops(&self) -> i32 {
-        match self.asked_undone {
-            true => (self.depth - self.asked_depth).abs().max(1),
-            false => self.depth - self.asked_depth,
+        if self.asked_undone {
+            (self.depth - self.asked_depth).abs().max(1)
+        } else {
+            self.depth - self.asked_depth
         }
     }
 }
@@ -260,12 +262,11 @@ mod tests {
 
     #[test]
     fn rights_follow_ownership_and_grants() {
-        let (ada, bob) = (UserId::generate(), UserId::generate());
-        let (fine, guest, gone) = (
-            None,
-            Some(Code::GuestNotAllowed),
-            Some(Code::SessionNotFound),
-        );
+        let ada = UserId::generate();
+        let bob = UserId::generate();
+        let fine = None;
+        let guest = Some(Code::GuestNotAllowed);
+        let gone = Some(Code::SessionNotFound);
         let person = |user| Visibility::Person(user);
         for (reach, owner, key, granted, read, own) in [
             (Visibility::Tenant, Some(ada), None, false, fine, fine),
@@ -299,14 +300,17 @@ mod tests {
 
     #[test]
     fn a_name_is_shown_to_whoever_finds_the_session_by_it() {
-        let (ada, bob) = (UserId::generate(), UserId::generate());
-        let (id, child) = (SessionId::generate(), SessionId::generate());
+        let ada = UserId::generate();
+        let bob = UserId::generate();
+        let id = SessionId::generate();
+        let child = SessionId::generate();
         let of_key = access(Visibility::Tenant, Namespace::Service);
         let of = |user| Access {
             person: Some(user),
             ..access(Visibility::Person(user), Namespace::User(user))
         };
-        let (by_name, by_id) = ("chat-1".to_owned(), id.to_string());
+        let by_name = "chat-1".to_owned();
+        let by_id = id.to_string();
         for (namespace, hidden, access, shown) in [
             (Namespace::Service, false, &of_key, &by_name),
             (Namespace::Service, false, &of(ada), &by_name),

@@ -173,7 +173,8 @@ impl<'a> Keys<'a> {
     }
 
     fn member(&self) -> String {
-        let (agent, platform) = (self.agent, &self.platform);
+        let agent = self.agent;
+        let platform = &self.platform;
         bounded(format!(
             "agent:{agent}:{platform}:group:{}:{}",
             self.chat, self.peer
@@ -181,7 +182,8 @@ impl<'a> Keys<'a> {
     }
 
     fn thread(&self) -> String {
-        let (agent, platform) = (self.agent, &self.platform);
+        let agent = self.agent;
+        let platform = &self.platform;
         bounded(format!(
             "agent:{agent}:{platform}:thread:{}:{}",
             self.chat, self.thread

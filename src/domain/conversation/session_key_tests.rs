@@ -346,7 +346,8 @@ proptest! {
     ) {
         let user_id = UserId::generate();
         let speak = |identity| KeySender { identity, user_id, linked: true };
-        let (here, there) = (place(policy, speak(&one), &chat), place(policy, speak(&other), &chat));
+        let here = place(policy, speak(&one), &chat);
+        let there = place(policy, speak(&other), &chat);
         let is_dm = here.kind == SlotKind::Dm;
         if is_dm && policy.linked_sessions == LinkedSessions::Shared {
             prop_assert_eq!(&here, &there);

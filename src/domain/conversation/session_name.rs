@@ -23,12 +23,11 @@ text_schema!(SessionKey, "^[!-~]+$", 1, MAX_NAME);
 impl SessionKey {
     /// Reads a key that stands at `pointer` of a request.
     pub fn parse(text: &str, pointer: &str) -> Result<Self> {
-        match is_visible(text) {
-            true => Ok(Self(text.to_owned())),
-            false => {
-                let detail = format!("a key is 1 to {MAX_NAME} visible ASCII characters");
-                Err(refuse(Code::InvalidSessionKey, pointer, detail))
-            }
+        if is_visible(text) {
+            Ok(Self(text.to_owned()))
+        } else {
+            let detail = format!("a key is 1 to {MAX_NAME} visible ASCII characters");
+            Err(refuse(Code::InvalidSessionKey, pointer, detail))
         }
     }
 

@@ -44,9 +44,10 @@ impl Slot {
             Visibility::Service => self.user_id.is_none() && !is_built_key(&self.key),
             Visibility::Person(user_id) => self.user_id == Some(user_id),
         };
-        match own {
-            true => Ok(()),
-            false => Err(session_key_not_found()),
+        if own {
+            Ok(())
+        } else {
+            Err(session_key_not_found())
         }
     }
 }

@@ -99,9 +99,10 @@ impl FromStr for LinkCode {
             .map(|c| c.to_ascii_uppercase())
             .collect();
         let known = signs.bytes().all(|sign| ALPHABET.contains(&sign));
-        match known && signs.len() == LINK_CHARS {
-            true => Ok(Self(signs)),
-            false => Err(InvalidCode),
+        if known && signs.len() == LINK_CHARS {
+            Ok(Self(signs))
+        } else {
+            Err(InvalidCode)
         }
     }
 }

@@ -115,12 +115,13 @@ pub fn check_unlink(speaker: Option<&IdentityRecord>, target: &IdentityRecord) -
         speaker.id == target.id
             || (target.linked_at, target.created_at) > (speaker.linked_at, speaker.created_at)
     });
-    match may {
-        true => Ok(()),
-        false => Err(Error::new(
+    if may {
+        Ok(())
+    } else {
+        Err(Error::new(
             Code::OlderIdentity,
             "a person may unlink the identity that speaks, or a newer one",
-        )),
+        ))
     }
 }
 
@@ -195,7 +196,8 @@ mod tests {
 
     #[test]
     fn a_person_parts_from_the_speaking_account_and_newer_ones() {
-        let (old, new) = (account(None, 1, 1), account(None, 5, 2));
+        let old = account(None, 1, 1);
+        let new = account(None, 5, 2);
         let code = |speaker, target| check_unlink(speaker, target).err().map(|error| error.code);
         assert_eq!(code(Some(&old), &old), None);
         assert_eq!(code(Some(&old), &new), None);

@@ -48,9 +48,10 @@ impl Namespace {
     }
 
     pub const fn from_uuid(uuid: Uuid) -> Self {
-        match uuid.is_nil() {
-            true => Self::Service,
-            false => Self::User(UserId::from_uuid(uuid)),
+        if uuid.is_nil() {
+            Self::Service
+        } else {
+            Self::User(UserId::from_uuid(uuid))
         }
     }
 }

@@ -49,10 +49,13 @@ pub fn normalise(platform: &str, raw: &str) -> String {
         }
         Some(Rule::WhatsApp) => whatsapp(&raw.to_ascii_lowercase()),
         Some(Rule::Phone) => phone(raw).unwrap_or_else(|| raw.to_ascii_lowercase()),
-        Some(Rule::FoldHandle) => match raw.starts_with('@') {
-            true => raw.to_ascii_lowercase(),
-            false => raw.to_owned(),
-        },
+        Some(Rule::FoldHandle) => {
+            if raw.starts_with('@') {
+                raw.to_ascii_lowercase()
+            } else {
+                raw.to_owned()
+            }
+        }
     }
 }
 

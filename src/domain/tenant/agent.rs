@@ -156,9 +156,10 @@ impl FromStr for ToolName {
     type Err = InvalidToolName;
 
     fn from_str(text: &str) -> Result<Self, InvalidToolName> {
-        match (1..=MAX_TOOL_CHARS).contains(&text.chars().count()) {
-            true => Ok(Self(text.to_owned())),
-            false => Err(InvalidToolName),
+        if (1..=MAX_TOOL_CHARS).contains(&text.chars().count()) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(InvalidToolName)
         }
     }
 }

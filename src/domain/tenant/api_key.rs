@@ -138,7 +138,8 @@ mod tests {
     use super::*;
 
     fn text() -> (TenantId, ApiKeyId, String) {
-        let (tenant, id) = (TenantId::generate(), ApiKeyId::generate());
+        let tenant = TenantId::generate();
+        let id = ApiKeyId::generate();
         let text = key_text(tenant, id, [0xff; 24]);
         (tenant, id, text.expose_secret().to_owned())
     }

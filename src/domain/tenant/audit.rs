@@ -322,8 +322,10 @@ mod tests {
 
     #[test]
     fn no_two_entries_have_the_same_encoding() {
-        let (detail, other) = (json!({"a": 1}), json!({"a": "1"}));
-        let (nested, split) = (json!({"a": ["b", "c"]}), json!({"a": [["b"], "c"]}));
+        let detail = json!({"a": 1});
+        let other = json!({"a": "1"});
+        let nested = json!({"a": ["b", "c"]});
+        let split = json!({"a": [["b"], "c"]});
         let base = Link {
             tenant_id: TenantId::OPERATOR,
             seq: 1,

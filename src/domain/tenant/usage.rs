@@ -41,9 +41,10 @@ impl UsageName {
     ) -> Self {
         Self {
             hour: hour_of(now),
-            source: match usage.estimated {
-                true => UsageSource::ChatEstimated,
-                false => UsageSource::Chat,
+            source: if usage.estimated {
+                UsageSource::ChatEstimated
+            } else {
+                UsageSource::Chat
             },
             agent: agent.to_owned(),
             model: spec

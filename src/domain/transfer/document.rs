@@ -221,9 +221,10 @@ impl FromStr for DocumentSignature {
 
     fn from_str(text: &str) -> Result<Self, InvalidSignature> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-        match text.len() == SIGNATURE_CHARS && text.bytes().all(plain) {
-            true => Ok(Self(text.to_owned())),
-            false => Err(InvalidSignature),
+        if text.len() == SIGNATURE_CHARS && text.bytes().all(plain) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(InvalidSignature)
         }
     }
 }
@@ -258,7 +259,8 @@ mod tests {
     fn a_signature_fits_one_tenant_and_one_document() {
         let keyring =
             Keyring::new(&["a secret of more than thirty-two characters".into()]).unwrap();
-        let (ours, theirs) = (TenantId::generate(), TenantId::generate());
+        let ours = TenantId::generate();
+        let theirs = TenantId::generate();
         let signature = DocumentSignature::make(&keyring, ours, &[1; 32]);
         let read: DocumentSignature = signature.as_str().parse().unwrap();
         assert!(read.fits(&keyring, ours, &[1; 32]));

@@ -135,9 +135,10 @@ fn tamed(text: &str) -> String {
             unsure &= !rest.is_empty();
             let text = without_html(line, &mut unsure);
             let escape = in_margin && (rest.starts_with('#') || is_underline(rest));
-            lines.push(match escape {
-                true => text.replacen(&rest[..1], &format!("\\{}", &rest[..1]), 1),
-                false => text,
+            lines.push(if escape {
+                text.replacen(&rest[..1], &format!("\\{}", &rest[..1]), 1)
+            } else {
+                text
             });
         }
     }

@@ -122,13 +122,15 @@ impl Answer {
                 continue;
             }
             let taken = calls.iter().any(|other| other.id == call.id);
-            let id = match call.id.is_empty() || taken {
-                true => format!("call_{place}"),
-                false => call.id.clone(),
+            let id = if call.id.is_empty() || taken {
+                format!("call_{place}")
+            } else {
+                call.id.clone()
             };
-            let arguments = match call.arguments.is_empty() {
-                true => "{}".to_owned(),
-                false => call.arguments.clone(),
+            let arguments = if call.arguments.is_empty() {
+                "{}".to_owned()
+            } else {
+                call.arguments.clone()
             };
             calls.push(ToolCall {
                 id,

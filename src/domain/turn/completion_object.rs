@@ -93,16 +93,18 @@ impl CompletionObject {
         let name = Value::from(model);
         let renamed = match &self.model {
             Some(place) => {
-                let (before, after) = (&self.text[..place.start], &self.text[place.end..]);
+                let before = &self.text[..place.start];
+                let after = &self.text[place.end..];
                 format!("{before}{name}{after}")
             }
             // It has a member, so that a comma can follow.
             None => self.text.replacen('{', &format!("{{\"model\":{name},"), 1),
         };
-        match renamed.contains(['\n', '\r']) {
-            // Between members only: within a text they are escaped.
-            true => renamed.replace(['\n', '\r'], " "),
-            false => renamed,
+        // Between members only: within a text they are escaped.
+        if renamed.contains(['\n', '\r']) {
+            renamed.replace(['\n', '\r'], " ")
+        } else {
+            renamed
         }
     }
 }
@@ -164,7 +166,9 @@ impl<'de> Visitor<'de> for ReadChoices {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        let (mut count, mut said, mut first) = (0, 0, None);
+        let mut count = 0;
+        let mut said = 0;
+        let mut first = None;
         while let Some(choice) = items.next_element::<Choice>()? {
             count += 1;
             said += choice.said();

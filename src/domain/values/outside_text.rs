@@ -17,7 +17,8 @@ pub fn normalise_json(json: &[u8]) -> Cow<'_, [u8]> {
         return Cow::Borrowed(json);
     }
     let mut normal: Vec<u8> = Vec::new();
-    let (mut copied, mut at) = (0, 0);
+    let mut copied = 0;
+    let mut at = 0;
     while let Some(found) = memchr::memchr(b'\\', &json[at..]) {
         let start = at + found;
         at = match unit_at(json, start) {
@@ -42,9 +43,10 @@ pub fn normalise_json(json: &[u8]) -> Cow<'_, [u8]> {
 
 /// The same, of a text that is not JSON.
 pub fn normalise_text(text: &str) -> Cow<'_, str> {
-    match text.contains('\0') {
-        true => Cow::Owned(text.replace('\0', "\u{FFFD}")),
-        false => Cow::Borrowed(text),
+    if text.contains('\0') {
+        Cow::Owned(text.replace('\0', "\u{FFFD}"))
+    } else {
+        Cow::Borrowed(text)
     }
 }
 

@@ -101,18 +101,18 @@ pub struct Claim<'a> {
 
 fn check_covered(key: &KeyCaller, named: &IdentityName, chat: Option<&Chat>) -> Result<()> {
     let covers = |platform: &PlatformScope| {
-        let (name, scope) = (platform.platform(), platform.scope());
+        let name = platform.platform();
+        let scope = platform.scope();
         key.platforms()
             .iter()
             .any(|entry| entry.covers(name, scope))
     };
     let in_chat = chat.is_none_or(|chat| covers(&chat.platform_of(named)));
-    match covers(named.platform()) && in_chat {
-        true => Ok(()),
-        false => {
-            let detail = "the identity is of none of the key's platforms";
-            Err(Error::new(Code::PlatformNotAllowed, detail))
-        }
+    if covers(named.platform()) && in_chat {
+        Ok(())
+    } else {
+        let detail = "the identity is of none of the key's platforms";
+        Err(Error::new(Code::PlatformNotAllowed, detail))
     }
 }
 

@@ -65,7 +65,8 @@ pub async fn answer(
     let accepting = accept(&asking, &asked, place);
     let slow = |_| Error::new(Code::Timeout, "the request took too long");
     let turn = timeout(ACCEPT_WITHIN, accepting).await.map_err(slow)??;
-    let (wants_stream, include_usage) = (asked.stream, asked.include_usage);
+    let wants_stream = asked.stream;
+    let include_usage = asked.include_usage;
     let include_hermes_events = asked.include_hermes_events;
     let created = asking.app.clock.now().timestamp();
     let frame = Frame::new(turn.id, &asked.model, created);
@@ -111,7 +112,8 @@ pub async fn answer(
 }
 
 async fn accept(asking: &Asking, asked: &Arc<CompletionRequest>, place: Target) -> Result<Turn> {
-    let (app, context) = (&asking.app, &asking.context);
+    let app = &asking.app;
+    let context = &asking.context;
     let tenant_id = context.tenant_id();
     let input = turn_input(app, tenant_id, asked).await?;
     let agent = app.models.find(tenant_id, &asked.model).await?;
@@ -152,15 +154,16 @@ async fn accept(asking: &Asking, asked: &Arc<CompletionRequest>, place: Target) 
         idempotency::note_turn(&mut tx, request, accepted.turn_id).await?;
     }
     // What it said before it waited for its client is no part of this answer.
-    let after = match goes_on {
-        true => events::find_last_said(&mut tx, accepted.turn_id).await?,
-        false => 0,
+    let after = if goes_on {
+        events::find_last_said(&mut tx, accepted.turn_id).await?
+    } else {
+        0
     };
     tx.commit().await?;
     let conversation_id = accepted.name.conversation_id;
     let ahead = turns::launch(app, tenant_id, conversation_id, accepted.disposition, true);
     let source = match ahead {
-        Some(ahead) => Source::LiveSender(ahead),
+        Some(ahead) => Source::Live(ahead),
         None => follow(asking, conversation_id, accepted.turn_id, 0),
     };
     Ok(Turn {
@@ -189,7 +192,8 @@ async fn turn_input(
 }
 
 fn follow(asking: &Asking, conversation_id: SessionId, turn_id: TurnId, after: i64) -> Source {
-    let (app, tenant_id) = (&asking.app, asking.context.tenant_id());
+    let app = &asking.app;
+    let tenant_id = asking.context.tenant_id();
     let follower = Follower::of_turn(app, tenant_id, conversation_id, turn_id, after);
     Source::Events(Box::new(follower.until_idle()))
 }
@@ -291,7 +295,7 @@ impl Telling {
     }
 
     fn stream(mut self, mut head: HttpResponseBuilder) -> HttpResponse {
-        if let Source::LiveSender(_) = self.turn.source {
+        if let Source::Live(_) = self.turn.source {
             self.tell_state(TURN_STARTED);
         }
         self.waiting.push_back(self.frame.role());
@@ -346,9 +350,10 @@ impl Telling {
         let mut next = Some(self.turn.next(self.allowed.due().min(beat)).await?);
         while let Some(come) = next {
             self.take_in(come, beat).await?;
-            next = match self.ended {
-                true => None,
-                false => self.turn.at_hand(),
+            next = if self.ended {
+                None
+            } else {
+                self.turn.at_hand()
             };
         }
         Ok(())
@@ -359,7 +364,8 @@ impl Telling {
             Next::Delta(Piece { delta, logprobs }) => {
                 let bytes =
                     |name: &str| delta.get(name).and_then(Value::as_str).map_or(0, str::len);
-                let (text, refusal) = (bytes("content"), bytes("refusal"));
+                let text = bytes("content");
+                let refusal = bytes("refusal");
                 if let Some(passed) = self.frame.pass(delta, &logprobs) {
                     self.shown = true;
                     self.heard += text;
@@ -373,7 +379,7 @@ impl Telling {
                 }
             }
             Next::Ended(outcome) => {
-                if let Source::LiveSender(_) = self.turn.source {
+                if let Source::Live(_) = self.turn.source {
                     self.tell_state(outcome.event());
                 }
                 let access = &self.allowed.context.access;
@@ -448,7 +454,8 @@ impl Telling {
     }
 
     fn follower(&self) -> Follower {
-        let (app, tenant_id) = (&self.allowed.app, self.allowed.context.tenant_id());
+        let app = &self.allowed.app;
+        let tenant_id = self.allowed.context.tenant_id();
         let (turn, conversation_id) = (&self.turn, self.turn.name.conversation_id);
         Follower::of_turn(app, tenant_id, conversation_id, turn.id, turn.after).until_idle()
     }

@@ -29,7 +29,7 @@ pub struct Turn {
 /// Where the answer comes from.
 pub enum Source {
     /// The turn runs here.
-    LiveSender(mpsc::Receiver<LiveUpdate>),
+    Live(mpsc::Receiver<LiveUpdate>),
     /// Elsewhere, or later.
     Events(Box<Follower>),
 }
@@ -60,7 +60,7 @@ impl From<LiveUpdate> for Next {
 impl Turn {
     /// What has already come of a turn that runs here.
     pub fn at_hand(&mut self) -> Option<Next> {
-        let Source::LiveSender(ahead) = &mut self.source else {
+        let Source::Live(ahead) = &mut self.source else {
             return None;
         };
         ahead.try_recv().ok().map(Next::from)
@@ -68,7 +68,7 @@ impl Turn {
 
     pub async fn next(&mut self, until: Instant) -> Result<Next> {
         match &mut self.source {
-            Source::LiveSender(live) => match timeout_at(until, live.recv()).await {
+            Source::Live(live) => match timeout_at(until, live.recv()).await {
                 Err(_) => Ok(Next::Quiet),
                 Ok(Some(ahead)) => Ok(ahead.into()),
                 Ok(None) => Ok(Next::Behind),

@@ -70,7 +70,8 @@ impl IdempotencyKey {
 
     /// The request's name and what it asks, if it has a key.
     pub fn request(&self, principal: String, body_hash: BodyHash) -> Option<Request> {
-        let (route, key) = (self.route.clone(), self.key.clone()?);
+        let route = self.route.clone();
+        let key = self.key.clone()?;
         let hash = request_hash(&self.path, body_hash.get()?);
         Some(Request::new(&self.app, principal, route, key, hash))
     }

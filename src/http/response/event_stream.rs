@@ -132,7 +132,7 @@ impl Allowed {
         let until = Instant::now() + BUSY_LIMIT;
         loop {
             match check().await {
-                Err(error) if error.code == Code::ConversationLoad && Instant::now() < until => {}
+                Err(error) if error.code == Code::Busy && Instant::now() < until => {}
                 checked => return checked,
             }
             tokio::select! {
@@ -147,7 +147,8 @@ impl Allowed {
 
     /// The right to what was read at `since`: as it was then or later.
     pub async fn check_since(&self, since: Instant) -> Result<()> {
-        let (db, now) = (&self.app.db, self.app.clock.now());
+        let db = &self.app.db;
+        let now = self.app.clock.now();
         self.right.check_since(db, since, now).await
     }
 

@@ -180,9 +180,10 @@ fn openai_type(code: Code) -> &'static str {
 
 fn log_cause(error: &Error, request_id: &str) {
     if let Some(cause) = &error.cause {
-        let (code, cause) = (error.code.as_str(), format!("{cause:#}"));
+        let code = error.code.as_str();
+        let cause = format!("{cause:#}");
         // A request that lost against another is nothing that an operator could mend.
-        if matches!(error.code, Code::Conflict | Code::ConversationLoad) {
+        if matches!(error.code, Code::Conflict | Code::Busy) {
             tracing::info!(request_id, code, cause, "a request lost against another");
         } else {
             tracing::error!(request_id, code, cause, "a request failed");

@@ -247,10 +247,11 @@ pub async fn insert_copies(tx: &mut TenantTx, copies: &[NewCopy]) -> Result<()> 
     .bind(seqs(|copy| copy.from))
     .execute(tx.connection())
     .await?;
-    match done.rows_affected() == copies.len() as u64 {
-        true => Ok(()),
-        false => Err(Error::internal(anyhow::anyhow!(
+    if done.rows_affected() == copies.len() as u64 {
+        Ok(())
+    } else {
+        Err(Error::internal(anyhow::anyhow!(
             "a copy without its original"
-        ))),
+        )))
     }
 }

@@ -308,11 +308,13 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let (open, place) = (self.open.take(), self.place.take());
+        let open = self.open.take();
+        let place = self.place.take();
         let (Some(mut open), Ok(runtime)) = (open, Handle::try_current()) else {
             return;
         };
-        let (shared, undo) = (self.shared.clone(), self.undo);
+        let shared = self.shared.clone();
+        let undo = self.undo;
         runtime.spawn(async move {
             // First reads to its end what somebody stopped waiting for.
             let undoing = execute(&mut open.connection, undo);

@@ -277,7 +277,7 @@ pub async fn blank_turns(
     Ok(done.rows_affected())
 }
 
-/// Lookups once more for what was said in some of the turns that were blanked, and forgets whose they were. Answers how
+/// Looks once more for what was said in some of the turns that were blanked, and forgets whose they were. Answers how
 /// many there were.
 pub async fn forget_turns(tx: &mut TenantTx, user_id: UserId, limit: i64) -> Result<u64> {
     let turns: Vec<TurnId> = sqlx::query_scalar(LIST_BLANKED_TURNS)

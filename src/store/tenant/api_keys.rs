@@ -84,7 +84,7 @@ fn parse_platforms(columns: &[String]) -> Result<Vec<PlatformScope>> {
         .collect()
 }
 
-/// Lookups a presented key up, before any tenant is known.
+/// Looks a presented key up, before any tenant is known.
 pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundKey>> {
     let row = sqlx::query_as::<_, FoundRow>(
         "select tenant_id, id, scopes, platforms, expires_at, revoked_at, last_used_at,

@@ -75,7 +75,8 @@ pub async fn find_presented(db: &Db, tenant_id: TenantId, iss: &str) -> Result<F
     .bind(iss)
     .fetch_all(db.connection().await?.limited())
     .await?;
-    let (mut issuers, mut terms) = (Vec::new(), None);
+    let mut issuers = Vec::new();
+    let mut terms = None;
     for row in rows {
         issuers.push(row.issuer.try_into()?);
         terms = Some(row.terms.try_into()?);

@@ -173,9 +173,10 @@ pub async fn start(
     let first_seq: Option<i64> = row.try_get("first_seq")?;
     let moved = || Error::internal(anyhow::anyhow!("an idle conversation was moved"));
     let first_seq = first_seq.ok_or_else(moved)?;
-    let past = match first_seq == expected_seq {
-        true => Some(read_history(&row)?),
-        false => None,
+    let past = if first_seq == expected_seq {
+        Some(read_history(&row)?)
+    } else {
+        None
     };
     Ok(Some(Started {
         session_id: row.try_get("session_id")?,

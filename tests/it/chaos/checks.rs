@@ -147,7 +147,8 @@ fn one_line(chain: &Chain) -> Vec<String> {
             (false, false) => ("ended", Some("compression")),
         };
         if (link.state.as_str(), link.end_reason.as_deref()) != expected {
-            let (state, reason) = (&link.state, &link.end_reason);
+            let state = &link.state;
+            let reason = &link.end_reason;
             found.push(format!("{}: is {state}, {reason:?}", link.id));
         }
     }

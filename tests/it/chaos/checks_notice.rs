@@ -140,7 +140,8 @@ async fn the_checks_notice_each_damage() {
     let depths = state.chains[0].links.iter().map(|link| link.depth);
     assert_eq!(depths.collect::<Vec<_>>(), [0, 1, 2, 2], "as damaged below");
     for (what, damage, told) in DAMAGES {
-        let (mut history, mut state) = (history.clone(), state.clone());
+        let mut history = history.clone();
+        let mut state = state.clone();
         damage(&mut history, &mut state);
         let found = violations(&history, &state);
         assert!(

@@ -209,9 +209,10 @@ impl Load {
                     self.fault(format!("node {node} lived and failed: {error:?}"));
                 }
                 traffic.failures.fetch_add(1, Ordering::SeqCst);
-                match error.is_connect() {
-                    true => WriteAck::NotSent,
-                    false => WriteAck::Nothing,
+                if error.is_connect() {
+                    WriteAck::NotSent
+                } else {
+                    WriteAck::Nothing
                 }
             }
         }
@@ -316,10 +317,8 @@ async fn compress(load: Arc<Load>, number: usize, mut dice: Dice) -> Tally {
         let conversation = dice.pick(&load.conversations);
         let summary = format!("summary-{number}-{count}");
         let body = json!({"summary": summary, "keep_last": KEEP_LAST});
-        let (node, id) = (
-            dice.below(load.nodes.count()),
-            conversation.some_id(&mut dice),
-        );
+        let node = dice.below(load.nodes.count());
+        let id = conversation.some_id(&mut dice);
         let request = load.post(node, &id, "compress").json(&body);
         let busy = &load.traffic[node].compressions;
         let heard = load.ask(node, busy, request).await;

@@ -182,7 +182,8 @@ async fn read_rows(database: &mut PgConnection, session: SessionId) -> Vec<Row> 
 
 async fn read_shown(reader: &Reader<'_>, node: &str, chain: &Chain, history: &History) -> Shown {
     let url = |id: &str, rest: &str| format!("{node}/v1/sessions/{id}/{rest}");
-    let (client, key) = (reader.client, reader.key);
+    let client = reader.client;
+    let key = reader.key;
     let rows = async |url: String| -> Vec<Row> {
         let shown = walk(client, key, &url).await;
         shown.iter().map(row_of).collect()

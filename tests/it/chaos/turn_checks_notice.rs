@@ -126,9 +126,13 @@ fn told(id: i64, turn: usize, attempt: i64, name: &str, text: &str) -> SessionIn
 
 /// Three messages, the last of which was begun anew.
 fn right() -> (TurnHistory, TurnsState) {
-    let (mut asked, mut transcript, mut turns, mut events) = (vec![], vec![], vec![], vec![]);
+    let mut asked = vec![];
+    let mut transcript = vec![];
+    let mut turns = vec![];
+    let mut events = vec![];
     for number in 0..3 {
-        let (turn, text) = (format!("t-{number}"), format!("m-{number}"));
+        let turn = format!("t-{number}");
+        let text = format!("m-{number}");
         let answer = echo(&text);
         let attempt = if number == 2 { 2 } else { 1 };
         let line = |role: &str, text: &str| Line {

@@ -223,7 +223,8 @@ impl Load {
     }
 
     async fn read_whole(&self, response: reqwest::Response) -> reqwest::Result<WriteAck> {
-        let (status, head) = (response.status().as_u16(), response.headers().clone());
+        let status = response.status().as_u16();
+        let head = response.headers().clone();
         let text = response.text().await?;
         let body: Value = serde_json::from_str(&text).unwrap_or_default();
         let turn = || body["hermes"]["turn_id"].as_str().unwrap().to_owned();

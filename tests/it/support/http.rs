@@ -28,7 +28,8 @@ impl Reply {
     /// Only the head of an answer that may have no end; an error is read whole.
     pub async fn head_of(request: reqwest::RequestBuilder) -> Self {
         let response = request.send().await.unwrap();
-        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let status = response.status().as_u16();
+        let headers = response.headers().clone();
         let text = match status {
             200 => String::new(),
             _ => response.text().await.unwrap(),

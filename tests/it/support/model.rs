@@ -55,7 +55,8 @@ impl Step {
     }
 
     pub fn held(first: &str, rest: &str) -> Self {
-        let (first, rest) = (first.to_owned(), rest.to_owned());
+        let first = first.to_owned();
+        let rest = rest.to_owned();
         Self::SayHeld { first, rest }
     }
 
@@ -250,9 +251,10 @@ async fn complete(
                 return HttpResponse::InternalServerError().json(error);
             }
         };
-        return match stream {
-            true => respond(call, answer.items()),
-            false => answer.whole(),
+        return if stream {
+            respond(call, answer.items())
+        } else {
+            answer.whole()
         };
     }
 }

@@ -90,7 +90,8 @@ impl Nodes {
 
     /// Ends the process as an orderly system does, and answers how long that took.
     pub async fn terminate(self: &Arc<Self>, node: usize) -> Duration {
-        let (nodes, began) = (self.clone(), Instant::now());
+        let nodes = self.clone();
+        let began = Instant::now();
         let ending = tokio::task::spawn_blocking(move || nodes.end(node, Signal::SIGTERM));
         ending.await.unwrap();
         began.elapsed()

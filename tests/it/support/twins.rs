@@ -113,7 +113,8 @@ impl Twins {
     /// there. Theirs come first in their tables: a statement that wants one row, whosever it is, gets theirs.
     pub async fn mirror(&self, also: &str) -> Theirs {
         let mut superuser = self.chat.world.superuser().await;
-        let (ours, theirs) = (uuid_of(&self.chat.tenant), uuid_of(&self.neighbour));
+        let ours = uuid_of(&self.chat.tenant);
+        let theirs = uuid_of(&self.neighbour);
         let changes = format!("{DIFFERENT} {also}").replace("$theirs", &format!("'{theirs}'"));
         mirror_rows(&mut superuser, ours, theirs, &changes).await;
         for table in ["turns", "deliveries", "inbound_receipts", "conversations"] {

@@ -90,10 +90,8 @@ pub async fn make_by_admin(world: &World, tenant: &Tenant) -> Reply {
 pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     let key = &tenant.key;
     let bridge = bridge(world, tenant, &["telegram", "irc"]).await;
-    let (ada, bob) = (
-        person(world, tenant, WEB).await,
-        person(world, tenant, "bob").await,
-    );
+    let ada = person(world, tenant, WEB).await;
+    let bob = person(world, tenant, "bob").await;
     let mut sessions = vec![text(
         &world.say(&bridge, TELEGRAM, SECRET).await["session_id"],
     )];

@@ -113,9 +113,10 @@ pub struct StreamParams {
 /// What a key sees, narrowed to what it asks for.
 fn covered(key: &BridgeKey, asked: Option<&PlatformScope>) -> Result<Covered> {
     let Some(asked) = asked else {
-        return Ok(match key.sees_all() {
-            true => Covered::all(),
-            false => Covered::of(key.platforms()),
+        return Ok(if key.sees_all() {
+            Covered::all()
+        } else {
+            Covered::of(key.platforms())
         });
     };
     let covers = |own: &PlatformScope| own.covers(asked.platform(), asked.scope());
@@ -129,12 +130,11 @@ fn covered(key: &BridgeKey, asked: Option<&PlatformScope>) -> Result<Covered> {
         .filter(|own| asked.covers(own.platform(), own.scope()))
         .cloned()
         .collect();
-    match parts.is_empty() {
-        false => Ok(Covered::of(&parts)),
-        true => {
-            let detail = "the key does not serve this platform";
-            Err(Error::new(Code::PlatformNotAllowed, detail))
-        }
+    if parts.is_empty() {
+        let detail = "the key does not serve this platform";
+        Err(Error::new(Code::PlatformNotAllowed, detail))
+    } else {
+        Ok(Covered::of(&parts))
     }
 }
 
@@ -423,12 +423,13 @@ pub async fn nack_delivery(
     let attempt = deliveries::find_attempt(&mut tx, &covered, id).await?;
     tx.commit().await?;
     let attempt = attempt.ok_or_else(|| Error::not_found("delivery"))?;
-    let how = match request.retry && attempt < MAX_ATTEMPTS {
-        true => End::Later {
+    let how = if request.retry && attempt < MAX_ATTEMPTS {
+        End::Later {
             after: backoff(attempt),
             error: &error,
-        },
-        false => End::Dead { error: &error },
+        }
+    } else {
+        End::Dead { error: &error }
     };
     end(&app, &key, id, &request.lease, how).await
 }
@@ -460,9 +461,10 @@ pub async fn list_dead_deliveries(
 ) -> Result<HttpResponse> {
     let name = ListName::of_key(&key, "deliveries/dead");
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
-    let covered = match key.sees_all() {
-        true => Covered::all(),
-        false => Covered::of(key.platforms()),
+    let covered = if key.sees_all() {
+        Covered::all()
+    } else {
+        Covered::of(key.platforms())
     };
     let mut tx = key.begin(&app.db).await?;
     let page = deliveries::list_dead(&mut tx, &covered, &page).await?;

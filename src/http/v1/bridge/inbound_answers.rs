@@ -40,9 +40,10 @@ pub struct MessageReceiver {
 impl MessageReceiver {
     pub(in crate::http::v1) fn access(&self) -> Access {
         let speaker = &self.speaker;
-        match self.verified.is_person() {
-            true => Access::of_user(speaker.user_id, speaker.identity.clone()),
-            false => Access::of_service(speaker.user_id, speaker.identity.clone()),
+        if self.verified.is_person() {
+            Access::of_user(speaker.user_id, speaker.identity.clone())
+        } else {
+            Access::of_service(speaker.user_id, speaker.identity.clone())
         }
     }
 
@@ -150,7 +151,8 @@ impl MessageReceiver {
         connection: Option<Permit>,
     ) -> Result<Taken> {
         tx.commit().await?;
-        let (app, tenant_id) = (&self.app, self.verified.tenant_id());
+        let app = &self.app;
+        let tenant_id = self.verified.tenant_id();
         let conversation_id = accepted.name.conversation_id;
         let shown = Shown {
             turn_id: accepted.turn_id,
@@ -226,7 +228,8 @@ impl MessageReceiver {
         let Some(connection) = connection else {
             return self.taken(shown).map(Taken::Answered);
         };
-        let (app, tenant_id) = (&self.app, self.verified.tenant_id());
+        let app = &self.app;
+        let tenant_id = self.verified.tenant_id();
         Ok(Taken::Waiting(Box::new(Waiting {
             waiter: AnswerWaiter::new(app, tenant_id, turn.conversation_id, turn_id, None),
             shown,
@@ -287,9 +290,10 @@ impl MessageReceiver {
         }
     }
 
-    /// Lookups at a code in a transaction of its own, which is undone; an attempt is charged first.
+    /// Looks at a code in a transaction of its own, which is undone; an attempt is charged first.
     async fn preview(&self, code: &str) -> Result<Preview> {
-        let (credential, id) = (self.verified.credential(), self.speaker.identity.id);
+        let credential = self.verified.credential();
+        let id = self.speaker.identity.id;
         let looked = guarded(&self.app, credential, id, async || {
             let mut tx = self.begin().await?;
             match inbound::preview(&self.app, &mut tx, &self.speaker, code).await? {
@@ -307,7 +311,8 @@ impl MessageReceiver {
     }
 
     fn announce(&self, after: After) {
-        let (live, tenant_id) = (&self.app.live, self.verified.tenant_id());
+        let live = &self.app.live;
+        let tenant_id = self.verified.tenant_id();
         for (turn_id, node) in after.stopped {
             live.notify_turn(node, turn_id);
         }

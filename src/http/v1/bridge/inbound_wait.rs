@@ -112,7 +112,8 @@ impl MessageReceiver {
 
     async fn check_sender(&self, turn_id: TurnId) -> Result<()> {
         let mut tx = self.begin().await?;
-        let (identity_id, user_id) = (self.speaker.identity.id, self.speaker.user_id);
+        let identity_id = self.speaker.identity.id;
+        let user_id = self.speaker.user_id;
         let user_id = find_present_user(&mut tx, identity_id, user_id).await?;
         let speaker = Sender {
             user_id,
@@ -178,10 +179,8 @@ impl MessageReceiver {
 
 pub(in crate::http::v1) fn replayed(mut response: HttpResponse) -> HttpResponse {
     let (name, value) = idempotency_key::REPLAYED;
-    let (name, value) = (
-        HeaderName::from_static(name),
-        HeaderValue::from_static(value),
-    );
+    let name = HeaderName::from_static(name);
+    let value = HeaderValue::from_static(value);
     response.headers_mut().insert(name, value);
     response
 }

@@ -178,7 +178,8 @@ pub async fn branch_session(
     let tx = context.begin(&app.db).await?;
     retryable
         .answer(&app, tx, context.principal(), body.hash, async |tx| {
-            let (access, now) = (&context.access, app.clock.now());
+            let access = &context.access;
+            let now = app.clock.now();
             let tip = sessions::find(tx, access, &id, Permission::Manage, now).await?;
             let branch = sessions::branch(tx, access, &id, request, now).await?;
             let response = shown(tx, access, branch).await?;
@@ -214,7 +215,8 @@ pub async fn compress_session(
     let tx = context.begin(&app.db).await?;
     retryable
         .answer(&app, tx, context.principal(), body.hash, async |tx| {
-            let (access, now) = (&context.access, app.clock.now());
+            let access = &context.access;
+            let now = app.clock.now();
             let done = sessions::compress(tx, access, &id, &request, now).await?;
             let name = &done.tip.name;
             let response = CompressedResponse {

@@ -103,7 +103,8 @@ pub async fn revoke_grants(
     Query(params): Query<RevokeGrantsParams>,
 ) -> Result<HttpResponse> {
     let context = caller.context(&app, None).await?;
-    let (actor, access) = (context.actor(), &context.access);
+    let actor = context.actor();
+    let access = &context.access;
     let mut tx = context.begin(&app.db).await?;
     sessions::revoke_grants(&app, &mut tx, &actor, access, &id, params.user_id).await?;
     tx.commit().await?;

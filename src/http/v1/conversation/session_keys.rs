@@ -215,7 +215,8 @@ pub async fn reset_session_key(
     retryable: IdempotencyKey,
 ) -> Result<HttpResponse> {
     let context = caller.context(&app, None).await?;
-    let (access, nothing) = (&context.access, BodyHash::of_nothing());
+    let access = &context.access;
+    let nothing = BodyHash::of_nothing();
     let tx = context.begin(&app.db).await?;
     retryable
         .answer(&app, tx, context.principal(), nothing, async |tx| {

@@ -279,7 +279,8 @@ pub async fn list_messages(
     let list = format!("messages/{of}/{:?}/{:?}", params.scope, params.order);
     let name = ListName::of_acting(&context, list);
     let render = |message: Message| MessageResponse::new(message, &tip.name, access);
-    let (limit, cursor) = (params.limit, params.cursor.as_deref());
+    let limit = params.limit;
+    let cursor = params.cursor.as_deref();
     let response = if whole {
         let page = name.open(&app.keyring, limit, cursor)?;
         let page = store::conversation::messages::list_conversation(&mut tx, of, &page).await?;

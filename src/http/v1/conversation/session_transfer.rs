@@ -76,8 +76,10 @@ pub async fn export_session(
 ) -> Result<HttpResponse> {
     let context = caller.context(&app, None).await?;
     let pages = Pages::open(app, context, credential).await?;
-    let (app, context) = (&pages.app, &pages.context);
-    let (actor, access) = (context.actor(), &context.access);
+    let app = &pages.app;
+    let context = &pages.context;
+    let actor = context.actor();
+    let access = &context.access;
     let mut tx = context.begin(&app.db).await?;
     let export = sessions::export(app, &mut tx, &actor, access, &id).await?;
     tx.commit().await?;
@@ -157,7 +159,8 @@ impl Download {
             (writer, false) => self.writer = Some(writer),
             (Writer::Json(json), true) => {
                 let Pages { app, context, .. } = &self.pages;
-                let (keyring, tenant_id) = (&app.keyring, context.tenant_id());
+                let keyring = &app.keyring;
+                let tenant_id = context.tenant_id();
                 let sign = |digest: &[u8; 32]| DocumentSignature::make(keyring, tenant_id, digest);
                 json.end(sign, &mut out)?;
             }
@@ -184,7 +187,8 @@ impl Download {
         let app = self.pages.app.clone();
         let _turn = Pages::turn(&app).await?;
         let mut tx = self.pages.begin().await?;
-        let (access, now) = (&self.pages.context.access, app.clock.now());
+        let access = &self.pages.context.access;
+        let now = app.clock.now();
         let pieces = self.export.next(&mut tx, access, now).await?;
         tx.commit().await?;
         Ok(pieces)
@@ -228,7 +232,8 @@ pub async fn import_session(
     let tx = context.begin(&app.db).await?;
     retryable
         .answer(&app, tx, context.principal(), hash, async |tx| {
-            let (access, now) = (&context.access, app.clock.now());
+            let access = &context.access;
+            let now = app.clock.now();
             let key = session_key.as_ref();
             let tip = sessions::import(&app, tx, access, &document, key, now).await?;
             Answer::new(201, &shown(tx, access, tip).await?)

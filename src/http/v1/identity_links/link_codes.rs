@@ -177,9 +177,12 @@ pub async fn redeem_link_code(
     guarded(&app, verified.credential(), known.id, async || {
         let mut tx = verified.begin(&app.db).await?;
         let actor = verified.actor();
-        let access = |user_id| match verified.is_person() {
-            true => Access::of_user(user_id, verified.identity(&known)),
-            false => Access::of_service(user_id, verified.identity(&known)),
+        let access = |user_id| {
+            if verified.is_person() {
+                Access::of_user(user_id, verified.identity(&known))
+            } else {
+                Access::of_service(user_id, verified.identity(&known))
+            }
         };
         if request.dry_run {
             let redeemed = people::redeem(&app, &mut tx, &actor, &redeem).await?;

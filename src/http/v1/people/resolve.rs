@@ -131,9 +131,10 @@ fn render(verified: &VerifiedIdentity, resolved: Resolved) -> Result<ResolveResp
         id: resolved.identity_id,
         name: verified.identity.clone(),
     };
-    let access = match verified.is_person() {
-        true => Access::of_user(resolved.user_id, speaker),
-        false => Access::of_service(resolved.user_id, speaker),
+    let access = if verified.is_person() {
+        Access::of_user(resolved.user_id, speaker)
+    } else {
+        Access::of_service(resolved.user_id, speaker)
     };
     Ok(ResolveResponse::new(resolved, &access))
 }

@@ -36,8 +36,10 @@ pub async fn export_user(
 ) -> Result<HttpResponse> {
     let context = caller.context(&app, None).await?;
     let pages = Pages::open(app, context, credential).await?;
-    let (app, context) = (&pages.app, &pages.context);
-    let (actor, access) = (context.actor(), &context.access);
+    let app = &pages.app;
+    let context = &pages.context;
+    let actor = context.actor();
+    let access = &context.access;
     let mut tx = context.begin(&app.db).await?;
     let user = context.find_user(&mut tx, id).await?;
     let file = format!("attachment; filename=\"person-{}.json\"", user.id);

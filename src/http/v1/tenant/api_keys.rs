@@ -110,7 +110,8 @@ pub async fn create_api_key(
     };
     retryable
         .answer(&app, tx, caller.principal(), body.hash, async |tx| {
-            let (actor, now) = (caller.principal(), app.clock.now());
+            let actor = caller.principal();
+            let now = app.clock.now();
             let made = api_keys::create(&app.keyring, tx, &actor, &request, now).await?;
             let answer = Answer::new(
                 201,
@@ -169,7 +170,8 @@ pub async fn revoke_api_key(
     PathId(id): PathId<ApiKeyId>,
 ) -> Result<HttpResponse> {
     let mut tx = caller.begin(&app.db).await?;
-    let (actor, now) = (caller.principal(), app.clock.now());
+    let actor = caller.principal();
+    let now = app.clock.now();
     api_keys::revoke(&app.keyring, &mut tx, &actor, id, now).await?;
     tx.commit().await?;
     Ok(HttpResponse::NoContent().finish())

@@ -117,9 +117,10 @@ pub async fn put_issuer(
     let (issuer, is_new) = issuers::register(&app, &mut tx, &caller.principal(), new).await?;
     tx.commit().await?;
     let response = IssuerResponse::from(issuer);
-    Ok(match is_new {
-        true => HttpResponse::Created().json(response),
-        false => HttpResponse::Ok().json(response),
+    Ok(if is_new {
+        HttpResponse::Created().json(response)
+    } else {
+        HttpResponse::Ok().json(response)
     })
 }
 

@@ -92,7 +92,8 @@ pub async fn create_tenant(
     let request = body.value;
     retryable
         .answer(&app, tx, operator.principal(), body.hash, async |tx| {
-            let (actor, now) = (operator.principal(), app.clock.now());
+            let actor = operator.principal();
+            let now = app.clock.now();
             let made = tenants::create(&app.keyring, tx, &actor, &request.name, now).await?;
             let answer = Answer::new(
                 201,

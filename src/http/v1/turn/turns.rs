@@ -350,7 +350,8 @@ pub async fn stream_session_events(
 ) -> Result<HttpResponse> {
     let context = caller.context(&app, None).await?;
     let mut tx = context.begin(&app.db).await?;
-    let (access, now) = (&context.access, app.clock.now());
+    let access = &context.access;
+    let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let watcher = StreamOpener {
         app,
@@ -382,7 +383,8 @@ pub async fn stream_session_key_events(
 ) -> Result<HttpResponse> {
     let context = caller.context(&app, None).await?;
     let mut tx = context.begin(&app.db).await?;
-    let (access, now) = (&context.access, app.clock.now());
+    let access = &context.access;
+    let now = app.clock.now();
     let slot = sessions::find_slot(&mut tx, access, &key, now).await?;
     let current = slot.current.ok_or_else(session_key_not_found)?;
     let session = SessionRef::Id(current.session_id);
