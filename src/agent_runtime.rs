@@ -3,15 +3,15 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use moka::Entry;
-use moka::future::Cache;
 use secrecy::SecretString;
 use serde_json::Value;
 use url::Url;
 
 use crate::auth::ServiceCaller;
+use crate::cache::ShortCache;
+use crate::clock::Clock;
 use crate::crypto::Keyring;
 use crate::domain::tenant::agent::{AgentSpec, UpstreamKind};
 use crate::domain::tenant::limits::Limits;
@@ -23,10 +23,7 @@ use crate::store::Db;
 use crate::store::tenant::{agents, tenants};
 use crate::upstream::{CallError, CompletionStream, Completions, GuardedClient, ModelServer};
 
-/// A change of an agent holds within this on other nodes than the one that took it.
-const CACHE_TTL: Duration = Duration::from_millis(800);
 const SMALL: usize = 64 * 1024;
-const REMEMBERED: u64 = 10_000;
 
 /// An agent, ready to be asked.
 pub struct Agent {
@@ -58,20 +55,15 @@ impl fmt::Debug for Agent {
     }
 }
 
-#[derive(Clone)]
-struct Remembered {
-    asked_at: Instant,
-    /// It has changed since.
-    is_stale: bool,
-    agent: Option<Arc<Agent>>,
-}
+/// A tenant's name for an agent.
+type AgentName = (TenantId, String);
 
 #[derive(Clone)]
 pub struct AgentRuntime {
     db: Db,
     keyring: Arc<Keyring>,
     completions: Completions,
-    agents: Cache<(TenantId, String), Remembered>,
+    agents: Arc<ShortCache<AgentName, Option<Arc<Agent>>>>,
 }
 
 /// Binds a sealed key to the agent it is for.
@@ -80,56 +72,27 @@ pub fn key_context(tenant_id: TenantId, agent: &str) -> String {
 }
 
 impl AgentRuntime {
-    pub fn new(db: Db, keyring: Arc<Keyring>, client: GuardedClient) -> Self {
+    pub fn new(db: Db, clock: Clock, keyring: Arc<Keyring>, client: GuardedClient) -> Self {
         Self {
             db,
             keyring,
             completions: Completions::new(client),
-            agents: Cache::builder()
-                .max_capacity(REMEMBERED)
-                .time_to_live(CACHE_TTL)
-                .build(),
+            agents: Arc::new(ShortCache::new(clock)),
         }
     }
 
     /// The agent of a name, as it is or was less than a second ago.
     pub async fn find(&self, tenant_id: TenantId, name: &str) -> Result<Option<Arc<Agent>>> {
-        let wanted = (tenant_id, name.to_owned());
-        if let Some(known) = self.agents.get(&wanted).await
-            && !known.is_stale
-            && known.asked_at.elapsed() < CACHE_TTL
-        {
-            return Ok(known.agent);
-        }
-        let asked_at = Instant::now();
-        let agent = self.read(tenant_id, name).await?.map(Arc::new);
-        let known = Remembered {
-            asked_at,
-            is_stale: false,
-            agent: agent.clone(),
-        };
-        self.keep(wanted, known).await;
-        Ok(agent)
+        self.agents
+            .get_with((tenant_id, name.to_owned()), || async {
+                Ok(self.read(tenant_id, name).await?.map(Arc::new))
+            })
+            .await
     }
 
-    /// An agent was changed on this node: who asks from now on gets it as it is. Call it after the commit.
-    pub async fn forget(&self, tenant_id: TenantId, name: &str) {
-        let stale = Remembered {
-            asked_at: Instant::now(),
-            is_stale: true,
-            agent: None,
-        };
-        self.keep((tenant_id, name.to_owned()), stale).await;
-    }
-
-    /// The last question wins: one that was asked before a change is not kept after it.
-    async fn keep(&self, name: (TenantId, String), known: Remembered) {
-        let newest = |kept: Option<Entry<_, Remembered>>| {
-            let kept = kept.map(Entry::into_value);
-            let newer = kept.filter(|kept| kept.asked_at > known.asked_at);
-            std::future::ready(newer.unwrap_or(known))
-        };
-        self.agents.entry(name).and_upsert_with(newest).await;
+    /// An agent was changed on this node: later calls get it as it is now. Call it after the commit.
+    pub async fn invalidate(&self, tenant_id: TenantId, name: &str) {
+        self.agents.invalidate((tenant_id, name.to_owned())).await;
     }
 
     async fn read(&self, tenant_id: TenantId, name: &str) -> Result<Option<Agent>> {
@@ -277,7 +240,7 @@ fn refusal(called: &CalledServer, error: &CallError) -> Error {
     let detail = error.to_string();
     let (code, retry_after) = match error {
         CallError::Refused { .. } => (Code::UpstreamRefused, None),
-        CallError::ConversationLoad { retry_after } => (Code::UpstreamBusy, *retry_after),
+        CallError::Busy { retry_after } => (Code::UpstreamBusy, *retry_after),
         CallError::LeftAlone { retry_after } | CallError::Unavailable { retry_after } => {
             (Code::UpstreamFailed, Some(*retry_after))
         }

@@ -76,7 +76,8 @@ impl App {
         let shares = NodeShares::new(descriptors::limit());
         let limits = Limiter::new(redis.clone(), clock.clone(), shares.clone());
         let people = FirstContact::new(db.clone(), clock.clone(), limits.clone());
-        let models = AgentRuntime::new(db.clone(), keyring.clone(), upstream.clone());
+        let models =
+            AgentRuntime::new(db.clone(), clock.clone(), keyring.clone(), upstream.clone());
         let verifiers = Verifiers {
             operators: OperatorKeys::new(&config.operator_keys),
             keys: KeyVerifier::new(db.clone(), clock.clone()),

@@ -24,6 +24,7 @@
 #[macro_use]
 mod wire_text;
 
+pub mod cache;
 pub mod child_guard;
 pub mod clock;
 pub mod config;

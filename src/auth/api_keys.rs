@@ -1,44 +1,33 @@
-//! Believing API keys. A node remembers an answer for less than a second, so a revoked key stops
+//! Verifies API keys. A node caches an answer for less than a second (`ShortCache`), so a revoked key stops
 //! everywhere within one second and no message has to arrive for that.
 
-use std::time::{Duration, Instant};
-
 use chrono::{DateTime, TimeDelta, Utc};
-use moka::future::Cache;
 
 use super::KeyCaller;
+use crate::cache::ShortCache;
 use crate::clock::Clock;
 use crate::domain::tenant::api_key::PresentedKey;
 use crate::error::{Code, Error, Result};
 use crate::store::tenant::api_keys::{self, FoundKey};
 use crate::store::{Db, Urgency};
 
-/// How long an answer of the database is believed, counted from before it was asked.
-const CACHE_TTL: Duration = Duration::from_millis(800);
-const REMEMBERED_KEYS: u64 = 10_000;
 /// `last_used_at` is written at most this often for one key.
 const USE_NOTED_EVERY: TimeDelta = TimeDelta::minutes(1);
-
-/// Unknown keys are remembered too, so that hammering with one costs no query each.
-#[derive(Clone)]
-struct Answer {
-    asked_at: Instant,
-    key: Option<FoundKey>,
-}
 
 pub struct KeyVerifier {
     db: Db,
     clock: Clock,
-    answers: Cache<[u8; 32], Answer>,
+    /// By digest. Unknown keys are cached too, so that hammering with one costs no query each.
+    keys: ShortCache<[u8; 32], Option<FoundKey>>,
 }
 
 impl KeyVerifier {
     pub fn new(db: Db, clock: Clock) -> Self {
-        let answers = Cache::builder()
-            .max_capacity(REMEMBERED_KEYS)
-            .time_to_live(CACHE_TTL)
-            .build();
-        Self { db, clock, answers }
+        Self {
+            db,
+            keys: ShortCache::new(clock.clone()),
+            clock,
+        }
     }
 
     pub async fn verify(&self, text: &str) -> Result<KeyCaller> {
@@ -65,7 +54,8 @@ impl KeyVerifier {
         let found = match api_keys::list_presented(&self.db, &asked).await {
             Ok(found) => found,
             Err(error) => {
-                let (code, detail) = (error.code, error.detail);
+                let code = error.code;
+                let detail = error.detail;
                 let failed = |_: &&str| Err(Error::new(code, detail.clone()));
                 return texts.iter().map(failed).collect();
             }
@@ -81,22 +71,15 @@ impl KeyVerifier {
     }
 
     async fn find(&self, presented: &PresentedKey) -> Result<Option<FoundKey>> {
-        if let Some(answer) = self.answers.get(&presented.digest).await
-            && answer.asked_at.elapsed() < CACHE_TTL
-        {
-            return Ok(answer.key);
-        }
-        let asked_at = Instant::now();
-        let key = api_keys::find_presented(&self.db, presented).await?;
-        if let Some(found) = &key {
-            self.note_use(found).await;
-        }
-        let answer = Answer {
-            asked_at,
-            key: key.clone(),
-        };
-        self.answers.insert(presented.digest, answer).await;
-        Ok(key)
+        self.keys
+            .get_with(presented.digest, || async {
+                let key = api_keys::find_presented(&self.db, presented).await?;
+                if let Some(found) = &key {
+                    self.note_use(found).await;
+                }
+                Ok(key)
+            })
+            .await
     }
 
     fn check_usable(&self, key: &FoundKey) -> Result<()> {

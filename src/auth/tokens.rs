@@ -2,19 +2,18 @@
 //! itself is believed before its signature is; the algorithm is the registration's, never the token's.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, TimeDelta, Utc};
 use jsonwebtoken::{DecodingKey, Validation};
-use moka::future::Cache;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::UserCaller;
 use super::key_sets::{KeySets, matching};
 use super::people::FirstContact;
+use crate::cache::ShortCache;
 use crate::clock::Clock;
 use crate::crypto::Keyring;
 use crate::domain::people::identity::IdentityName;
@@ -34,9 +33,6 @@ const MAX_TOKEN_BYTES: usize = 8 * 1024;
 /// Clocks of issuers differ a little.
 const LEEWAY: TimeDelta = TimeDelta::seconds(30);
 const LONGEST_LIFE: TimeDelta = TimeDelta::hours(24);
-/// As for API keys: a deleted issuer stops everywhere within a second.
-const CACHE_TTL: Duration = Duration::from_millis(800);
-const REMEMBERED_ISSUERS: u64 = 10_000;
 /// Of those with one `iss` and other audiences than a token's, how many may have signed it.
 const TRIED_ISSUERS: usize = 4;
 
@@ -82,19 +78,14 @@ impl Audiences {
     }
 }
 
-#[derive(Clone)]
-struct Answer {
-    asked_at: Instant,
-    found: Arc<FoundIssuers>,
-}
-
 pub struct TokenVerifier {
     db: Db,
     clock: Clock,
     keyring: Arc<Keyring>,
     key_sets: KeySets,
     people: FirstContact,
-    issuers: Cache<(TenantId, String), Answer>,
+    /// As for API keys: a deleted issuer stops everywhere within a second.
+    issuers: ShortCache<(TenantId, String), Arc<FoundIssuers>>,
 }
 
 /// True for what can only be a JWT: API keys and operator keys have no two dots.
@@ -115,10 +106,7 @@ impl TokenVerifier {
         client: GuardedClient,
         people: FirstContact,
     ) -> Self {
-        let issuers = Cache::builder()
-            .max_capacity(REMEMBERED_ISSUERS)
-            .time_to_live(CACHE_TTL)
-            .build();
+        let issuers = ShortCache::new(clock.clone());
         Self {
             key_sets: KeySets::new(client, clock.clone()),
             db,
@@ -230,27 +218,20 @@ impl TokenVerifier {
                 terms: None,
             }));
         }
-        let name = (tenant_id, iss.to_owned());
-        if let Some(answer) = self.issuers.get(&name).await
-            && answer.asked_at.elapsed() < CACHE_TTL
-        {
-            return Ok(answer.found);
-        }
-        let asked_at = Instant::now();
-        let found = Arc::new(issuers::find_presented(&self.db, tenant_id, iss).await?);
-        let answer = Answer {
-            asked_at,
-            found: found.clone(),
-        };
-        self.issuers.insert(name, answer).await;
-        Ok(found)
+        self.issuers
+            .get_with((tenant_id, iss.to_owned()), || async {
+                let found = issuers::find_presented(&self.db, tenant_id, iss).await?;
+                Ok(Arc::new(found))
+            })
+            .await
     }
 
     async fn check_signature(&self, token: &PresentedToken<'_>, issuer: &Issuer) -> Result<()> {
         if token.header.alg != issuer.algorithm.as_str() {
             return Err(token.refused("the algorithm is not the registered one"));
         }
-        let (tenant_id, kid) = (token.tenant_id, token.header.kid.as_deref());
+        let tenant_id = token.tenant_id;
+        let kid = token.header.kid.as_deref();
         let keys = match &issuer.keys {
             KeySource::Secret(sealed) => {
                 let context = secret_context(tenant_id, issuer.name.as_str());

@@ -97,11 +97,14 @@ pub async fn put_agent(
     let mut tx = caller.begin(&app.db).await?;
     let put = agents::put(&app, &mut tx, &caller.principal(), &name, body.value).await?;
     tx.commit().await?;
-    app.models.forget(caller.tenant_id(), name.as_str()).await;
+    app.models
+        .invalidate(caller.tenant_id(), name.as_str())
+        .await;
     let response = AgentResponse::from(put.agent);
-    Ok(match put.is_new {
-        true => HttpResponse::Created().json(response),
-        false => HttpResponse::Ok().json(response),
+    Ok(if put.is_new {
+        HttpResponse::Created().json(response)
+    } else {
+        HttpResponse::Ok().json(response)
     })
 }
 
@@ -166,6 +169,8 @@ pub async fn delete_agent(
     let mut tx = caller.begin(&app.db).await?;
     agents::delete(&app, &mut tx, &caller.principal(), &name).await?;
     tx.commit().await?;
-    app.models.forget(caller.tenant_id(), name.as_str()).await;
+    app.models
+        .invalidate(caller.tenant_id(), name.as_str())
+        .await;
     Ok(HttpResponse::NoContent().finish())
 }
