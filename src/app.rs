@@ -16,7 +16,7 @@ use crate::crypto::Keyring;
 use crate::descriptors;
 use crate::ids::{BootId, SessionId, TenantId};
 use crate::limits::{Limiter, NodeShares};
-use crate::notifications::Live;
+use crate::notifications::Notifications;
 use crate::recent::Recent;
 use crate::redis::Redis;
 use crate::shutdown::Shutdown;
@@ -47,8 +47,8 @@ pub struct Inner {
     pub shares: NodeShares,
     pub usage: UsageMeter,
     pub models: AgentRuntime,
-    /// Who watches what here, and what other nodes say.
-    pub live: Live,
+    /// Subscriptions of this node, and notifications of all nodes.
+    pub notifications: Notifications,
     /// Who read which conversation a moment ago: actor and conversation. The audit has it.
     pub recent_reads: Arc<Recent<(TenantId, String, SessionId)>>,
     /// What the open streams of this node share.
@@ -71,7 +71,10 @@ impl App {
         let upstream = GuardedClient::new(config.allow_private_upstreams.clone(), own_ports)?;
         let upstream = upstream.marked(&keyring.hop_mark());
         let redis = Redis::new(&config.redis_url)?;
+        let boot_id = BootId::generate();
+        let notifications = Notifications::new(boot_id);
         let db = Db::connect(&config.database_url, config.database_pool).await?;
+        let db = db.with_notifier(notifications.notifier());
         let export_permits = Semaphore::new((config.database_pool as usize / 4).max(1));
         let shares = NodeShares::new(descriptors::limit());
         let limits = Limiter::new(redis.clone(), clock.clone(), shares.clone());
@@ -90,7 +93,6 @@ impl App {
             ),
             people,
         };
-        let boot_id = BootId::generate();
         let shutdown = Shutdown::new(&config);
         Ok(Self {
             inner: Arc::new(Inner {
@@ -106,7 +108,7 @@ impl App {
                 shares,
                 usage: UsageMeter::default(),
                 models,
-                live: Live::new(boot_id),
+                notifications,
                 recent_reads: Arc::new(Recent::new(TimeDelta::minutes(1))),
                 streams: Streams::default(),
                 turn_tasks: TaskTracker::new(),

@@ -33,6 +33,7 @@ pub mod descriptors;
 pub mod error;
 pub mod fair_queue;
 pub mod ids;
+pub mod notification;
 pub mod recent;
 pub mod shutdown;
 pub mod telemetry;

@@ -1,5 +1,5 @@
-//! Who watches what on this node, and how they hear of news: at once from this node, and through Redis from
-//! the others. Nothing here is the truth: whoever is woken looks it up, and looks now and then anyway.
+//! The subscriptions of this node, and how notifications reach them: at once from this node, through Redis from
+//! the others. A notification only wakes its subscribers: they read what is new, and poll now and then anyway.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,125 +10,120 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::ids::{BootId, SessionId, TenantId, TurnId};
+use crate::notification::{Notification, Notifier, Topic};
 use crate::redis::Redis;
-use crate::redis::pubsub::{Notification, Publisher, Subscriptions, Topic};
+use crate::redis::pubsub::{Publisher, Subscriptions};
 
-/// Notifications that wait for Redis; what does not fit is lost, which only delays.
-const QUEUED_NOTIFICATIONS: usize = 10_000;
+/// Notifications that wait for Redis. One that does not fit is lost, which only delays.
+const MAX_QUEUED: usize = 10_000;
 const BATCH: usize = 256;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
-/// How long nothing arrives before the connection is tried.
-const PING: Duration = Duration::from_secs(5);
+/// How long nothing arrives before the connection is checked.
+const PING_AFTER: Duration = Duration::from_secs(5);
 
 /// Cheap to clone; all clones are of one node.
 #[derive(Clone)]
-pub struct Live {
+pub struct Notifications {
     inner: Arc<Inner>,
 }
 
 struct Inner {
     node: BootId,
-    watched: Mutex<HashMap<Topic, Watched>>,
-    runners: Mutex<HashMap<TurnId, Arc<Notify>>>,
-    pokes: mpsc::Sender<Notification>,
-    outgoing: Mutex<Option<mpsc::Receiver<Notification>>>,
-    /// Topics that somebody began or ceased to watch, while there is a subscriber to follow that: whoever
-    /// subscribes later begins with what is watched by then.
+    topics: Mutex<HashMap<Topic, Subscribers>>,
+    running_turns: Mutex<HashMap<TurnId, Arc<Notify>>>,
+    queue: mpsc::Sender<Notification>,
+    queued: Mutex<Option<mpsc::Receiver<Notification>>>,
+    /// Topics whose first subscriber came or whose last one left, while Redis is connected: a new connection
+    /// begins with all topics that have subscribers by then.
     changes: Mutex<Option<HashSet<Topic>>>,
-    changed: Notify,
+    topics_changed: Notify,
     is_connected: AtomicBool,
-    /// Conversations of which news may have been missed; somebody has to look.
-    unsure: Mutex<Unsure>,
-    became_unsure: Notify,
+    /// What has to be polled once, because its notifications may have been lost.
+    missed: Mutex<Missed>,
+    has_missed: Notify,
 }
 
-/// What may have been missed.
+/// Conversations whose notifications may have been lost.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Unsure {
-    /// News of all conversations.
+pub struct Missed {
+    /// Those of all conversations.
     pub all: bool,
     pub conversations: HashSet<SessionId>,
 }
 
-struct Watched {
-    news: watch::Sender<u64>,
-    watchers: usize,
+struct Subscribers {
+    version: watch::Sender<u64>,
+    count: usize,
 }
 
-impl Live {
+impl Notifications {
     pub fn new(node: BootId) -> Self {
-        let (pokes, outgoing) = mpsc::channel(QUEUED_NOTIFICATIONS);
+        let (queue, queued) = mpsc::channel(MAX_QUEUED);
         Self {
             inner: Arc::new(Inner {
                 node,
-                watched: Mutex::default(),
-                runners: Mutex::default(),
-                pokes,
-                outgoing: Mutex::new(Some(outgoing)),
+                topics: Mutex::default(),
+                running_turns: Mutex::default(),
+                queue,
+                queued: Mutex::new(Some(queued)),
                 changes: Mutex::default(),
-                changed: Notify::new(),
+                topics_changed: Notify::new(),
                 is_connected: AtomicBool::new(false),
-                unsure: Mutex::default(),
-                became_unsure: Notify::new(),
+                missed: Mutex::default(),
+                has_missed: Notify::new(),
             }),
         }
     }
 
-    /// Wakes who watches the conversation, on every node.
-    pub fn notify(&self, conversation_id: SessionId) {
-        self.notify_topic(Topic::Conversation(conversation_id));
+    /// What a transaction calls once it is committed.
+    pub fn notifier(&self) -> Notifier {
+        let notifications = self.clone();
+        Arc::new(move |notification| notifications.publish(notification))
     }
 
-    /// Wakes who waits for deliveries of the tenant.
-    pub fn notify_deliveries(&self, tenant_id: TenantId) {
-        self.notify_topic(Topic::Deliveries(tenant_id));
-    }
-
-    fn notify_topic(&self, topic: Topic) {
-        self.wake(topic);
-        let _ = self.inner.pokes.try_send(Notification::News(topic));
-    }
-
-    /// Wakes who runs the turn, on the node that does.
-    pub fn notify_turn(&self, node: Option<BootId>, turn_id: TurnId) {
-        match node {
-            Some(node) if node == self.inner.node => self.wake_runner(turn_id),
-            Some(node) => drop(self.inner.pokes.try_send(Notification::Turn(node, turn_id))),
-            None => {}
+    /// Wakes the subscribers of this node at once, and those of the others through Redis.
+    fn publish(&self, notification: Notification) {
+        match notification {
+            Notification::Changed(topic) => self.wake(topic),
+            Notification::Turn(node, turn_id) if node == self.inner.node => {
+                return self.wake_turn(turn_id);
+            }
+            Notification::Turn(..) => {}
         }
+        let _ = self.inner.queue.try_send(notification);
     }
 
-    /// Watches a conversation until the answer is dropped. News from before are not told.
-    pub fn watch(&self, conversation_id: SessionId) -> Watching {
-        self.watch_topic(Topic::Conversation(conversation_id))
+    /// Subscribes to what happens in a conversation from now on.
+    pub fn subscribe(&self, conversation_id: SessionId) -> Subscription {
+        self.subscribe_to(Topic::Conversation(conversation_id))
     }
 
     /// The same for the deliveries of a tenant.
-    pub fn watch_deliveries(&self, tenant_id: TenantId) -> Watching {
-        self.watch_topic(Topic::Deliveries(tenant_id))
+    pub fn subscribe_deliveries(&self, tenant_id: TenantId) -> Subscription {
+        self.subscribe_to(Topic::Deliveries(tenant_id))
     }
 
-    fn watch_topic(&self, topic: Topic) -> Watching {
-        let mut watched = self.watched();
-        let entry = watched.entry(topic).or_insert_with(|| {
+    fn subscribe_to(&self, topic: Topic) -> Subscription {
+        let mut topics = self.topics();
+        let subscribers = topics.entry(topic).or_insert_with(|| {
             self.note_change(topic);
-            Watched {
-                news: watch::Sender::new(0),
-                watchers: 0,
+            Subscribers {
+                version: watch::Sender::new(0),
+                count: 0,
             }
         });
-        entry.watchers += 1;
-        Watching {
-            live: self.clone(),
+        subscribers.count += 1;
+        Subscription {
+            notifications: self.clone(),
             topic,
-            news: entry.news.subscribe(),
+            version: subscribers.version.subscribe(),
         }
     }
 
     fn note_change(&self, topic: Topic) {
         if let Some(changes) = self.changes().as_mut() {
             changes.insert(topic);
-            self.inner.changed.notify_one();
+            self.inner.topics_changed.notify_one();
         }
     }
 
@@ -139,203 +134,206 @@ impl Live {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is woken when somebody asks to look at the turn, until the answer is dropped.
-    pub fn run(&self, turn_id: TurnId) -> Running {
+    /// The notifications of a turn that runs on this node.
+    pub fn run_turn(&self, turn_id: TurnId) -> RunningTurn {
         let woken = Arc::new(Notify::new());
-        self.runners().insert(turn_id, woken.clone());
-        Running {
-            live: self.clone(),
+        self.running_turns().insert(turn_id, woken.clone());
+        RunningTurn {
+            notifications: self.clone(),
             turn_id,
             woken,
         }
     }
 
-    /// Whether news of other nodes arrive. While they do not, whoever watches looks more often.
+    /// Whether notifications of other nodes arrive. While they do not, subscribers poll more often.
     pub fn is_connected(&self) -> bool {
         self.inner.is_connected.load(Ordering::Relaxed)
     }
 
     fn wake(&self, topic: Topic) {
-        if let Some(watched) = self.watched().get(&topic) {
-            watched.news.send_modify(|count| *count += 1);
+        if let Some(subscribers) = self.topics().get(&topic) {
+            subscribers.version.send_modify(|version| *version += 1);
         }
     }
 
-    /// For topics of which news may have been missed: whoever waits for deliveries looks at once, and
-    /// conversations are looked at together.
+    /// For topics whose notifications may have been lost: those who wait for deliveries poll at once, and
+    /// conversations are polled together.
     fn miss(&self, topics: &[Topic]) {
         for topic in topics {
             match topic {
-                Topic::Conversation(id) => drop(self.unsure().conversations.insert(*id)),
+                Topic::Conversation(id) => drop(self.missed().conversations.insert(*id)),
                 Topic::Deliveries(_) => self.wake(*topic),
             }
         }
-        self.inner.became_unsure.notify_one();
+        self.inner.has_missed.notify_one();
     }
 
-    /// News of other nodes do not arrive, or have not arrived until now.
+    /// Notifications of other nodes do not arrive, or have not arrived until now.
     fn miss_all(&self) {
-        let topics: Vec<Topic> = self.watched().keys().copied().collect();
+        let topics: Vec<Topic> = self.topics().keys().copied().collect();
         topics.into_iter().for_each(|topic| match topic {
             Topic::Conversation(_) => {}
             Topic::Deliveries(_) => self.wake(topic),
         });
-        self.unsure().all = true;
-        self.inner.became_unsure.notify_one();
+        self.missed().all = true;
+        self.inner.has_missed.notify_one();
     }
 
-    /// Waits until news may have been missed.
-    pub async fn became_unsure(&self) {
-        self.inner.became_unsure.notified().await;
+    /// Waits until notifications may have been lost.
+    pub async fn has_missed(&self) {
+        self.inner.has_missed.notified().await;
     }
 
-    /// What may have been missed since this was asked for the last time.
-    pub fn take_unsure(&self) -> Unsure {
-        std::mem::take(&mut *self.unsure())
+    /// What may have been missed since the last call.
+    pub fn take_missed(&self) -> Missed {
+        std::mem::take(&mut *self.missed())
     }
 
-    fn unsure(&self) -> MutexGuard<'_, Unsure> {
+    fn missed(&self) -> MutexGuard<'_, Missed> {
         self.inner
-            .unsure
+            .missed
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake_runner(&self, turn_id: TurnId) {
-        if let Some(woken) = self.runners().get(&turn_id) {
+    fn wake_turn(&self, turn_id: TurnId) {
+        if let Some(woken) = self.running_turns().get(&turn_id) {
             woken.notify_one();
         }
     }
 
-    fn watched(&self) -> MutexGuard<'_, HashMap<Topic, Watched>> {
+    fn topics(&self) -> MutexGuard<'_, HashMap<Topic, Subscribers>> {
         self.inner
-            .watched
+            .topics
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn runners(&self) -> MutexGuard<'_, HashMap<TurnId, Arc<Notify>>> {
+    fn running_turns(&self) -> MutexGuard<'_, HashMap<TurnId, Arc<Notify>>> {
         self.inner
-            .runners
+            .running_turns
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Somebody who watches.
-pub struct Watching {
-    live: Live,
+/// Wakes its owner when its topic changes, until it is dropped.
+pub struct Subscription {
+    notifications: Notifications,
     topic: Topic,
-    news: watch::Receiver<u64>,
+    version: watch::Receiver<u64>,
 }
 
-/// Hears of what a `Watching` watches, for as long as that lives.
-pub struct News(watch::Receiver<u64>);
+/// Another receiver of a `Subscription`'s notifications, for as long as that lives.
+pub struct Changes(watch::Receiver<u64>);
 
-impl News {
-    /// Waits until something happened since the last time this was waited for.
+impl Changes {
+    /// Waits for a change since the last time this was waited for.
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
-            // Nobody watches any more, so nothing is heard.
+            // The subscription has ended, so nothing more arrives.
             std::future::pending::<()>().await;
         }
     }
 }
 
-impl Watching {
-    /// Waits until something happened since the last time this was waited for.
-    pub async fn news(&mut self) {
-        // The sender lives as long as somebody watches, and this one does.
-        drop(self.news.changed().await);
+impl Subscription {
+    /// Waits for a change since the last time this was waited for.
+    pub async fn changed(&mut self) {
+        // The sender lives as long as there is a subscriber, and this is one.
+        drop(self.version.changed().await);
     }
 
-    /// How much has happened; grows with each piece of news.
+    /// Grows with each change.
     pub fn version(&self) -> u64 {
-        *self.news.borrow()
+        *self.version.borrow()
     }
 
-    pub fn subscribe(&self) -> News {
-        let mut news = self.news.clone();
-        news.mark_unchanged();
-        News(news)
+    pub fn changes(&self) -> Changes {
+        let mut version = self.version.clone();
+        version.mark_unchanged();
+        Changes(version)
     }
 
-    /// Wakes all who watch the same on this node.
+    /// Wakes the topic's subscribers on this node.
     pub fn wake(&self) {
-        self.live.wake(self.topic);
+        self.notifications.wake(self.topic);
     }
 }
 
-impl Drop for Watching {
+impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut watched = self.live.watched();
-        let Some(entry) = watched.get_mut(&self.topic) else {
+        let mut topics = self.notifications.topics();
+        let Some(subscribers) = topics.get_mut(&self.topic) else {
             return;
         };
-        entry.watchers -= 1;
-        if entry.watchers == 0 {
-            watched.remove(&self.topic);
-            self.live.note_change(self.topic);
+        subscribers.count -= 1;
+        if subscribers.count == 0 {
+            topics.remove(&self.topic);
+            self.notifications.note_change(self.topic);
         }
     }
 }
 
-/// Somebody who runs a turn.
-pub struct Running {
-    live: Live,
+/// Wakes the task that runs a turn, until it is dropped.
+pub struct RunningTurn {
+    notifications: Notifications,
     turn_id: TurnId,
     woken: Arc<Notify>,
 }
 
-impl Running {
+impl RunningTurn {
     pub async fn woken(&self) {
         self.woken.notified().await;
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningTurn {
     fn drop(&mut self) {
-        let mut runners = self.live.runners();
+        let mut running_turns = self.notifications.running_turns();
         // A turn that came back to this node may be run by another task by now.
         let own = |woken: &Arc<Notify>| Arc::ptr_eq(woken, &self.woken);
-        if runners.get(&self.turn_id).is_some_and(own) {
-            runners.remove(&self.turn_id);
+        if running_turns.get(&self.turn_id).is_some_and(own) {
+            running_turns.remove(&self.turn_id);
         }
     }
 }
 
-/// Tells the other nodes, until `stop` is cancelled.
-pub async fn publish_loop(live: Live, redis: Redis, stop: CancellationToken) {
-    let taken = take(&live.inner.outgoing);
-    let Some(mut outgoing) = taken else {
+/// Publishes to the other nodes, until `stop` is cancelled.
+pub async fn publish_loop(notifications: Notifications, redis: Redis, stop: CancellationToken) {
+    let Some(mut queued) = take(&notifications.inner.queued) else {
         return;
     };
-    let mut publisher = Publisher::new(redis, live.inner.node);
+    let mut publisher = Publisher::new(redis, notifications.inner.node);
     let mut batch = Vec::with_capacity(BATCH);
     loop {
         tokio::select! {
             biased;
-            count = outgoing.recv_many(&mut batch, BATCH) => if count == 0 { return },
+            count = queued.recv_many(&mut batch, BATCH) => if count == 0 { return },
             () = stop.cancelled() => return,
         }
         batch.dedup();
         if let Err(error) = publisher.publish(&batch).await {
-            tracing::debug!(error = %error, "other nodes were not told of news");
+            tracing::debug!(error = %error, "publish failed");
         }
         batch.clear();
     }
 }
 
-/// Listens to the other nodes, until `stop` is cancelled.
-pub async fn subscribe_loop(live: Live, redis: Redis, stop: CancellationToken) {
+/// Receives the notifications of the other nodes, until `stop` is cancelled.
+pub async fn subscribe_loop(notifications: Notifications, redis: Redis, stop: CancellationToken) {
     while !stop.is_cancelled() {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = listen(&live, &redis) => {}
+            () = listen(&notifications, &redis) => {}
         }
-        *live.changes() = None;
-        if live.inner.is_connected.swap(false, Ordering::Relaxed) {
-            live.miss_all();
+        *notifications.changes() = None;
+        if notifications
+            .inner
+            .is_connected
+            .swap(false, Ordering::Relaxed)
+        {
+            notifications.miss_all();
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -345,37 +343,40 @@ pub async fn subscribe_loop(live: Live, redis: Redis, stop: CancellationToken) {
 }
 
 /// Listens on one connection until it ends.
-async fn listen(live: &Live, redis: &Redis) {
-    let (mut subscriptions, mut pokes) = match redis.listen(live.inner.node).await {
+async fn listen(notifications: &Notifications, redis: &Redis) {
+    let (mut subscriptions, mut incoming) = match redis.listen(notifications.inner.node).await {
         Ok(both) => both,
         Err(error) => {
-            tracing::debug!(error = %error, "news of other nodes do not arrive");
+            tracing::debug!(error = %error, "subscribe failed");
             return;
         }
     };
-    // Before the list of what is watched: what comes later is a change.
-    *live.changes() = Some(HashSet::new());
-    let ids: Vec<Topic> = live.watched().keys().copied().collect();
-    if subscriptions.change(&ids, true).await.is_err() {
+    // Before the list of topics is read: what comes later is a change.
+    *notifications.changes() = Some(HashSet::new());
+    let topics: Vec<Topic> = notifications.topics().keys().copied().collect();
+    if subscriptions.change(&topics, true).await.is_err() {
         return;
     }
-    live.inner.is_connected.store(true, Ordering::Relaxed);
-    // Whatever happened while nobody listened.
-    live.miss_all();
+    notifications
+        .inner
+        .is_connected
+        .store(true, Ordering::Relaxed);
+    // What was published while there was no connection is lost.
+    notifications.miss_all();
     loop {
         tokio::select! {
-            notify = pokes.next() => match notify {
-                Some(Notification::News(topic)) => live.wake(topic),
-                Some(Notification::Turn(_, turn_id)) => live.wake_runner(turn_id),
+            notification = incoming.next() => match notification {
+                Some(Notification::Changed(topic)) => notifications.wake(topic),
+                Some(Notification::Turn(_, turn_id)) => notifications.wake_turn(turn_id),
                 None => return,
             },
-            () = live.inner.changed.notified() => {
-                if change(live, &mut subscriptions).await.is_err() {
+            () = notifications.inner.topics_changed.notified() => {
+                if change_subscriptions(notifications, &mut subscriptions).await.is_err() {
                     return;
                 }
             }
             // A connection whose other end vanished looks like one on which nothing happens.
-            () = tokio::time::sleep(PING) => {
+            () = tokio::time::sleep(PING_AFTER) => {
                 if subscriptions.ping().await.is_err() {
                     return;
                 }
@@ -384,17 +385,25 @@ async fn listen(live: &Live, redis: &Redis) {
     }
 }
 
-/// Makes what Redis tells us fit to what is watched now, whatever the order of the changes was.
-async fn change(live: &Live, subscriptions: &mut Subscriptions) -> crate::error::Result<()> {
-    let changed = live.changes().replace(HashSet::new()).unwrap_or_default();
+/// Subscribes in Redis to the topics that have subscribers now, whatever the order of the changes was.
+async fn change_subscriptions(
+    notifications: &Notifications,
+    subscriptions: &mut Subscriptions,
+) -> crate::error::Result<()> {
+    let changed = notifications
+        .changes()
+        .replace(HashSet::new())
+        .unwrap_or_default();
     let (wanted, unwanted): (Vec<Topic>, Vec<Topic>) = {
-        let watched = live.watched();
-        changed.into_iter().partition(|id| watched.contains_key(id))
+        let topics = notifications.topics();
+        changed
+            .into_iter()
+            .partition(|topic| topics.contains_key(topic))
     };
     subscriptions.change(&wanted, true).await?;
     subscriptions.change(&unwanted, false).await?;
-    // Something may have happened before Redis began to tell.
-    live.miss(&wanted);
+    // Something may have been published before the subscription held.
+    notifications.miss(&wanted);
     Ok(())
 }
 
@@ -406,51 +415,56 @@ fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
 mod tests {
     use super::*;
 
+    fn changed(id: SessionId) -> Notification {
+        Notification::Changed(Topic::Conversation(id))
+    }
+
     #[tokio::test]
-    async fn whoever_watches_hears_of_news_and_is_forgotten_when_gone() {
-        let live = Live::new(BootId::generate());
+    async fn subscribers_are_woken_and_forgotten_when_dropped() {
+        let notifications = Notifications::new(BootId::generate());
         let id = SessionId::generate();
-        live.notify(id);
-        let mut one = live.watch(id);
-        let mut two = live.watch(id);
-        live.notify(id);
-        one.news().await;
-        two.news().await;
+        notifications.publish(changed(id));
+        let mut one = notifications.subscribe(id);
+        let mut two = notifications.subscribe(id);
+        notifications.publish(changed(id));
+        one.changed().await;
+        two.changed().await;
         drop(one);
-        live.notify(id);
-        two.news().await;
+        notifications.publish(changed(id));
+        two.changed().await;
         drop(two);
-        assert!(live.watched().is_empty());
+        assert!(notifications.topics().is_empty());
     }
 
     #[tokio::test]
-    async fn while_nobody_listens_to_redis_nothing_is_kept_for_it() {
-        let live = Live::new(BootId::generate());
+    async fn without_redis_no_changes_are_collected_for_it() {
+        let notifications = Notifications::new(BootId::generate());
         for _ in 0..1000 {
-            drop(live.watch(SessionId::generate()));
+            drop(notifications.subscribe(SessionId::generate()));
         }
-        assert!(live.changes().is_none());
-        *live.changes() = Some(HashSet::new());
-        let kept = live.watch(SessionId::generate());
-        assert_eq!(live.changes().as_ref().unwrap().len(), 1);
-        drop(kept);
+        assert!(notifications.changes().is_none());
+        *notifications.changes() = Some(HashSet::new());
+        let subscription = notifications.subscribe(SessionId::generate());
+        assert_eq!(notifications.changes().as_ref().unwrap().len(), 1);
+        drop(subscription);
     }
 
     #[tokio::test]
-    async fn a_runner_is_woken_by_its_turn_alone() {
-        let live = Live::new(BootId::generate());
+    async fn a_running_turn_is_woken_by_its_own_notifications_alone() {
+        let notifications = Notifications::new(BootId::generate());
+        let node = notifications.inner.node;
         let turn = TurnId::generate();
         let other = TurnId::generate();
-        let running = live.run(turn);
-        live.notify_turn(Some(live.inner.node), turn);
+        let running = notifications.run_turn(turn);
+        notifications.publish(Notification::Turn(node, turn));
         running.woken().await;
-        live.notify_turn(Some(live.inner.node), other);
-        live.notify_turn(Some(BootId::generate()), turn);
+        notifications.publish(Notification::Turn(node, other));
+        notifications.publish(Notification::Turn(BootId::generate(), turn));
         let again = tokio::time::timeout(Duration::from_millis(20), running.woken()).await;
         assert!(again.is_err());
-        let second = live.run(turn);
+        let second = notifications.run_turn(turn);
         drop(running);
-        live.notify_turn(Some(live.inner.node), turn);
+        notifications.publish(Notification::Turn(node, turn));
         second.woken().await;
     }
 }

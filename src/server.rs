@@ -111,15 +111,15 @@ impl Node {
             app.clone(),
             ended.clone(),
         ));
-        let live = &app.live;
+        let notifications = &app.notifications;
         let redis = &app.redis;
         background.spawn(notifications::publish_loop(
-            live.clone(),
+            notifications.clone(),
             redis.clone(),
             ended.clone(),
         ));
         background.spawn(notifications::subscribe_loop(
-            live.clone(),
+            notifications.clone(),
             redis.clone(),
             ended.clone(),
         ));

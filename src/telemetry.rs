@@ -181,6 +181,7 @@ const FIRST_TOKEN_SECONDS: &str = "turn_first_token_seconds";
 const TURNS: &str = "turns_total";
 const RECOVERIES: &str = "turn_recoveries_total";
 const FENCE_REJECTIONS: &str = "turn_fence_rejections_total";
+const DROPPED_TRANSACTIONS: &str = "db_dropped_transactions_total";
 
 /// Installs the process's one recorder.
 pub fn init_metrics() -> anyhow::Result<PrometheusHandle> {
@@ -216,6 +217,10 @@ pub fn init_metrics() -> anyhow::Result<PrometheusHandle> {
         (
             FENCE_REJECTIONS,
             "Writes of turns that were refused because another has the turn",
+        ),
+        (
+            DROPPED_TRANSACTIONS,
+            "Transactions that ended without a commit, as after an error, and were rolled back",
         ),
     ] {
         metrics::describe_counter!(name, told);
@@ -267,6 +272,10 @@ pub fn count_recovery() {
 
 pub fn count_fence_rejection() {
     metrics::counter!(FENCE_REJECTIONS).increment(1);
+}
+
+pub fn count_dropped_transaction() {
+    metrics::counter!(DROPPED_TRANSACTIONS).increment(1);
 }
 
 #[cfg(test)]

@@ -33,11 +33,12 @@ impl FirstContact {
         limits: &Limits,
     ) -> Result<KnownIdentity> {
         let mut tx = self.db.begin_tenant(tenant_id, Urgency::Request).await?;
-        if let Some(known) = identities::find(&mut tx, &account.name).await? {
+        let known = identities::find(&mut tx, &account.name).await?;
+        // The limiter may wait for Redis: not while a connection is held.
+        tx.end().await?;
+        if let Some(known) = known {
             return Ok(known);
         }
-        // The limiter may wait for Redis: not while a connection is held.
-        drop(tx);
         let demand = Demand::one(Bucket::NewIdentities, limits.new_identities_per_hour);
         let admitted = self.limiter.take(tenant_id, &[demand]).await;
         admitted.map_err(|refused| refused.refusal())?;

@@ -2,13 +2,13 @@
 
 use super::here::Here;
 use super::linking;
-use super::{After, CommandAnswer, Done, Message, Sender};
+use super::{CommandAnswer, Done, Message, Sender};
 use crate::app::App;
 use crate::domain::bridge::command::{Command, HELP};
 use crate::domain::conversation::session::Permission;
 use crate::domain::conversation::session_name::SessionRef;
 use crate::domain::people::display_name::DisplayName;
-use crate::domain::turn::{TurnInput, TurnState};
+use crate::domain::turn::TurnInput;
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, SessionId, TurnId};
 use crate::sessions::{self, Branch};
@@ -17,7 +17,7 @@ use crate::store::bridge::replies;
 use crate::store::conversation::conversations::{self, Change};
 use crate::store::people::{identities, users};
 use crate::store::turn::turns as rows;
-use crate::turns;
+use crate::turns::{self, RunnableTurn};
 
 pub async fn run(
     app: &App,
@@ -30,12 +30,7 @@ pub async fn run(
         Command::Help => CommandAnswer::saying(HELP),
         Command::NotYet(name) => CommandAnswer::saying(format!("/{name} is not available yet.")),
         Command::Link(_) | Command::Unlink | Command::SetHome => {
-            let (answer, delivers) = linking::run(app, tx, speaker, message, command).await?;
-            let after = After {
-                delivers,
-                ..After::default()
-            };
-            return Ok(Done::Answered(Box::new(answer), after));
+            linking::run(app, tx, speaker, message, command).await?
         }
         Command::New { .. }
         | Command::Reset
@@ -48,7 +43,7 @@ pub async fn run(
         | Command::Status
         | Command::Stop => return run_here(app, tx, speaker, message, command).await,
     };
-    Ok(Done::Answered(Box::new(answer), After::default()))
+    Ok(Done::Answered(Box::new(answer), None))
 }
 
 /// Those that are about the session of this chat.
@@ -62,7 +57,7 @@ async fn run_here(
     let now = app.clock.now();
     let speaker = &hold_user(tx, speaker).await?;
     let here = Here::find(tx, speaker, message, now).await?;
-    let mut after = After::default();
+    let mut next = None;
     let text = match command {
         Command::New { title } => restart_at(app, tx, &here, title.as_deref()).await?,
         Command::Reset => restart_at(app, tx, &here, None).await?,
@@ -75,7 +70,7 @@ async fn run_here(
             Ok(input) => return Ok(Done::Again(input)),
             Err(text) => text,
         },
-        Command::Stop => stop(app, tx, &here, own(speaker, message), &mut after).await?,
+        Command::Stop => stop(app, tx, &here, own(speaker, message), &mut next).await?,
         Command::Status => status(tx, &here).await?,
         Command::Help
         | Command::NotYet(_)
@@ -84,7 +79,7 @@ async fn run_here(
         | Command::SetHome => String::new(),
     };
     let answer = here.answer(tx, text, now).await?;
-    Ok(Done::Answered(Box::new(answer), after))
+    Ok(Done::Answered(Box::new(answer), next))
 }
 
 /// As often as a sender may be linked and unlinked meanwhile.
@@ -288,7 +283,7 @@ async fn stop(
     tx: &mut TenantTx,
     here: &Here,
     own: Option<IdentityId>,
-    after: &mut After,
+    next: &mut Option<Box<RunnableTurn>>,
 ) -> Result<String> {
     let conversation_id = here.tip.name.conversation_id;
     conversations::lock(tx, conversation_id).await?;
@@ -299,11 +294,8 @@ async fn stop(
         if own.is_some() && turn.identity_id != own {
             continue;
         }
-        let cancelled = turns::cancel(app, tx, turn, app.clock.now()).await?;
-        if turn.state == TurnState::Running {
-            after.stopped.push((turn.id, cancelled.node));
-        }
-        after.next = after.next.take().or(cancelled.next.map(Box::new));
+        let started = turns::cancel(app, tx, turn, app.clock.now()).await?;
+        *next = next.take().or(started.map(Box::new));
         stopped += 1;
     }
     Ok(match stopped {

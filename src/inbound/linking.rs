@@ -2,7 +2,7 @@
 
 use chrono::TimeDelta;
 
-use super::{After, CommandAnswer, Done, Message, Sender};
+use super::{CommandAnswer, Done, Message, Sender};
 use crate::app::App;
 use crate::domain::bridge::command::{Command, Link};
 use crate::domain::people::user::KnownIdentity;
@@ -20,7 +20,7 @@ const CONFIRMED_WITHIN: TimeDelta = TimeDelta::minutes(2);
 pub fn refuse_in_public() -> Done {
     let answer = CommandAnswer::saying("This is only done in a direct chat with me.")
         .with_notice(Code::PrivateChatRequired);
-    Done::Answered(Box::new(answer), After::default())
+    Done::Answered(Box::new(answer), None)
 }
 
 /// Who would be joined by a code; looked at in a transaction that is not committed, after an attempt was
@@ -57,19 +57,17 @@ pub async fn preview(
     }
 }
 
-/// Does what is asked, and says whether the outbox has something new.
 pub async fn run(
     app: &App,
     tx: &mut TenantTx,
     speaker: &Sender,
     message: &Message<'_>,
     command: &Command,
-) -> Result<(CommandAnswer, bool)> {
+) -> Result<CommandAnswer> {
     match command {
-        Command::Link(Link::Show) => show(app, tx, speaker).await.map(|answer| (answer, false)),
+        Command::Link(Link::Show) => show(app, tx, speaker).await,
         Command::Link(Link::Code(code)) => {
-            let answer = remember(app, tx, speaker, code, message.preview.as_ref()).await?;
-            Ok((answer, false))
+            remember(app, tx, speaker, code, message.preview.as_ref()).await
         }
         Command::Link(Link::Yes) => join(app, tx, speaker).await,
         Command::Unlink => part(app, tx, speaker).await,
@@ -83,7 +81,7 @@ pub async fn run(
             };
             people::put_home_channel(app, tx, &speaker.actor, &access, &new).await?;
             let text = "You will be reached here on this platform.";
-            Ok((CommandAnswer::saying(text), false))
+            Ok(CommandAnswer::saying(text))
         }
         Command::New { .. }
         | Command::Reset
@@ -147,12 +145,12 @@ fn context(tx: &TenantTx, speaker: &Sender) -> String {
     format!("pending_links/{}/{}", tx.tenant_id(), speaker.identity.id)
 }
 
-async fn join(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<(CommandAnswer, bool)> {
+async fn join(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandAnswer> {
     let now = app.clock.now();
     tx.mark().await?;
     let Some(sealed) = pending_links::take(tx, speaker.identity.id, now).await? else {
         let text = "There is nothing to confirm. Write /link and the code of your other account.";
-        return Ok((CommandAnswer::saying(text), false));
+        return Ok(CommandAnswer::saying(text));
     };
     let code = app
         .keyring
@@ -172,12 +170,12 @@ async fn join(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<(Command
                 let continuation = slot_aliases::find_continuation(tx, link).await?;
                 text.push_str(&what_goes_on(&continuation));
             }
-            Ok((CommandAnswer::saying(text), true))
+            Ok(CommandAnswer::saying(text))
         }
         // The answer is committed; the code, which was taken, is good as before.
         Err(error) if error.code.status() < 500 => {
             tx.roll_back_to_mark().await?;
-            Ok((refused(error.code), false))
+            Ok(refused(error.code))
         }
         Err(error) => Err(error),
     }
@@ -197,15 +195,15 @@ fn what_goes_on(continuation: &Continuation) -> String {
     format!(" We go on with what was said last on {platform}{rest}")
 }
 
-async fn part(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<(CommandAnswer, bool)> {
+async fn part(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandAnswer> {
     let access = speaker.access();
     let id = speaker.identity.id;
     match people::unlink(app, tx, &speaker.actor, &access, id).await {
         Ok(_) => {
             let text = "Done: this account is on its own now. What only it said came along.";
-            Ok((CommandAnswer::saying(text), true))
+            Ok(CommandAnswer::saying(text))
         }
-        Err(error) if error.code.status() < 500 => Ok((refused(error.code), false)),
+        Err(error) if error.code.status() < 500 => Ok(refused(error.code)),
         Err(error) => Err(error),
     }
 }

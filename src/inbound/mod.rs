@@ -20,7 +20,7 @@ use crate::domain::people::user::Identity;
 use crate::domain::tenant::agent::{ChatType, GroupScope, OnBusy};
 use crate::domain::turn::{ResetInfo, Turn, TurnInput};
 use crate::error::{Code, Error, FieldError, Result};
-use crate::ids::{BootId, TurnId, UserId};
+use crate::ids::{TurnId, UserId};
 use crate::sessions;
 use crate::store::TenantTx;
 use crate::store::bridge::inbound_receipts::{self, ReceiptName};
@@ -140,20 +140,10 @@ impl CommandAnswer {
     }
 }
 
-/// What has to be done after the commit.
-#[derive(Debug, Default)]
-pub struct After {
-    /// Turns that were asked to stop, and the nodes to tell.
-    pub stopped: Vec<(TurnId, Option<BootId>)>,
-    /// A turn that is this node's to run, and that nobody waits for.
-    pub next: Option<Box<RunnableTurn>>,
-    /// Whether the outbox has something new.
-    pub delivers: bool,
-}
-
 /// What a command came to.
 pub enum Done {
-    Answered(Box<CommandAnswer>, After),
+    /// And the turn that starts because of it: `start` it after the commit.
+    Answered(Box<CommandAnswer>, Option<Box<RunnableTurn>>),
     /// The last message is answered anew.
     Again(TurnInput),
 }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{LOOK, within};
 use crate::app::App;
-use crate::notifications::Unsure;
+use crate::notifications::Missed;
 use crate::streams::RENEWED;
 
 const TICK: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ pub async fn find_news(app: App, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(TICK) => {}
-            () = app.live.became_unsure() => tokio::time::sleep(GATHER).await,
+            () = app.notifications.has_missed() => tokio::time::sleep(GATHER).await,
         }
         let looking = last.look(&app);
         warn(within(LOOK, looking.map(Ok)).await);
@@ -45,9 +45,9 @@ struct Looks {
 impl Looks {
     async fn look(&mut self, app: &App) {
         let tails = &app.streams.tails;
-        let Unsure { all, conversations } = app.live.take_unsure();
+        let Missed { all, conversations } = app.notifications.take_missed();
         // While other nodes are not heard, this is how their news arrive.
-        let deaf = !app.live.is_connected();
+        let deaf = !app.notifications.is_connected();
         if all || deaf || self.all.elapsed() >= SAFETY {
             self.all = Instant::now();
             warn(tails.find_news(&app.db, None).await);

@@ -1,5 +1,4 @@
-//! Publish and subscribe between nodes: that something happened in a conversation, or that a node should look at a turn.
-//! A poke says only where to look; a lost one delays, and a forged one makes somebody look in vain.
+//! Publish and subscribe between nodes, over Redis: one channel for each topic, and one for each node.
 
 use deadpool_redis::Connection;
 use deadpool_redis::redis::aio::{PubSubSink, PubSubStream};
@@ -9,7 +8,8 @@ use tokio::time::error::Elapsed;
 
 use super::{Redis, WAIT};
 use crate::error::{Error, Result};
-use crate::ids::{BootId, SessionId, TenantId, TurnId};
+use crate::ids::BootId;
+use crate::notification::{Notification, Topic};
 
 const CONVERSATION: &str = "throughline:conversation:";
 const DELIVERIES: &str = "throughline:deliveries:";
@@ -17,39 +17,22 @@ const NODE: &str = "throughline:node:";
 /// Topics that are subscribed to with one command.
 const AT_ONCE: usize = 1000;
 
-/// Where news are watched for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Topic {
-    Conversation(SessionId),
-    Deliveries(TenantId),
-}
-
-impl Topic {
-    fn channel(self) -> String {
-        match self {
-            Self::Conversation(id) => format!("{CONVERSATION}{id}"),
-            Self::Deliveries(id) => format!("{DELIVERIES}{id}"),
-        }
-    }
-
-    fn of_channel(channel: &str) -> Option<Self> {
-        if let Some(id) = channel.strip_prefix(CONVERSATION) {
-            return id.parse().ok().map(Self::Conversation);
-        }
-        let id = channel.strip_prefix(DELIVERIES)?;
-        id.parse().ok().map(Self::Deliveries)
+fn channel(topic: Topic) -> String {
+    match topic {
+        Topic::Conversation(id) => format!("{CONVERSATION}{id}"),
+        Topic::Deliveries(id) => format!("{DELIVERIES}{id}"),
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Notification {
-    /// There is something new.
-    News(Topic),
-    /// The node that runs it should look at this turn.
-    Turn(BootId, TurnId),
+fn topic_of(channel: &str) -> Option<Topic> {
+    if let Some(id) = channel.strip_prefix(CONVERSATION) {
+        return id.parse().ok().map(Topic::Conversation);
+    }
+    let id = channel.strip_prefix(DELIVERIES)?;
+    id.parse().ok().map(Topic::Deliveries)
 }
 
-/// Tells pokes. Keeps its connection: one from the pool is asked first, each time, whether it still lives.
+/// Keeps its connection: one from the pool is first asked, each time, whether it still lives.
 pub struct Publisher {
     redis: Redis,
     node: BootId,
@@ -65,11 +48,11 @@ impl Publisher {
         }
     }
 
-    pub async fn publish(&mut self, pokes: &[Notification]) -> Result<()> {
+    pub async fn publish(&mut self, notifications: &[Notification]) -> Result<()> {
         let mut all = pipe();
-        for notify in pokes {
-            let (channel, payload) = match notify {
-                Notification::News(topic) => (topic.channel(), self.node.to_string()),
+        for notification in notifications {
+            let (channel, payload) = match notification {
+                Notification::Changed(topic) => (channel(*topic), self.node.to_string()),
                 Notification::Turn(node, turn) => (format!("{NODE}{node}"), turn.to_string()),
             };
             all.publish(channel, payload).ignore();
@@ -81,8 +64,8 @@ impl Publisher {
                 Some(connection) => connection,
                 None => pool.get().await.map_err(anyhow::Error::from)?,
             };
-            let told = all.query_async::<()>(&mut connection).await;
-            told.map_err(anyhow::Error::from)?;
+            let published = all.query_async::<()>(&mut connection).await;
+            published.map_err(anyhow::Error::from)?;
             Ok::<Connection, anyhow::Error>(connection)
         };
         match tokio::time::timeout(WAIT, asking).await {
@@ -97,7 +80,7 @@ impl Publisher {
 }
 
 impl Redis {
-    /// A connection of its own, on which pokes arrive: those to `node`, and what is asked for.
+    /// A connection of its own, on which notifications arrive: those to `node`, and those that are subscribed to.
     pub async fn listen(&self, node: BootId) -> Result<(Subscriptions, PubSub)> {
         let opening = async {
             let client = Client::open(self.url()).map_err(anyhow::Error::from)?;
@@ -125,10 +108,10 @@ pub struct Subscriptions {
 }
 
 impl Subscriptions {
-    /// From now on, or no longer, pokes of these topics arrive.
+    /// Subscribes to these topics, or unsubscribes.
     pub async fn change(&mut self, topics: &[Topic], wanted: bool) -> Result<()> {
         for topics in topics.chunks(AT_ONCE) {
-            let channels: Vec<String> = topics.iter().map(|topic| topic.channel()).collect();
+            let channels: Vec<String> = topics.iter().map(|topic| channel(*topic)).collect();
             let changed = if wanted {
                 tokio::time::timeout(WAIT, self.sink.subscribe(channels)).await
             } else {
@@ -159,22 +142,22 @@ pub struct PubSub {
 }
 
 impl PubSub {
-    /// The next poke; `None` when the connection has ended.
+    /// The next notification; `None` when the connection has ended.
     pub async fn next(&mut self) -> Option<Notification> {
         loop {
             let message = self.stream.next().await?;
-            if let Some(notify) = self.read(&message) {
-                return Some(notify);
+            if let Some(notification) = self.read(&message) {
+                return Some(notification);
             }
         }
     }
 
     fn read(&self, message: &Msg) -> Option<Notification> {
         let payload: String = message.get_payload().ok()?;
-        match Topic::of_channel(message.get_channel_name()) {
-            // Who watches here was woken when this node told the others.
+        match topic_of(message.get_channel_name()) {
+            // Subscribers of this node were woken when it published.
             Some(_) if payload == self.node.to_string() => None,
-            Some(topic) => Some(Notification::News(topic)),
+            Some(topic) => Some(Notification::Changed(topic)),
             None => Some(Notification::Turn(self.node, payload.parse().ok()?)),
         }
     }

@@ -10,7 +10,8 @@ use sqlx::AssertSqlSafe;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::error::{Code, Error, Result};
-use crate::ids::TenantId;
+use crate::ids::{BootId, SessionId, TenantId, TurnId};
+use crate::notification::{Notification, Notifier, Topic};
 use crate::store::db::limited::Limited;
 use crate::store::db::outages::Outages;
 use crate::store::db::pool::{Lease, Pool};
@@ -32,6 +33,7 @@ pub struct Db {
     pool: Pool,
     /// When it did not answer.
     pub outages: Arc<Outages>,
+    notifier: Notifier,
 }
 
 impl Db {
@@ -56,7 +58,13 @@ impl Db {
         Ok(Self {
             pool,
             outages: Arc::default(),
+            notifier: Arc::new(|_| ()),
         })
+    }
+
+    /// Publishes through `notifier` what transactions notify others of; until then nobody is notified.
+    pub fn with_notifier(self, notifier: Notifier) -> Self {
+        Self { notifier, ..self }
     }
 
     /// Begins a transaction in which only rows of `tenant_id` exist. For `auth`, which has a caller
@@ -80,8 +88,15 @@ impl Db {
             lease,
             tenant_id,
             seen: None,
+            notifier: self.notifier.clone(),
+            notifications: Vec::new(),
             after_commit: Vec::new(),
         })
+    }
+
+    /// How many transactions ended without `commit` or `end`, and so by a rollback.
+    pub fn dropped_transactions(&self) -> u64 {
+        self.pool.dropped_transactions()
     }
 
     /// Whether Postgres answers.
@@ -106,6 +121,9 @@ pub struct TenantTx {
     tenant_id: TenantId,
     /// An identity that spoke; written by `commit`.
     seen: Option<presence::Seen>,
+    notifier: Notifier,
+    /// Published by `commit`; collected by the store functions that write what they are about.
+    notifications: Vec<Notification>,
     after_commit: Vec<Box<dyn FnOnce() + Send>>,
 }
 
@@ -114,15 +132,46 @@ impl TenantTx {
         self.tenant_id
     }
 
-    /// Commits. Presence is written first, as the last statement: a transaction that waits for nothing
-    /// afterwards has no place in the lock order.
+    /// Commits, and then notifies. Presence is written first, as the last statement: a transaction that waits for
+    /// nothing afterwards has no place in the lock order.
     pub async fn commit(mut self) -> Result<()> {
         if let Some(seen) = self.seen.take() {
             presence::write(&mut self, &seen).await?;
         }
         self.lease.commit().await?;
+        for notification in self.notifications {
+            (self.notifier)(notification);
+        }
         self.after_commit.into_iter().for_each(|then| then());
         Ok(())
+    }
+
+    /// Ends a transaction that has only read. One that is dropped costs a rollback in a task of its own, and its
+    /// connection until then.
+    pub async fn end(self) -> Result<()> {
+        debug_assert!(self.seen.is_none() && self.notifications.is_empty());
+        Ok(self.lease.commit().await?)
+    }
+
+    /// Notifies the subscribers of a conversation, once this is committed.
+    fn notify_conversation(&mut self, conversation_id: SessionId) {
+        self.notify(Notification::Changed(Topic::Conversation(conversation_id)));
+    }
+
+    /// Notifies the bridges that wait for deliveries of the tenant.
+    fn notify_deliveries(&mut self) {
+        self.notify(Notification::Changed(Topic::Deliveries(self.tenant_id)));
+    }
+
+    /// Notifies the node that runs a turn.
+    fn notify_turn(&mut self, node: BootId, turn_id: TurnId) {
+        self.notify(Notification::Turn(node, turn_id));
+    }
+
+    fn notify(&mut self, notification: Notification) {
+        if self.notifications.last() != Some(&notification) {
+            self.notifications.push(notification);
+        }
     }
 
     /// Done once what `self` wrote is committed, and never otherwise.

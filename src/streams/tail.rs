@@ -11,7 +11,7 @@ use crate::auth::ServiceCaller;
 use crate::domain::turn::event::Event;
 use crate::error::Result;
 use crate::ids::{SessionId, TenantId, TurnId};
-use crate::notifications::{Live, News, Watching};
+use crate::notifications::{Changes, Notifications, Subscription};
 use crate::store::Db;
 use crate::store::turn::events;
 
@@ -35,7 +35,7 @@ pub struct Tail {
     open: Arc<Mutex<HashMap<Name, Weak<Tail>>>>,
     pub tenant_id: TenantId,
     pub conversation_id: SessionId,
-    watching: Watching,
+    subscription: Subscription,
     window: Mutex<Window>,
     /// Held by the one who reads for all.
     reading: tokio::sync::Mutex<()>,
@@ -68,7 +68,12 @@ pub enum Read {
 
 impl Tails {
     /// The tail of a conversation, which lives as long as somebody has it.
-    pub fn open(&self, live: &Live, tenant_id: TenantId, conversation_id: SessionId) -> Arc<Tail> {
+    pub fn open(
+        &self,
+        notifications: &Notifications,
+        tenant_id: TenantId,
+        conversation_id: SessionId,
+    ) -> Arc<Tail> {
         let name = (tenant_id, conversation_id);
         let mut open = lock(&self.open);
         if let Some(tail) = open.get(&name).and_then(Weak::upgrade) {
@@ -79,7 +84,7 @@ impl Tails {
             tenant_id,
             conversation_id,
             // Before anything is read, so that nothing that comes later is missed.
-            watching: live.watch(conversation_id),
+            subscription: notifications.subscribe(conversation_id),
             window: Mutex::new(Window {
                 floor: 0,
                 head: None,
@@ -166,7 +171,7 @@ async fn find_news_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
         let last = last.get(&tail.conversation_id);
         // One that is gone is noticed by who checks the rights of its readers.
         if last.is_some_and(|last| head.is_none_or(|head| *last > head)) {
-            tail.watching.wake();
+            tail.subscription.wake();
         }
     }
     Ok(())
@@ -192,7 +197,7 @@ async fn find_ended_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
             if let Some((_, ended)) = lock(&tail.turns).get_mut(turn_id) {
                 *ended = true;
             }
-            tail.watching.wake();
+            tail.subscription.wake();
         }
     }
     Ok(())
@@ -200,13 +205,13 @@ async fn find_ended_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
 
 impl Tail {
     /// Hears of what comes from now on.
-    pub fn subscribe(&self) -> News {
-        self.watching.subscribe()
+    pub fn changes(&self) -> Changes {
+        self.subscription.changes()
     }
 
     /// To be asked before a reading, and given to `begin_at`.
     pub fn version(&self) -> u64 {
-        self.watching.version()
+        self.subscription.version()
     }
 
     pub fn follow_turn(&self, turn_id: TurnId) {

@@ -168,6 +168,7 @@ pub async fn stop_turns(app: &App, id: TenantId) -> Result<bool> {
     loop {
         let mut tx = caller.begin(&app.db).await?;
         if tenants::is_active(&mut tx).await? {
+            tx.end().await?;
             return Ok(false);
         }
         let busy = turn_stops::lock_busy(&mut tx, STOP_BATCH).await?;
@@ -178,12 +179,11 @@ pub async fn stop_turns(app: &App, id: TenantId) -> Result<bool> {
             sessions::close_calls(&mut tx, session_id, "the tenant was suspended", now).await?;
         }
         tx.commit().await?;
-        for conversation_id in &busy {
-            app.live.notify(*conversation_id);
-        }
         if count == 0 {
             let mut tx = caller.begin(&app.db).await?;
-            return turn_stops::has_open(&mut tx).await;
+            let has_open = turn_stops::has_open(&mut tx).await?;
+            tx.end().await?;
+            return Ok(has_open);
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::domain::turn::{
     unknown_call,
 };
 use crate::error::{Error, Result};
-use crate::ids::{BootId, SessionId, TurnId, UserId};
+use crate::ids::{SessionId, TurnId, UserId};
 use crate::store::TenantTx;
 use crate::store::conversation::conversations;
 use crate::store::people::presence::Seen;
@@ -74,8 +74,6 @@ pub enum Disposition {
     Started(Box<RunnableTurn>),
     /// It waits for its turn, which another may start.
     Queued {
-        /// The turn that was asked to stop for it, and the node to tell.
-        stopped: Option<(TurnId, Option<BootId>)>,
         /// What begins because it made room: `start` it after the commit.
         next: Option<Box<RunnableTurn>>,
     },
@@ -173,7 +171,7 @@ async fn accept_held(
     let on_busy = request.on_busy.unwrap_or(request.agent.spec.on_busy);
     let concurrent_turns = request.agent.limits.concurrent_turns;
     let admission = busy.admit(on_busy, concurrent_turns)?;
-    let stopped = make_room(app, tx, admission, waiting, now).await?;
+    make_room(app, tx, admission, waiting, now).await?;
     match admission {
         Admission::Start => {
             let claimed = start_counted(app, tx, &request, &found, tip, now).await?;
@@ -192,7 +190,7 @@ async fn accept_held(
                 None => None,
             };
             let next = next.map(Box::new);
-            Ok(found.accepted(app, turn.id, tip, Disposition::Queued { stopped, next }))
+            Ok(found.accepted(app, turn.id, tip, Disposition::Queued { next }))
         }
     }
 }
@@ -319,25 +317,24 @@ fn beginning(said: &[NewMessage]) -> Vec<NewEvent> {
 }
 
 /// Asks the running turn to stop, where a message does that, or ends the one that waits for its client, which
-/// every message does: also one that itself has to wait for others. Answers whom to tell.
+/// every message does: also one that itself has to wait for others.
 async fn make_room(
     app: &App,
     tx: &mut TenantTx,
     admission: Admission,
     waiting: Option<TurnId>,
     now: DateTime<Utc>,
-) -> Result<Option<(TurnId, Option<BootId>)>> {
+) -> Result<()> {
     if let Some(waiting) = waiting {
         if let Some(lease) = turn_claims::claim_waiting(tx, waiting, runner(app), false).await? {
             interrupted(app, tx, &lease, StopReason::Superseded, now).await?;
         }
-        return Ok(None);
+        return Ok(());
     }
     match admission {
-        Admission::Start | Admission::Queue | Admission::Supersede(_) => Ok(None),
+        Admission::Start | Admission::Queue | Admission::Supersede(_) => Ok(()),
         Admission::Interrupt(active) => {
-            let node = turn_stops::request_stop(tx, active, StopReason::Superseded, now).await?;
-            Ok(Some((active, node)))
+            turn_stops::request_stop(tx, active, StopReason::Superseded, now).await
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::domain::turn::StopReason;
 use crate::domain::turn::answer::Answer;
 use crate::domain::turn::completion_object::CompletionObject;
 use crate::error::{Code, Error, Result};
-use crate::notifications::Running;
+use crate::notifications::RunningTurn;
 use crate::telemetry;
 
 /// How long pieces of an answer wait to be written together, and how much of them at most. The first wait
@@ -77,7 +77,7 @@ struct CallState<'a> {
     began: Instant,
     renew_at: Instant,
     renew_every: Duration,
-    running: &'a Running,
+    running: &'a RunningTurn,
 }
 
 /// Asks the model and reads its answer into `answer`. The writer comes back when nothing is being written.
@@ -88,7 +88,7 @@ pub async fn call(
     session_key: Option<&str>,
     answer: &mut Answer,
     direct: &mut Option<LiveSender>,
-    running: &Running,
+    running: &RunningTurn,
 ) -> (Option<Writer>, CallEnd) {
     let app = writer.app.clone();
     let opening = app.models.stream(agent, body, session_key);

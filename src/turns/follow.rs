@@ -14,7 +14,7 @@ use crate::domain::turn::TurnState;
 use crate::domain::turn::event::Event;
 use crate::error::{Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
-use crate::notifications::News;
+use crate::notifications::Changes;
 use crate::store::TenantTx;
 use crate::store::turn::{events, turns};
 use crate::streams::{MAX_BATCH, Read, Tail};
@@ -39,7 +39,7 @@ pub struct Follower {
     may_rest: bool,
     empty_reads: u64,
     tail: Arc<Tail>,
-    news: News,
+    changes: Changes,
 }
 
 /// What a look at the turn and its events found.
@@ -64,7 +64,7 @@ impl Follower {
         let tail = app
             .streams
             .tails
-            .open(&app.live, tenant_id, conversation_id);
+            .open(&app.notifications, tenant_id, conversation_id);
         Self {
             app: app.clone(),
             tenant_id,
@@ -76,7 +76,7 @@ impl Follower {
             until_idle: false,
             may_rest: false,
             empty_reads: tail.empty_reads(),
-            news: tail.subscribe(),
+            changes: tail.changes(),
             tail,
         }
     }
@@ -113,7 +113,7 @@ impl Follower {
             match self.advance().await {
                 Ok(Some(events)) => return Ok(events),
                 Ok(None) => {
-                    let woken = tokio::time::timeout_at(until, self.news.changed()).await;
+                    let woken = tokio::time::timeout_at(until, self.changes.changed()).await;
                     if woken.is_err() {
                         return Ok(Vec::new());
                     }
@@ -218,7 +218,7 @@ impl Follower {
         let turn_id = self.turn_id;
         let after = self.after;
         let found = events::list(&mut tx, conversation_id, turn_id, after, MAX_BATCH).await?;
-        tx.commit().await?;
+        tx.end().await?;
         self.read_at = Instant::now();
         Ok(Looked {
             is_idle,
@@ -243,11 +243,13 @@ impl Follower {
     async fn read_outcome(&self, turn_id: TurnId) -> Result<Option<Outcome>> {
         let mut tx = self.begin().await?;
         let turn = turns::get(&mut tx, turn_id).await?;
-        if self.is_idle(turn.state) && self.has_told_all(&mut tx).await? {
-            Outcome::of(&mut tx, turn).await.map(Some)
+        let outcome = if self.is_idle(turn.state) && self.has_told_all(&mut tx).await? {
+            Some(Outcome::of(&mut tx, turn).await?)
         } else {
-            Ok(None)
-        }
+            None
+        };
+        tx.end().await?;
+        Ok(outcome)
     }
 
     /// Whether the turn that is followed has ended and all of it was told, as far as somebody can tell.
@@ -265,7 +267,9 @@ impl Follower {
         let mut tx = self.begin().await?;
         let turn = turns::find(&mut tx, turn_id).await?;
         let ended = turn.is_none_or(|turn| turn.state.has_ended());
-        Ok(ended && self.has_told_all(&mut tx).await?)
+        let ended = ended && self.has_told_all(&mut tx).await?;
+        tx.end().await?;
+        Ok(ended)
     }
 
     /// Of a turn that rests: it may have gone on since the last look.
@@ -279,7 +283,9 @@ impl Follower {
     /// Why the turn that is followed has ended without an answer, if it has.
     pub async fn failure(&self) -> Option<Error> {
         let mut tx = self.begin().await.ok()?;
-        let turn = turns::find(&mut tx, self.turn_id?).await.ok()??;
+        let turn = turns::find(&mut tx, self.turn_id?).await.ok()?;
+        tx.end().await.ok()?;
+        let turn = turn?;
         let failed = turn.state.has_ended() && turn.state != TurnState::Completed;
         failed.then(|| turn.failure())
     }

@@ -7,7 +7,7 @@ use super::accept::Disposition;
 use super::outcome::Outcome;
 use super::run::start;
 use crate::app::App;
-use crate::ids::{SessionId, TenantId};
+use crate::ids::TenantId;
 
 /// Chunks that a client may be behind. One that is further behind is let go, and the turn goes on.
 const LIVE_BUFFER: usize = 1024;
@@ -55,23 +55,17 @@ impl LiveSender {
 pub fn launch(
     app: &App,
     tenant_id: TenantId,
-    conversation_id: SessionId,
     disposition: Disposition,
     listens: bool,
 ) -> Option<mpsc::Receiver<LiveUpdate>> {
     match disposition {
         Disposition::Started(claimed) => {
             let (direct, ahead) = LiveSender::new();
-            app.live.notify(conversation_id);
             start(app, tenant_id, *claimed, listens.then_some(direct));
             listens.then_some(ahead)
         }
-        Disposition::Queued { stopped, next } => {
-            if let Some((turn_id, node)) = stopped {
-                app.live.notify_turn(node, turn_id);
-            }
+        Disposition::Queued { next } => {
             if let Some(next) = next {
-                app.live.notify(conversation_id);
                 start(app, tenant_id, *next, None);
             }
             None

@@ -70,7 +70,7 @@ async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId, counts: bool) 
     let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let Some(turn) = turns::find(&mut tx, turn_id).await? else {
-        return Ok(());
+        return tx.end().await;
     };
     conversations::lock(&mut tx, turn.conversation_id).await?;
     // A queue fails with its first turn, whichever was looked at.
@@ -94,9 +94,7 @@ async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId, counts: bool) 
         abandon(app, &mut tx, failing).await?;
         tracing::warn!(tenant = %tenant_id, turn = %failing, failures, "a turn was ended as failed");
     }
-    tx.commit().await?;
-    app.live.notify(turn.conversation_id);
-    Ok(())
+    tx.commit().await
 }
 
 /// Ends a turn whose conversation is held, whatever its row holds.
@@ -116,15 +114,17 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
     let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let Some(turn) = turns::find(&mut tx, turn_id).await? else {
-        return Ok(());
+        return tx.end().await;
     };
     let conversation_id = turn.conversation_id;
     // Somebody who holds it recovers it, or moves it on.
     if !conversations::try_lock(&mut tx, conversation_id).await? {
-        return Ok(());
+        return tx.end().await;
     }
     let claimed = match turn.state {
-        TurnState::Running if turn.node.is_some() && app.db.outages.is_recent() => return Ok(()),
+        TurnState::Running if turn.node.is_some() && app.db.outages.is_recent() => {
+            return tx.end().await;
+        }
         TurnState::Running => claim_expired(app, &mut tx, turn_id).await?,
         TurnState::WaitingClient => {
             let now = app.clock.now();
@@ -139,12 +139,9 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
         TurnState::Completed
         | TurnState::Failed
         | TurnState::Cancelled
-        | TurnState::Interrupted => return Ok(()),
+        | TurnState::Interrupted => return tx.end().await,
     };
     tx.commit().await?;
-    app.live.notify(conversation_id);
-    // One that was given up is told so.
-    app.live.notify_deliveries(tenant_id);
     if let Some(claimed) = claimed {
         start(app, tenant_id, claimed, None);
     }

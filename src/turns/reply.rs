@@ -112,7 +112,7 @@ async fn deliver_one(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<
     let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let Some(to) = replies::claim_answer(&mut tx, turn_id).await? else {
-        return Ok(());
+        return tx.end().await;
     };
     let turn = turns::get(&mut tx, turn_id).await?;
     let outcome = Outcome::of(&mut tx, turn).await?;
@@ -122,9 +122,7 @@ async fn deliver_one(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<
         session_id: outcome.session_id,
     };
     deliver(&mut tx, turn, &to, text_of(&outcome), app.clock.now()).await?;
-    tx.commit().await?;
-    app.live.notify_deliveries(tenant_id);
-    Ok(())
+    tx.commit().await
 }
 
 async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {

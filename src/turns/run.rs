@@ -26,7 +26,7 @@ use crate::domain::turn::prompt::{
 use crate::domain::turn::{StopReason, TurnState};
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId};
-use crate::notifications::Running;
+use crate::notifications::RunningTurn;
 use crate::store::turn::prompt_history;
 use crate::store::turn::turn_claims::TurnLease;
 use crate::store::turn::turn_writes::{Change, Fence, WriteAck};
@@ -66,7 +66,7 @@ struct Run {
     lease: TurnLease,
     past: Vec<HistoryMessage>,
     direct: Option<LiveSender>,
-    running: Running,
+    running: RunningTurn,
     usage: TokenUsage,
     usage_details: UsageDetails,
 }
@@ -104,7 +104,7 @@ async fn run_one(
         return fail_early(writer, &error).await;
     };
     let run = Run {
-        running: app.live.run(lease.id),
+        running: app.notifications.run_turn(lease.id),
         past: trim_to_first_user_message(past),
         agent,
         lease,
@@ -149,6 +149,7 @@ async fn try_prepare(
     let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let past = prompt_history::list(&mut tx, session_id, budget).await?;
+    tx.end().await?;
     Ok(Some((agent, past)))
 }
 
@@ -468,7 +469,9 @@ async fn read_outcome(writer: &Writer, lease: &TurnLease) -> Result<Outcome> {
     let caller = ServiceCaller::for_tenant(writer.tenant_id);
     let mut tx = caller.begin(&writer.app.db).await?;
     let turn = turns::get(&mut tx, lease.id).await?;
-    Outcome::of(&mut tx, turn).await
+    let outcome = Outcome::of(&mut tx, turn).await?;
+    tx.end().await?;
+    Ok(outcome)
 }
 
 fn unknown_tool(call: &ToolCall) -> NewMessage {

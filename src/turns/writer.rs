@@ -151,10 +151,6 @@ impl Writer {
         }
         tx.commit().await?;
         self.fence.version += 1;
-        app.live.notify(self.conversation_id);
-        if frees && self.reply_to.is_some() {
-            app.live.notify_deliveries(self.tenant_id);
-        }
         let next = if frees && heard.followed {
             self.begin_next().await
         } else {
@@ -195,12 +191,12 @@ impl Writer {
         again: bool,
     ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
         if !again || !turn_writes::was_applied(&mut tx, self.fence).await? {
+            tx.end().await?;
             return Ok((self.lost(), None));
         }
-        drop(tx);
+        tx.commit().await?;
         self.fence.version += 1;
         let next = self.begin_next().await;
-        self.app.live.notify(self.conversation_id);
         Ok((WriteOutcome::Fine(WriteAck::default()), next))
     }
 
@@ -226,12 +222,12 @@ impl Writer {
         let mut tx = caller.begin(&self.app.db).await?;
         let tip = conversations::lock(&mut tx, self.conversation_id).await?;
         if tip.is_none() {
+            tx.end().await?;
             return Ok(None);
         }
         let now = self.app.clock.now();
         let next = begin_next(&self.app, &mut tx, self.conversation_id, now).await?;
         tx.commit().await?;
-        self.app.live.notify(self.conversation_id);
         Ok(next)
     }
 }

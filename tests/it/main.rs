@@ -53,6 +53,7 @@ mod model_script;
 mod names;
 mod node_ports;
 mod noisy_tenants;
+mod notifications;
 mod openai_client;
 mod openapi;
 mod operator;

@@ -20,7 +20,7 @@ async fn silence(while_silent: impl AsyncFn(&World)) {
         .await
         .unwrap();
     let world = World::with_redis(1, &redis.url).await;
-    let live = &world.app().live;
+    let live = &world.app().notifications;
     let hears = async || live.is_connected();
     eventually("others are heard", LIMIT, hears).await;
     let pid = Pid::from_raw(redis_pid(&redis.url).unwrap());
@@ -45,5 +45,5 @@ async fn a_redis_that_says_nothing_is_noticed_although_nobody_asks_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_answers_no_subscription_is_noticed() {
-    silence(async |world| drop(world.app().live.watch(SessionId::generate()))).await;
+    silence(async |world| drop(world.app().notifications.subscribe(SessionId::generate()))).await;
 }

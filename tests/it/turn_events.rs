@@ -164,7 +164,7 @@ async fn a_conversation_is_watched_live_from_another_node_with_redis_and_without
     assert!(heard < Duration::from_secs(1), "{heard:?}");
     redis.guarded.stop();
     eventually("it is noticed", Duration::from_secs(5), async || {
-        !chat.world.nodes[1].app.live.is_connected()
+        !chat.world.nodes[1].app.notifications.is_connected()
     })
     .await;
     let heard = watched(&chat, &mut streams, "without Redis").await;

@@ -259,15 +259,19 @@ async fn find_user_of_identity(
     key: &KeyCaller,
     named: &UserName,
 ) -> Result<(Option<UserId>, Option<Identity>)> {
-    let mut tx = key.begin(&app.db).await?;
     match named {
         UserName::Me => Err(key_is_nobody()),
         UserName::User(id) => {
-            let user = users::find(&mut tx, *id).await?.ok_or_else(no_such_user)?;
+            let mut tx = key.begin(&app.db).await?;
+            let user = users::find(&mut tx, *id).await?;
+            tx.end().await?;
+            let user = user.ok_or_else(no_such_user)?;
             Ok((Some(user.id), None))
         }
         UserName::Identity(name) => {
+            let mut tx = key.begin(&app.db).await?;
             let known = identities::find(&mut tx, name).await?;
+            tx.end().await?;
             let known = known.ok_or_else(no_such_user)?;
             let speaker = Identity {
                 id: known.id,
@@ -289,6 +293,7 @@ async fn viewer_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) 
             let mut tx = key.begin(&app.db).await?;
             let user = users::find(&mut tx, *id).await?.ok_or_else(no_such_user)?;
             let accounts = identities::list(&mut tx, user.id).await?;
+            tx.end().await?;
             let accounts: Vec<Identity> = accounts.iter().map(IdentityRecord::identity).collect();
             let speaker = speaker_through(key.platforms(), &accounts);
             (user.id, speaker.ok_or_else(no_such_user)?)
@@ -337,7 +342,9 @@ async fn viewer_of_user(app: &App, user: &UserCaller, named: Option<&UserName>) 
         Some(UserName::User(id)) if *id == own => Some(own),
         Some(UserName::User(id)) => {
             let mut tx = user.begin(&app.db).await?;
-            users::find(&mut tx, *id).await?.map(|user| user.id)
+            let user = users::find(&mut tx, *id).await?;
+            tx.end().await?;
+            user.map(|user| user.id)
         }
         Some(UserName::Identity(name)) if *name == user.identity().name => Some(own),
         Some(UserName::Identity(_)) => return Err(not_proven()),

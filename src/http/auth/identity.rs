@@ -148,6 +148,7 @@ impl VerifiedIdentity {
             TenantCredential::User(user) => {
                 let mut tx = user.begin(&app.db).await?;
                 let known = identities::find(&mut tx, &self.identity).await?;
+                tx.end().await?;
                 let known = known.ok_or_else(no_such_user)?;
                 self.check_own(&known)?;
                 Ok(known)

@@ -161,7 +161,7 @@ async fn accept(asking: &Asking, asked: &Arc<CompletionRequest>, place: Target) 
     };
     tx.commit().await?;
     let conversation_id = accepted.name.conversation_id;
-    let ahead = turns::launch(app, tenant_id, conversation_id, accepted.disposition, true);
+    let ahead = turns::launch(app, tenant_id, accepted.disposition, true);
     let source = match ahead {
         Some(ahead) => Source::Live(ahead),
         None => follow(asking, conversation_id, accepted.turn_id, 0),

@@ -221,7 +221,7 @@ pub async fn end(
         End::Later { after, error } => ("pending", after, Some(error), None),
         End::Dead { error } => ("dead", TimeDelta::zero(), Some(error), None),
     };
-    Ok(sqlx::query_scalar(END)
+    let ended = sqlx::query_scalar(END)
         .bind(tx.tenant_id())
         .bind(covered.all)
         .bind(&covered.platforms)
@@ -233,7 +233,12 @@ pub async fn end(
         .bind(error)
         .bind(external)
         .fetch_optional(tx.connection())
-        .await?)
+        .await?;
+    if ended == Some(true) {
+        // The next of its chat can go.
+        tx.notify_deliveries();
+    }
+    Ok(ended)
 }
 
 /// Those that were given up, newest first.
@@ -328,5 +333,8 @@ pub async fn replay(
     .bind(chat_ref)
     .fetch_optional(tx.connection())
     .await?;
+    if row.is_some() {
+        tx.notify_deliveries();
+    }
     Ok(row.map(|row| row.0))
 }

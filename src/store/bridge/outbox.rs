@@ -96,6 +96,7 @@ pub async fn insert(
         .bind(now)
         .execute(tx.connection())
         .await?;
+    tx.notify_deliveries();
     Ok(())
 }
 

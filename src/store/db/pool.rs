@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::io::ErrorKind;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use crate::crypto;
 use crate::error::{Error, Result};
 use crate::fair_queue::{FairQueue, Holder, Permit, Refusal, Size};
 use crate::ids::TenantId;
+use crate::telemetry;
 
 /// A request that waits longer for a connection is better answered with an error.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -44,6 +46,8 @@ const LIMITS: &str = "set statement_timeout = '15s'; set lock_timeout = '5s'; se
 /// statement is one.
 const COMMIT: &str = "select; commit";
 
+const ROLLBACK: &str = "rollback";
+
 const CANNOT_CONNECT_NOW: &str = "57P03";
 const TOO_MANY_CONNECTIONS: &str = "53300";
 
@@ -60,6 +64,7 @@ struct Shared {
     queue: FairQueue,
     /// The one that was used last is at the end and is used first.
     idle: Mutex<Vec<Idle>>,
+    dropped_transactions: AtomicU64,
 }
 
 /// How soon a transaction of a tenant needs its connection.
@@ -107,10 +112,16 @@ impl Pool {
             size,
             queue: FairQueue::new(share_of(size as usize)),
             idle: Mutex::new(Vec::new()),
+            dropped_transactions: AtomicU64::new(0),
         };
         Self {
             shared: Arc::new(shared),
         }
+    }
+
+    /// How many transactions were dropped before they had ended.
+    pub fn dropped_transactions(&self) -> u64 {
+        self.shared.dropped_transactions.load(Ordering::Relaxed)
     }
 
     /// A connection for single statements, each its own transaction.
@@ -151,7 +162,7 @@ impl Pool {
         };
         let was_late = deadline - tokio::time::Instant::now() < ACQUIRE_TIMEOUT / 2;
         let begin = begin(queue.is_crowded(tenant_id));
-        let mut lease = self.lease(place, "rollback");
+        let mut lease = self.lease(place, ROLLBACK);
         let ready = timeout_at(deadline, lease.make_ready(&begin)).await;
         match ready {
             Ok(ready) => ready?,
@@ -315,6 +326,12 @@ impl Drop for Lease {
         };
         let shared = self.shared.clone();
         let undo = self.undo;
+        if undo == ROLLBACK {
+            self.shared
+                .dropped_transactions
+                .fetch_add(1, Ordering::Relaxed);
+            telemetry::count_dropped_transaction();
+        }
         runtime.spawn(async move {
             // First reads to its end what somebody stopped waiting for.
             let undoing = execute(&mut open.connection, undo);

@@ -187,6 +187,7 @@ pub async fn insert_end(
     .bind(now)
     .execute(tx.connection())
     .await?;
+    tx.notify_conversation(turn.conversation_id);
     Ok(())
 }
 

@@ -169,6 +169,7 @@ pub async fn start(
     let Some(row) = row else {
         return Ok(None);
     };
+    tx.notify_conversation(turn.conversation_id);
     let expected_seq: i64 = row.try_get("expected_seq")?;
     let first_seq: Option<i64> = row.try_get("first_seq")?;
     let moved = || Error::internal(anyhow::anyhow!("an idle conversation was moved"));

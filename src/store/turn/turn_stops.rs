@@ -7,13 +7,13 @@ use crate::error::Result;
 use crate::ids::{BootId, IdentityId, SessionId, TurnId, UserId};
 use crate::store::TenantTx;
 
-/// Asks a running turn to stop: its node does it, or whoever takes it over. Answers that node.
+/// Asks a running turn to stop: its node does that, or the one that claims it next.
 pub async fn request_stop(
     tx: &mut TenantTx,
     id: TurnId,
     reason: StopReason,
     now: DateTime<Utc>,
-) -> Result<Option<BootId>> {
+) -> Result<()> {
     let node: Option<Option<BootId>> = sqlx::query_scalar(
         "update turns
             set cancel_requested_at = coalesce(cancel_requested_at, $3),
@@ -29,7 +29,10 @@ pub async fn request_stop(
     .bind(reason.as_str())
     .fetch_optional(tx.connection())
     .await?;
-    Ok(node.flatten())
+    if let Some(node) = node.flatten() {
+        tx.notify_turn(node, id);
+    }
+    Ok(())
 }
 
 /// Ends a turn that has not started.
@@ -148,7 +151,7 @@ pub async fn stop_all(
     reason: StopReason,
     now: DateTime<Utc>,
 ) -> Result<(usize, Vec<SessionId>)> {
-    let stopped: Vec<(TurnId, Option<SessionId>)> = sqlx::query_as(
+    let stopped: Vec<(TurnId, SessionId, Option<SessionId>)> = sqlx::query_as(
         "update turns
             set state = $4, reason = $5, ended_at = greatest($6, created_at, started_at), fence = fence + 1,
                 lease_until = null, node = null, due_at = clock_timestamp() + interval '5 seconds', failures = 0,
@@ -167,7 +170,7 @@ pub async fn stop_all(
                           and a.state in ('running', 'waiting_client'))
             and ($3::uuid[] is null or identity_id = any ($3))
             and ended_at is null
-      returning id, coalesce(end_session_id, start_session_id)",
+      returning id, conversation_id, coalesce(end_session_id, start_session_id)",
     )
     .bind(tx.tenant_id())
     .bind(conversations)
@@ -177,8 +180,13 @@ pub async fn stop_all(
     .bind(now)
     .fetch_all(tx.connection())
     .await?;
-    let (turns, sessions): (Vec<TurnId>, Vec<Option<SessionId>>) = stopped.into_iter().unzip();
-    let sessions: Vec<SessionId> = sessions.into_iter().flatten().collect();
+    let mut turns = Vec::with_capacity(stopped.len());
+    let mut sessions = Vec::new();
+    for (turn_id, conversation_id, session_id) in stopped {
+        turns.push(turn_id);
+        sessions.extend(session_id);
+        tx.notify_conversation(conversation_id);
+    }
     release_sessions(tx, &turns, &sessions).await?;
     Ok((turns.len(), sessions))
 }

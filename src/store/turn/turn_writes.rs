@@ -293,6 +293,7 @@ pub async fn write(
     let Some(row) = row else {
         return Ok(None);
     };
+    tx.notify_conversation(write.conversation_id);
     let first_seq: Option<i64> = row.try_get("first_seq")?;
     if first_seq.is_none() && !write.messages.is_empty() {
         let detail = "the end of a conversation with an active turn was moved";
@@ -382,18 +383,23 @@ pub async fn release(tx: &mut TenantTx, fence: Fence) -> Result<()> {
 
 /// Whether a write of this fence and version was made after all, though its answer was lost.
 pub async fn was_applied(tx: &mut TenantTx, fence: Fence) -> Result<bool> {
-    Ok(sqlx::query_scalar(
-        "select exists (select 1
-                          from turns
-                         where tenant_id = $1
-                           and id = $2
-                           and fence = $3
-                           and version = $4 + 1)",
+    let conversation_id: Option<SessionId> = sqlx::query_scalar(
+        "select conversation_id
+           from turns
+          where tenant_id = $1
+            and id = $2
+            and fence = $3
+            and version = $4 + 1",
     )
     .bind(tx.tenant_id())
     .bind(fence.turn_id)
     .bind(fence.fence)
     .bind(fence.version)
-    .fetch_one(tx.connection())
-    .await?)
+    .fetch_optional(tx.connection())
+    .await?;
+    // Its commit may have been lost before it could notify.
+    if let Some(conversation_id) = conversation_id {
+        tx.notify_conversation(conversation_id);
+    }
+    Ok(conversation_id.is_some())
 }

@@ -174,7 +174,7 @@ pub async fn fetch_deliveries(
     let covered = covered(&key, params.platform.as_ref())?;
     let guard = open(&app, &key)?;
     let credential = credential.share(&app);
-    let mut watching = app.live.watch_deliveries(key.tenant_id());
+    let mut subscription = app.notifications.subscribe_deliveries(key.tenant_id());
     let until = Instant::now() + Duration::from_secs(params.wait.into());
     let mut departure = Departure::default();
     let leased = loop {
@@ -186,7 +186,7 @@ pub async fn fetch_deliveries(
         }
         let again = until.min(Instant::now() + LOOK);
         tokio::select! {
-            _ = timeout_at(again, watching.news()) => {}
+            _ = timeout_at(again, subscription.changed()) => {}
             () = credential.refused() => {}
             () = departure.due(&app.shutdown) => {}
         }
@@ -219,7 +219,7 @@ pub async fn stream_deliveries(
 ) -> Result<HttpResponse> {
     let streaming = Streaming {
         covered: covered(&key, params.platform.as_ref())?,
-        watching: app.live.watch_deliveries(key.tenant_id()),
+        subscription: app.notifications.subscribe_deliveries(key.tenant_id()),
         _guard: open(&app, &key)?,
         credential: credential.share(&app),
         app,
@@ -242,7 +242,7 @@ struct Streaming {
     key: BridgeKey,
     credential: Arc<CheckedCredential>,
     covered: Covered,
-    watching: crate::notifications::Watching,
+    subscription: crate::notifications::Subscription,
     _guard: StreamGuard,
     waiting: VecDeque<Bytes>,
     quiet_since: Instant,
@@ -295,7 +295,7 @@ impl Streaming {
             }
             let again = Instant::now() + LOOK;
             tokio::select! {
-                _ = timeout_at(again, self.watching.news()) => {}
+                _ = timeout_at(again, self.subscription.changed()) => {}
                 () = self.credential.refused() => {}
                 () = self.departure.due(&self.app.shutdown) => {}
             }
@@ -351,11 +351,7 @@ async fn end(
             let detail = "the lease is not the delivery's, or not any more";
             Err(Error::new(Code::StaleLease, detail))
         }
-        Some(true) => {
-            // The next of its chat can go.
-            app.live.notify_deliveries(key.tenant_id());
-            Ok(HttpResponse::NoContent().finish())
-        }
+        Some(true) => Ok(HttpResponse::NoContent().finish()),
     }
 }
 
@@ -494,6 +490,5 @@ pub async fn replay_delivery(
     let replayed = deliveries::replay(&mut tx, &covered, id).await?;
     tx.commit().await?;
     let replayed = replayed.ok_or_else(|| Error::not_found("dead delivery"))?;
-    app.live.notify_deliveries(key.tenant_id());
     Ok(HttpResponse::Ok().json(DeliveryResponse::new(replayed, true)))
 }

@@ -19,7 +19,7 @@ use crate::http::auth::identity::VerifiedIdentity;
 use crate::http::v1::identity_links::link_codes::guarded;
 use crate::idempotency::{self, Answer, Earlier};
 use crate::ids::TurnId;
-use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Preview, Sender};
+use crate::inbound::{self, Before, CommandAnswer, Done, Message, Preview, Sender};
 use crate::people;
 use crate::store::TenantTx;
 use crate::store::bridge::replies;
@@ -164,7 +164,7 @@ impl MessageReceiver {
             duplicate: false,
         };
         let waits = connection.is_some();
-        let ahead = turns::launch(app, tenant_id, conversation_id, accepted.disposition, waits);
+        let ahead = turns::launch(app, tenant_id, accepted.disposition, waits);
         drop(accepted.accepting);
         let Some(connection) = connection else {
             return self.taken(shown).map(Taken::Answered);
@@ -280,10 +280,12 @@ impl MessageReceiver {
         }
         let done = inbound::command(&self.app, &mut tx, &self.speaker, &message, command).await?;
         match done {
-            Done::Answered(answer, after) => {
+            Done::Answered(answer, next) => {
                 let response = self.of_command(*answer, false);
                 let answered = self.settle(tx, StatusCode::OK, &response).await?;
-                self.announce(after);
+                if let Some(next) = next {
+                    turns::start(&self.app, self.verified.tenant_id(), *next, None);
+                }
                 Ok(answered)
             }
             Done::Again(input) => self.accept(tx, &message, input).await,
@@ -307,20 +309,6 @@ impl MessageReceiver {
         match looked {
             Err(error) if error.code.status() < 500 => Ok(Preview::Refused(error.code)),
             looked => looked,
-        }
-    }
-
-    fn announce(&self, after: After) {
-        let live = &self.app.live;
-        let tenant_id = self.verified.tenant_id();
-        for (turn_id, node) in after.stopped {
-            live.notify_turn(node, turn_id);
-        }
-        if after.delivers {
-            live.notify_deliveries(tenant_id);
-        }
-        if let Some(next) = after.next {
-            turns::start(&self.app, tenant_id, *next, None);
         }
     }
 

@@ -229,9 +229,9 @@ pub async fn list_users(
 #[get("/users/me")]
 pub async fn get_own_user(app: web::Data<App>, caller: Person) -> Result<HttpResponse> {
     let mut tx = caller.begin(&app.db).await?;
-    let user = store::people::users::find(&mut tx, caller.user_id())
-        .await?
-        .ok_or_else(|| Error::not_found("user"))?;
+    let user = store::people::users::find(&mut tx, caller.user_id()).await?;
+    tx.end().await?;
+    let user = user.ok_or_else(|| Error::not_found("user"))?;
     Ok(HttpResponse::Ok().json(UserResponse::from(user)))
 }
 

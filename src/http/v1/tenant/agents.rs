@@ -120,6 +120,7 @@ pub async fn put_agent(
 pub async fn list_agents(app: web::Data<App>, caller: Reader) -> Result<HttpResponse> {
     let mut tx = caller.begin(&app.db).await?;
     let agents = store::tenant::agents::list(&mut tx).await?;
+    tx.end().await?;
     Ok(HttpResponse::Ok().json(ListResponse::whole(agents, AgentResponse::from)))
 }
 
@@ -140,9 +141,9 @@ pub async fn get_agent(
 ) -> Result<HttpResponse> {
     let name = path.or_missing()?;
     let mut tx = caller.begin(&app.db).await?;
-    let agent = store::tenant::agents::find(&mut tx, name.as_str())
-        .await?
-        .ok_or_else(|| Error::not_found("agent"))?;
+    let agent = store::tenant::agents::find(&mut tx, name.as_str()).await?;
+    tx.end().await?;
+    let agent = agent.ok_or_else(|| Error::not_found("agent"))?;
     Ok(HttpResponse::Ok().json(AgentResponse::from(agent)))
 }
 

@@ -136,6 +136,7 @@ pub async fn put_issuer(
 pub async fn list_issuers(app: web::Data<App>, caller: Reader) -> Result<HttpResponse> {
     let mut tx = caller.begin(&app.db).await?;
     let issuers = store::tenant::issuers::list(&mut tx).await?;
+    tx.end().await?;
     Ok(HttpResponse::Ok().json(ListResponse::whole(issuers, IssuerResponse::from)))
 }
 
@@ -156,9 +157,9 @@ pub async fn get_issuer(
 ) -> Result<HttpResponse> {
     let name = path.or_missing()?;
     let mut tx = caller.begin(&app.db).await?;
-    let issuer = store::tenant::issuers::find(&mut tx, name.as_str())
-        .await?
-        .ok_or_else(|| Error::not_found("issuer"))?;
+    let issuer = store::tenant::issuers::find(&mut tx, name.as_str()).await?;
+    tx.end().await?;
+    let issuer = issuer.ok_or_else(|| Error::not_found("issuer"))?;
     Ok(HttpResponse::Ok().json(IssuerResponse::from(issuer)))
 }
 

@@ -84,6 +84,7 @@ pub async fn update_tenant(
 async fn show(app: &App, caller: &KeyCaller) -> Result<HttpResponse> {
     let mut tx = caller.begin(&app.db).await?;
     let own = store::tenant::tenants::get_own(&mut tx).await?;
+    tx.end().await?;
     Ok(HttpResponse::Ok().json(OwnTenantResponse {
         tenant: own.tenant.into(),
         settings: own.settings,

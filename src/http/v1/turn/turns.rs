@@ -167,14 +167,11 @@ pub async fn cancel_turn(
     if !own {
         tip.owner.check(access, Permission::Manage)?;
     }
-    let cancelled = turns::cancel(&app, &mut tx, &turn, app.clock.now()).await?;
+    let next = turns::cancel(&app, &mut tx, &turn, app.clock.now()).await?;
     let turn = rows::get(&mut tx, id).await?;
-    let conversation_id = turn.conversation_id;
     let response = show(&mut tx, turn, &tip, access).await?;
     tx.commit().await?;
-    app.live.notify(conversation_id);
-    app.live.notify_turn(cancelled.node, id);
-    if let Some(next) = cancelled.next {
+    if let Some(next) = next {
         turns::start(&app, context.tenant_id(), next, None);
     }
     Ok(HttpResponse::Accepted().json(response))
