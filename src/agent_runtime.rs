@@ -55,6 +55,27 @@ impl fmt::Debug for Agent {
     }
 }
 
+/// The member of a request that names its agent.
+#[derive(Debug, Clone, Copy)]
+pub enum AgentMember {
+    /// `model`, as clients of OpenAI have it.
+    Model,
+    /// `agent`, of our own endpoints.
+    Agent,
+}
+
+impl AgentMember {
+    fn missing(self) -> Error {
+        let detail = "there is no such agent";
+        match self {
+            Self::Model => {
+                Error::fields(Code::ModelNotFound, vec![FieldError::new("/model", detail)])
+            }
+            Self::Agent => Error::invalid(vec![FieldError::new("/agent", detail)]),
+        }
+    }
+}
+
 /// A tenant's name for an agent.
 type AgentName = (TenantId, String);
 
@@ -88,6 +109,17 @@ impl AgentRuntime {
                 Ok(self.read(tenant_id, name).await?.map(Arc::new))
             })
             .await
+    }
+
+    /// The agent that a request names.
+    pub async fn get(
+        &self,
+        tenant_id: TenantId,
+        name: &str,
+        member: AgentMember,
+    ) -> Result<Arc<Agent>> {
+        let agent = self.find(tenant_id, name).await?;
+        agent.ok_or_else(|| member.missing())
     }
 
     /// An agent was changed on this node: later calls get it as it is now. Call it after the commit.

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::agent_runtime::{Agent, Chunks};
+use crate::agent_runtime::{Agent, AgentMember, Chunks};
 use crate::app::App;
 use crate::domain::tenant::usage::{UsageCounts, UsageName};
 use crate::domain::turn::completion::{CompletionRequest, TokenUsage};
-use crate::error::{Code, Error, FieldError, Result};
+use crate::error::{Code, Error, Result};
 use crate::fair_queue::Holder;
 use crate::ids::{TenantId, UserId};
 use crate::limits::StreamGuard;
@@ -35,11 +35,9 @@ impl Call {
         user_id: Option<UserId>,
         request: &CompletionRequest,
     ) -> Result<Self> {
-        let agent = app.models.find(tenant_id, &request.model).await?;
-        let agent = agent.ok_or_else(|| {
-            let error = FieldError::new("/model", "there is no such agent");
-            Error::fields(Code::ModelNotFound, vec![error])
-        })?;
+        let models = &app.models;
+        let agent = models.get(tenant_id, &request.model, AgentMember::Model);
+        let agent = agent.await?;
         let limit = agent.limits.tokens_per_minute;
         app.limits.check_tokens(tenant_id, limit).await?;
         let open = app

@@ -76,6 +76,14 @@ pub enum Outcome {
     Replayed(Answer),
 }
 
+impl Outcome {
+    pub fn replayed(self) -> Self {
+        match self {
+            Self::Fresh(answer) | Self::Replayed(answer) => Self::Replayed(answer),
+        }
+    }
+}
+
 /// A retryable request: its name, and a hash of what it asks.
 pub struct Request {
     name: RequestName,

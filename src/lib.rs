@@ -57,6 +57,7 @@ pub mod app;
 
 pub mod audit;
 pub mod completions;
+pub mod deliveries;
 pub mod idempotency;
 pub mod inbound;
 pub mod people;

@@ -6,8 +6,7 @@ use throughline::domain::conversation::message::{Content, MessageKind, NewMessag
 use throughline::domain::turn::event::{NewEvent, TURN_STARTED, of_end};
 use throughline::domain::turn::{SessionInfo, TurnInput, TurnState};
 use throughline::store::conversation::tips::TIP_BY_ID;
-use throughline::store::turn::turn_starts::START;
-use throughline::store::turn::turn_writes::WRITE;
+use throughline::store::turn::turn_sql::{START, WRITE};
 use uuid::Uuid;
 
 use crate::AGENT;

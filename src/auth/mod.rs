@@ -18,10 +18,12 @@ use crate::store::{Db, TenantTx, Urgency};
 mod api_keys;
 mod key_sets;
 mod people;
+mod tenant_caller;
 mod tokens;
 
 pub use api_keys::KeyVerifier;
 pub use people::FirstContact;
+pub use tenant_caller::TenantCaller;
 pub use tokens::{TokenVerifier, VerifiedToken, secret_context};
 
 /// Whoever a credential was believed to be.

@@ -2,7 +2,7 @@
 
 use super::here::Here;
 use super::linking;
-use super::{CommandAnswer, Done, Message, Sender};
+use super::{CommandAnswer, CommandResult, InboundMessage, Sender};
 use crate::app::App;
 use crate::domain::bridge::command::{Command, HELP};
 use crate::domain::conversation::session::Permission;
@@ -22,15 +22,15 @@ use crate::turns::{self, RunnableTurn};
 pub async fn run(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Sender,
-    message: &Message<'_>,
+    sender: &Sender,
+    message: &InboundMessage<'_>,
     command: &Command,
-) -> Result<Done> {
+) -> Result<CommandResult> {
     let answer = match command {
         Command::Help => CommandAnswer::saying(HELP),
         Command::NotYet(name) => CommandAnswer::saying(format!("/{name} is not available yet.")),
         Command::Link(_) | Command::Unlink | Command::SetHome => {
-            linking::run(app, tx, speaker, message, command).await?
+            linking::run(app, tx, sender, message, command).await?
         }
         Command::New { .. }
         | Command::Reset
@@ -41,22 +41,22 @@ pub async fn run(
         | Command::Undo { .. }
         | Command::Retry
         | Command::Status
-        | Command::Stop => return run_here(app, tx, speaker, message, command).await,
+        | Command::Stop => return run_here(app, tx, sender, message, command).await,
     };
-    Ok(Done::Answered(Box::new(answer), None))
+    Ok(CommandResult::Answered(Box::new(answer), None))
 }
 
 /// Those that are about the session of this chat.
 async fn run_here(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Sender,
-    message: &Message<'_>,
+    sender: &Sender,
+    message: &InboundMessage<'_>,
     command: &Command,
-) -> Result<Done> {
+) -> Result<CommandResult> {
     let now = app.clock.now();
-    let speaker = &hold_user(tx, speaker).await?;
-    let here = Here::find(tx, speaker, message, now).await?;
+    let sender = &lock_user(tx, sender).await?;
+    let here = Here::find(tx, sender, message, now).await?;
     let mut next = None;
     let text = match command {
         Command::New { title } => restart_at(app, tx, &here, title.as_deref()).await?,
@@ -65,12 +65,12 @@ async fn run_here(
         Command::Resume { which: Some(which) } => resume(app, tx, &here, which).await?,
         Command::Branch { name } => branch(app, tx, &here, name.as_deref()).await?,
         Command::Title { name } => title(tx, &here, name.as_deref()).await?,
-        Command::Undo { turns } => undo(app, tx, &here, own(speaker, message), *turns).await?,
-        Command::Retry => match take_again(app, tx, &here, own(speaker, message)).await? {
-            Ok(input) => return Ok(Done::Again(input)),
+        Command::Undo { turns } => undo(app, tx, &here, own(sender, message), *turns).await?,
+        Command::Retry => match retry(app, tx, &here, own(sender, message)).await? {
+            Ok(input) => return Ok(CommandResult::AskAgain(input)),
             Err(text) => text,
         },
-        Command::Stop => stop(app, tx, &here, own(speaker, message), &mut next).await?,
+        Command::Stop => stop(app, tx, &here, own(sender, message), &mut next).await?,
         Command::Status => status(tx, &here).await?,
         Command::Help
         | Command::NotYet(_)
@@ -79,7 +79,7 @@ async fn run_here(
         | Command::SetHome => String::new(),
     };
     let answer = here.answer(tx, text, now).await?;
-    Ok(Done::Answered(Box::new(answer), next))
+    Ok(CommandResult::Answered(Box::new(answer), next))
 }
 
 /// As often as a sender may be linked and unlinked meanwhile.
@@ -87,17 +87,17 @@ const ATTEMPTS: usize = 5;
 
 /// The sender with the user that the identity belongs to now, who is held until `tx` ends: nobody links or
 /// unlinks the identity while its command runs.
-async fn hold_user(tx: &mut TenantTx, speaker: &Sender) -> Result<Sender> {
-    let mut user_id = speaker.user_id;
+async fn lock_user(tx: &mut TenantTx, sender: &Sender) -> Result<Sender> {
+    let mut user_id = sender.user_id;
     tx.mark().await?;
     for _ in 0..ATTEMPTS {
         users::lock(tx, &[user_id]).await?;
-        let present = identities::find_user(tx, speaker.identity.id).await?;
+        let present = identities::find_user(tx, sender.identity.id).await?;
         let present = present.ok_or_else(|| Error::not_found("user"))?;
         if present == user_id {
             return Ok(Sender {
                 user_id,
-                ..speaker.clone()
+                ..sender.clone()
             });
         }
         user_id = present;
@@ -110,9 +110,9 @@ async fn hold_user(tx: &mut TenantTx, speaker: &Sender) -> Result<Sender> {
     ))
 }
 
-/// Whose turns a command acts on: in a chat of several, the speaker's alone.
-fn own(speaker: &Sender, message: &Message<'_>) -> Option<IdentityId> {
-    (!message.is_private()).then_some(speaker.identity.id)
+/// Whose turns a command acts on: in a chat of several, the sender's alone.
+fn own(sender: &Sender, message: &InboundMessage<'_>) -> Option<IdentityId> {
+    (!message.is_private()).then_some(sender.identity.id)
 }
 
 async fn restart_at(
@@ -259,7 +259,7 @@ async fn undoable(
 }
 
 /// Takes the last message back and answers what it said, to be asked again; or why not.
-async fn take_again(
+async fn retry(
     app: &App,
     tx: &mut TenantTx,
     here: &Here,

@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 
-use super::{CommandAnswer, Message, Sender};
+use super::{CommandAnswer, InboundMessage, Sender};
 use crate::domain::conversation::session::{Permission, Session, Tip};
 use crate::domain::conversation::session_name::{SessionKey, SessionRef};
 use crate::domain::people::access::Access;
@@ -31,28 +31,28 @@ pub struct Here {
     pub reset: Option<ResetInfo>,
     is_private: bool,
     agent: String,
-    speaker: Sender,
+    sender: Sender,
 }
 
 impl Here {
     /// Where a message in this chat would go; as with a message, what is too old begins anew.
     pub async fn find(
         tx: &mut TenantTx,
-        speaker: &Sender,
-        message: &Message<'_>,
+        sender: &Sender,
+        message: &InboundMessage<'_>,
         now: DateTime<Utc>,
     ) -> Result<Self> {
         let asked = people::ResolveRequest {
-            identity: &speaker.identity.name,
+            identity: &sender.identity.name,
             agent: &message.agent.name,
             chat: message.chat,
-            namespace: speaker.namespace,
+            namespace: sender.namespace,
         };
         let resolved = people::resolve(tx, asked, now).await?;
         let resolved = resolved.ok_or_else(|| Error::not_found("user"))?;
         let access = match resolved.session.name.user_id {
-            None => speaker.viewer_of_shared(),
-            Some(_) => speaker.access(),
+            None => sender.shared_access(),
+            Some(_) => sender.access(),
         };
         let session = SessionRef::Id(resolved.session.id);
         let tip = sessions::find(tx, &access, &session, Permission::Manage, now).await?;
@@ -67,14 +67,14 @@ impl Here {
             access,
             is_private: message.is_private(),
             agent: message.agent.name.clone(),
-            speaker: speaker.clone(),
+            sender: sender.clone(),
         })
     }
 
     /// The sessions that can be gone on with, newest first.
     async fn list(&self, tx: &mut TenantTx, limit: u32) -> Result<Vec<Session>> {
         let filter = Filter {
-            user_id: self.is_private.then_some(self.speaker.user_id),
+            user_id: self.is_private.then_some(self.sender.user_id),
             slot_id: (!self.is_private).then_some(self.slot_id),
             agent: Some(self.agent.clone()),
             state: None,
@@ -151,7 +151,7 @@ impl Here {
         now: DateTime<Utc>,
     ) -> Result<CommandAnswer> {
         let slot = slots::get(tx, &self.access, self.slot_id, now).await?;
-        let shown = self.speaker.access();
+        let shown = self.sender.access();
         let current = slot.current;
         let current = current.as_ref();
         Ok(CommandAnswer {

@@ -1,8 +1,8 @@
-//! `/link`, `/unlink` and `/sethome`: only where nobody else reads. A code that was shown elsewhere is void.
+//! `/link`, `/unlink` and `/sethome`, which work only in a DM. A code that was shown elsewhere is void.
 
 use chrono::TimeDelta;
 
-use super::{CommandAnswer, Done, Message, Sender};
+use super::{CommandAnswer, CommandResult, InboundMessage, Sender};
 use crate::app::App;
 use crate::domain::bridge::command::{Command, Link};
 use crate::domain::people::user::KnownIdentity;
@@ -13,37 +13,31 @@ use crate::store::conversation::slot_aliases::{self, Continuation};
 use crate::store::identity_links::pending_links;
 use crate::store::people::identities;
 
-/// How long a preview waits for its confirmation.
-const CONFIRMED_WITHIN: TimeDelta = TimeDelta::minutes(2);
+/// How long a code waits for its confirmation.
+const CONFIRM_WITHIN: TimeDelta = TimeDelta::minutes(2);
 
-/// What is said where others read: no code, no name, no title.
-pub fn refuse_in_public() -> Done {
+/// The answer where others read: it shows no code, name or title.
+pub fn refuse_in_public() -> CommandResult {
     let answer = CommandAnswer::saying("This is only done in a direct chat with me.")
         .with_notice(Code::PrivateChatRequired);
-    Done::Answered(Box::new(answer), None)
+    CommandResult::Answered(Box::new(answer), None)
 }
 
-/// Who would be joined by a code; looked at in a transaction that is not committed, after an attempt was
-/// charged.
+/// The identities that a code would join; found in a transaction that is rolled back, after an attempt was charged.
 pub enum Preview {
     Joins(Vec<String>),
     Refused(Code),
 }
 
-/// Looks what a code would do. Whoever calls drops `tx`.
-pub async fn preview(
-    app: &App,
-    tx: &mut TenantTx,
-    speaker: &Sender,
-    code: &str,
-) -> Result<Preview> {
+/// Finds what a code would do. The caller drops `tx`.
+pub async fn preview(app: &App, tx: &mut TenantTx, sender: &Sender, code: &str) -> Result<Preview> {
     let redeem = Redeem {
         code,
-        identity: &speaker.identity,
-        namespace: speaker.namespace,
+        identity: &sender.identity,
+        namespace: sender.namespace,
         dry_run: true,
     };
-    match people::redeem(app, tx, &speaker.actor, &redeem).await {
+    match people::redeem(app, tx, &sender.actor, &redeem).await {
         Ok(redeemed) => {
             let mut names = Vec::new();
             for user_id in [redeemed.merge.into, redeemed.merge.from] {
@@ -60,26 +54,26 @@ pub async fn preview(
 pub async fn run(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Sender,
-    message: &Message<'_>,
+    sender: &Sender,
+    message: &InboundMessage<'_>,
     command: &Command,
 ) -> Result<CommandAnswer> {
     match command {
-        Command::Link(Link::Show) => show(app, tx, speaker).await,
+        Command::Link(Link::Show) => show(app, tx, sender).await,
         Command::Link(Link::Code(code)) => {
-            remember(app, tx, speaker, code, message.preview.as_ref()).await
+            store_code(app, tx, sender, code, message.preview.as_ref()).await
         }
-        Command::Link(Link::Yes) => join(app, tx, speaker).await,
-        Command::Unlink => part(app, tx, speaker).await,
+        Command::Link(Link::Yes) => confirm(app, tx, sender).await,
+        Command::Unlink => unlink(app, tx, sender).await,
         Command::SetHome => {
-            let access = speaker.access();
+            let access = sender.access();
             let new = NewHomeChannel {
-                user_id: speaker.user_id,
-                platform: speaker.identity.name.platform(),
-                identity: Some(&speaker.identity.name),
+                user_id: sender.user_id,
+                platform: sender.identity.name.platform(),
+                identity: Some(&sender.identity.name),
                 chat: message.chat,
             };
-            people::put_home_channel(app, tx, &speaker.actor, &access, &new).await?;
+            people::put_home_channel(app, tx, &sender.actor, &access, &new).await?;
             let text = "You will be reached here on this platform.";
             Ok(CommandAnswer::saying(text))
         }
@@ -98,12 +92,12 @@ pub async fn run(
     }
 }
 
-async fn show(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandAnswer> {
+async fn show(app: &App, tx: &mut TenantTx, sender: &Sender) -> Result<CommandAnswer> {
     let known = KnownIdentity {
-        id: speaker.identity.id,
-        user_id: speaker.user_id,
+        id: sender.identity.id,
+        user_id: sender.user_id,
     };
-    match people::mint(app, tx, &speaker.actor, &known, None).await {
+    match people::mint(app, tx, &sender.actor, &known, None).await {
         Ok((code, _)) => Ok(CommandAnswer::saying(format!(
             "Your code is {}. It is good for ten minutes, once. In the direct chat of your other account, write: /link {}",
             code.as_str(),
@@ -118,11 +112,11 @@ fn refused(code: Code) -> CommandAnswer {
     CommandAnswer::saying(format!("{}.", code.title())).with_notice(code)
 }
 
-/// Keeps a good code until it is confirmed.
-async fn remember(
+/// Stores a good code until it is confirmed.
+async fn store_code(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Sender,
+    sender: &Sender,
     code: &str,
     preview: Option<&Preview>,
 ) -> Result<CommandAnswer> {
@@ -131,39 +125,39 @@ async fn remember(
         Some(Preview::Refused(code)) => return Ok(refused(*code)),
         None => return Err(Error::internal(anyhow::anyhow!("a code was not looked at"))),
     };
-    let context = context(tx, speaker);
+    let context = context(tx, sender);
     let sealed = app.keyring.seal(&context, code.as_bytes())?;
-    let until = app.clock.now() + CONFIRMED_WITHIN;
-    pending_links::put(tx, speaker.identity.id, &sealed, until).await?;
+    let until = app.clock.now() + CONFIRM_WITHIN;
+    pending_links::put(tx, sender.identity.id, &sealed, until).await?;
     Ok(CommandAnswer::saying(format!(
         "This would make one person of: {}. Write /link yes within two minutes to do it.",
         names.join(", ")
     )))
 }
 
-fn context(tx: &TenantTx, speaker: &Sender) -> String {
-    format!("pending_links/{}/{}", tx.tenant_id(), speaker.identity.id)
+fn context(tx: &TenantTx, sender: &Sender) -> String {
+    format!("pending_links/{}/{}", tx.tenant_id(), sender.identity.id)
 }
 
-async fn join(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandAnswer> {
+async fn confirm(app: &App, tx: &mut TenantTx, sender: &Sender) -> Result<CommandAnswer> {
     let now = app.clock.now();
     tx.mark().await?;
-    let Some(sealed) = pending_links::take(tx, speaker.identity.id, now).await? else {
+    let Some(sealed) = pending_links::take(tx, sender.identity.id, now).await? else {
         let text = "There is nothing to confirm. Write /link and the code of your other account.";
         return Ok(CommandAnswer::saying(text));
     };
     let code = app
         .keyring
-        .open(&context(tx, speaker), &sealed)
+        .open(&context(tx, sender), &sealed)
         .map_err(Error::internal)?;
     let code = String::from_utf8(code).map_err(Error::internal)?;
     let redeem = Redeem {
         code: &code,
-        identity: &speaker.identity,
-        namespace: speaker.namespace,
+        identity: &sender.identity,
+        namespace: sender.namespace,
         dry_run: false,
     };
-    match people::redeem(app, tx, &speaker.actor, &redeem).await {
+    match people::redeem(app, tx, &sender.actor, &redeem).await {
         Ok(redeemed) => {
             let mut text = "Done: your accounts are one person now.".to_owned();
             if let Some(link) = &redeemed.session {
@@ -172,7 +166,7 @@ async fn join(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandA
             }
             Ok(CommandAnswer::saying(text))
         }
-        // The answer is committed; the code, which was taken, is good as before.
+        // The answer is committed, and the code, which was claimed, is good as before.
         Err(error) if error.code.status() < 500 => {
             tx.roll_back_to_mark().await?;
             Ok(refused(error.code))
@@ -181,7 +175,7 @@ async fn join(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandA
     }
 }
 
-/// Which conversation the accounts share now: the other one is out of sight, and not lost.
+/// Which conversation the identities share now. The other one is out of sight, and not lost.
 fn what_goes_on(continuation: &Continuation) -> String {
     let Some(platform) = &continuation.platform else {
         return String::new();
@@ -195,10 +189,10 @@ fn what_goes_on(continuation: &Continuation) -> String {
     format!(" We go on with what was said last on {platform}{rest}")
 }
 
-async fn part(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandAnswer> {
-    let access = speaker.access();
-    let id = speaker.identity.id;
-    match people::unlink(app, tx, &speaker.actor, &access, id).await {
+async fn unlink(app: &App, tx: &mut TenantTx, sender: &Sender) -> Result<CommandAnswer> {
+    let access = sender.access();
+    let id = sender.identity.id;
+    match people::unlink(app, tx, &sender.actor, &access, id).await {
         Ok(_) => {
             let text = "Done: this account is on its own now. What only it said came along.";
             Ok(CommandAnswer::saying(text))

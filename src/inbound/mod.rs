@@ -1,6 +1,7 @@
-//! Use case of what bridges bring in: one call resolves who speaks and where, takes the message once, does
-//! what a command asks, or lets the agent answer. Everything up to the acknowledgement is one transaction of
-//! the caller's.
+//! Messages of platforms: one call resolves the sender and the chat, takes the message once, runs a slash command or
+//! lets the agent answer. Everything up to the acknowledgement is one transaction.
+//!
+//! Operations: `receive`, and `Received::finish`, which waits. The functions of this file are steps.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
@@ -26,31 +27,37 @@ use crate::store::TenantTx;
 use crate::store::bridge::inbound_receipts::{self, ReceiptName};
 use crate::store::bridge::replies;
 use crate::store::turn::turns as rows;
-use crate::turns::{self, Accepted, RunnableTurn, Target, TurnRequest};
+use crate::turns::{self, Accepted, AcceptedTurn, RunnableTurn, Target, TurnRequest};
 
 mod commands;
 mod here;
 mod linking;
+mod receive;
+mod response;
+mod wait;
 
-pub use linking::{Preview, preview};
+pub use linking::Preview;
+use linking::preview;
+pub use receive::{InboundCaller, Received, receive};
+pub use response::{InboundResponse, Notice};
 
-/// How long a message is remembered: until then it is taken once.
-pub const REMEMBERED: TimeDelta = TimeDelta::days(30);
+/// How long the receipt of a message is kept: until then the message is taken once.
+pub const RECEIPT_RETENTION: TimeDelta = TimeDelta::days(30);
 
-/// Who brings a message in, and for whom.
+/// The identity that sent a message, and the credential that brought it.
 #[derive(Debug, Clone)]
 pub struct Sender {
     pub identity: Identity,
     pub user_id: UserId,
     pub namespace: Namespace,
-    /// The credential and the account, for retries.
+    /// The credential and the identity, for retries.
     pub principal: String,
     /// The credential, for the audit.
     pub actor: String,
 }
 
 impl Sender {
-    /// With the rights of the person.
+    /// The user's own rights.
     fn access(&self) -> Access {
         Access {
             namespace: self.namespace,
@@ -58,8 +65,8 @@ impl Sender {
         }
     }
 
-    /// As the service sees a chat of several, which belongs to nobody: whoever speaks there may move it.
-    fn viewer_of_shared(&self) -> Access {
+    /// The rights in a shared chat, which has no owner: each sender may change its session.
+    fn shared_access(&self) -> Access {
         Access {
             namespace: self.namespace,
             ..Access::of_service(self.user_id, self.identity.clone())
@@ -67,8 +74,8 @@ impl Sender {
     }
 }
 
-/// A message as it was brought.
-pub struct Message<'a> {
+/// A message as its bridge sent it.
+pub struct InboundMessage<'a> {
     pub chat: &'a Chat,
     pub address: &'a Address,
     pub text: &'a str,
@@ -78,18 +85,22 @@ pub struct Message<'a> {
     pub display_name: Option<&'a str>,
     pub agent: Arc<Agent>,
     pub on_busy: Option<OnBusy>,
-    /// Whether somebody waits for the answer.
+    /// Whether the agent was addressed, in a chat of several users.
+    pub mentioned: Option<bool>,
+    /// Whether it changes a message that was sent before.
+    pub is_edit: bool,
+    /// Whether the caller waits for the answer.
     pub waits: bool,
     /// What the code of a `/link` would do.
     pub preview: Option<Preview>,
 }
 
-impl Message<'_> {
+impl InboundMessage<'_> {
     fn is_private(&self) -> bool {
         self.chat.kind == ChatType::Dm
     }
 
-    /// Whether several people speak in one session here.
+    /// Whether several users share one session here.
     fn is_shared(&self) -> bool {
         match self.chat.kind {
             ChatType::Dm => false,
@@ -101,14 +112,16 @@ impl Message<'_> {
     }
 }
 
-/// Something that the service itself says beside the answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Notice {
-    pub code: String,
-    pub text: String,
+/// The turn that a message became.
+#[derive(Debug, Clone)]
+pub struct InboundTurn {
+    pub turn: AcceptedTurn,
+    /// The sender's user when it was accepted.
+    pub user_id: UserId,
+    pub is_duplicate: bool,
 }
 
-/// What a command did. Kept, so that the same message has the same answer.
+/// What a command answered. It is stored, so that the same message gets the same answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CommandAnswer {
     pub text: String,
@@ -140,58 +153,58 @@ impl CommandAnswer {
     }
 }
 
-/// What a command came to.
-pub enum Done {
+pub enum CommandResult {
     /// And the turn that starts because of it: `start` it after the commit.
     Answered(Box<CommandAnswer>, Option<Box<RunnableTurn>>),
-    /// The last message is answered anew.
-    Again(TurnInput),
+    /// The agent answers the last message again.
+    AskAgain(TurnInput),
 }
 
-/// What was taken in before under the same name.
-pub enum Before {
+/// What an earlier message of the same name became.
+enum EarlierMessage {
     Turn(TurnId),
     Command(CommandAnswer),
-    /// Nothing came of it but that it is known.
-    Nothing,
+    Unanswered,
 }
 
-fn name<'a>(speaker: &Sender, message: &Message<'a>) -> Option<ReceiptName<'a>> {
+fn receipt_name<'a>(sender: &Sender, message: &InboundMessage<'a>) -> Option<ReceiptName<'a>> {
     Some(ReceiptName {
         address: message.address,
-        identity_id: speaker.identity.id,
+        identity_id: sender.identity.id,
         message_id: message.message_id?,
         sent_at: message.sent_at,
     })
 }
 
-/// Takes a message, or answers what became of it when it was taken before. A twin waits until that is known.
-pub async fn claim(
+/// Takes a message, or answers what it became when it was taken before. The same message waits here until that is
+/// committed.
+async fn claim(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Sender,
-    message: &Message<'_>,
-) -> Result<Option<Before>> {
-    let Some(name) = name(speaker, message) else {
+    sender: &Sender,
+    message: &InboundMessage<'_>,
+) -> Result<Option<EarlierMessage>> {
+    let Some(name) = receipt_name(sender, message) else {
         return Ok(None);
     };
     let now = app.clock.now();
-    if inbound_receipts::claim(tx, name, now, now - REMEMBERED).await? {
+    if inbound_receipts::claim(tx, name, now, now - RECEIPT_RETENTION).await? {
         return Ok(None);
     }
-    let known = inbound_receipts::find(tx, name).await?;
-    let gone = || Error::internal(anyhow::anyhow!("a receipt vanished while it was read"));
-    let known = known.ok_or_else(gone)?;
-    if let Some(turn_id) = known.turn_id {
-        return Ok(Some(Before::Turn(turn_id)));
+    let Some(receipt) = inbound_receipts::find(tx, name).await? else {
+        let detail = "a receipt vanished while it was read";
+        return Err(Error::internal(anyhow::anyhow!(detail)));
+    };
+    if let Some(turn_id) = receipt.turn_id {
+        return Ok(Some(EarlierMessage::Turn(turn_id)));
     }
-    let Some(sealed) = known.answer_enc else {
-        return Ok(Some(Before::Nothing));
+    let Some(sealed) = receipt.answer_enc else {
+        return Ok(Some(EarlierMessage::Unanswered));
     };
     let plain = app.keyring.open(&context(tx, name), &sealed);
     let plain = plain.map_err(Error::internal)?;
     let answer = serde_json::from_slice(&plain).map_err(Error::internal)?;
-    Ok(Some(Before::Command(answer)))
+    Ok(Some(EarlierMessage::Command(answer)))
 }
 
 fn context(tx: &TenantTx, name: ReceiptName<'_>) -> String {
@@ -200,17 +213,17 @@ fn context(tx: &TenantTx, name: ReceiptName<'_>) -> String {
     inbound_receipts::seal_context(tx.tenant_id(), place, name.identity_id, name.message_id)
 }
 
-/// Lets the agent answer: the turn is accepted in `tx`.
-pub async fn ask(
+/// Accepts the message as a turn.
+async fn accept(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Sender,
-    message: &Message<'_>,
+    sender: &Sender,
+    message: &InboundMessage<'_>,
     input: TurnInput,
 ) -> Result<Accepted> {
     let reply_to = ReplyTo {
         address: message.address.clone(),
-        identity_id: speaker.identity.id,
+        identity_id: sender.identity.id,
         message_id: message.message_id.map(str::to_owned),
     };
     let via = if message.waits {
@@ -218,116 +231,107 @@ pub async fn ask(
     } else {
         ReplyVia::Delivery
     };
-    let said = serde_json::to_vec(&input.messages).map_err(Error::internal)?;
-    let access = speaker.access();
-    let asked = TurnRequest {
+    let access = sender.access();
+    let request = TurnRequest {
         access: &access,
-        place: Target::Chat {
-            identity: speaker.identity.clone(),
+        target: Target::Chat {
+            identity: sender.identity.clone(),
             chat: message.chat.clone(),
         },
         agent: message.agent.clone(),
         input,
-        principal: &speaker.principal,
-        hash: crate::crypto::sha256(&said),
+        principal: &sender.principal,
         is_retry: false,
         on_busy: message.on_busy,
         reply: Some((reply_to, via)),
     };
-    let accepted = turns::accept(app, tx, asked, app.clock.now()).await?;
-    if let Some(name) = name(speaker, message) {
+    let accepted = turns::accept(app, tx, request, app.clock.now()).await?;
+    if let Some(name) = receipt_name(sender, message) {
         inbound_receipts::update(tx, name, Some(accepted.turn_id), None, None).await?;
     }
     Ok(accepted)
 }
 
-/// What a message says to the agent.
-pub fn input(message: &Message<'_>, text: &str, speaker: &Sender) -> Result<TurnInput> {
-    let own_name = speaker.identity.name.external_id();
-    let shared = message.is_shared();
-    let speaks = shared.then(|| message.display_name.unwrap_or(own_name));
-    let content = inbound::content(text, message.attachments, speaks).map_err(|error| {
+/// The input of a message's turn.
+fn input(message: &InboundMessage<'_>, text: &str, sender: &Sender) -> Result<TurnInput> {
+    let own_name = sender.identity.name.external_id();
+    let author = message
+        .is_shared()
+        .then(|| message.display_name.unwrap_or(own_name));
+    let content = inbound::content(text, message.attachments, author).map_err(|error| {
         let error = FieldError::new("/attachments", error.to_string());
         Error::fields(Code::InvalidRequest, vec![error])
     })?;
     Ok(TurnInput::said([content]))
 }
 
-/// Does what a command asks, in `tx`, and keeps the answer.
-pub async fn command(
+/// Runs a command, and stores its answer.
+async fn command(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Sender,
-    message: &Message<'_>,
+    sender: &Sender,
+    message: &InboundMessage<'_>,
     command: &Command,
-) -> Result<Done> {
-    let done = if command.is_private() && !message.is_private() {
+) -> Result<CommandResult> {
+    let result = if command.is_private() && !message.is_private() {
         linking::refuse_in_public()
     } else {
-        commands::run(app, tx, speaker, message, command).await?
+        commands::run(app, tx, sender, message, command).await?
     };
-    if let (Done::Answered(answer, _), Some(name)) = (&done, name(speaker, message)) {
+    if let (CommandResult::Answered(answer, _), Some(name)) =
+        (&result, receipt_name(sender, message))
+    {
         let plain = serde_json::to_vec(answer).map_err(Error::internal)?;
         let sealed = app.keyring.seal(&context(tx, name), &plain)?;
         inbound_receipts::update(tx, name, None, Some(&sealed), None).await?;
     }
-    Ok(done)
+    Ok(result)
 }
 
-/// A changed message: one that still waits is replaced, any other that was brought is only kept. Answers its
-/// turn.
-pub async fn edit(
+/// Changes a message: replaces it while it waits in the queue, and otherwise only stores the change. Answers its turn.
+async fn edit(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Sender,
-    message: &Message<'_>,
+    sender: &Sender,
+    message: &InboundMessage<'_>,
     input: &TurnInput,
 ) -> Result<Option<TurnId>> {
-    let Some(name) = name(speaker, message) else {
+    let Some(name) = receipt_name(sender, message) else {
         let error = FieldError::new("/message_id", "says which message is changed");
         return Err(Error::invalid(vec![error]));
     };
-    // Of a message that was never brought there is nothing to change; it may still come.
-    let Some(known) = inbound_receipts::find(tx, name).await? else {
+    // The message itself may still come.
+    let Some(receipt) = inbound_receipts::find(tx, name).await? else {
         return Ok(None);
     };
-    let turn_id = known.turn_id;
+    let turn_id = receipt.turn_id;
     if let Some(turn_id) = turn_id {
-        find_before(app, tx, speaker, turn_id).await?;
+        find_earlier_turn(app, tx, sender, turn_id).await?;
         let replaced = replies::update_queued(tx, turn_id, input).await?;
         if replaced {
             return Ok(Some(turn_id));
         }
     }
-    let kept = serde_json::to_value(&input.messages).map_err(Error::internal)?;
-    inbound_receipts::update(tx, name, None, None, Some(&kept)).await?;
+    let edited = serde_json::to_value(&input.messages).map_err(Error::internal)?;
+    inbound_receipts::update(tx, name, None, None, Some(&edited)).await?;
     Ok(turn_id)
 }
 
-/// The turn of a message that was taken before, and the name of its conversation, if that is still there for
-/// who brought it: whose it is, may have changed.
-pub async fn find_before(
+/// The turn of a message that was taken before, and its conversation, if the sender may still take part in that: its
+/// owner may have changed.
+async fn find_earlier_turn(
     app: &App,
     tx: &mut TenantTx,
-    speaker: &Sender,
+    sender: &Sender,
     turn_id: TurnId,
 ) -> Result<(Turn, ConversationHandle)> {
     let turn = rows::get(tx, turn_id).await?;
     let session = SessionRef::Id(turn.conversation_id);
-    let everyone = speaker.viewer_of_shared();
+    let shared = sender.shared_access();
     let now = app.clock.now();
-    let tip = sessions::find(tx, &everyone, &session, Permission::Participate, now).await?;
+    let tip = sessions::find(tx, &shared, &session, Permission::Participate, now).await?;
     if tip.owner.user_id.is_some() {
-        tip.owner
-            .check(&speaker.access(), Permission::Participate)?;
+        tip.owner.check(&sender.access(), Permission::Participate)?;
     }
     Ok((turn, tip.name))
-}
-
-/// How long somebody may wait for an answer, from when the turn was accepted.
-const PATIENCE: TimeDelta = TimeDelta::seconds(55);
-
-/// How much longer somebody waits for a turn that was accepted at `accepted`.
-pub fn patience_left(accepted: DateTime<Utc>, now: DateTime<Utc>) -> std::time::Duration {
-    (accepted + PATIENCE - now).to_std().unwrap_or_default()
 }

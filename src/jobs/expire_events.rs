@@ -24,8 +24,8 @@ const INTERVALS: (TimeDelta, TimeDelta) = (TimeDelta::minutes(10), TimeDelta::ho
 pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     let kinds = [
         (Expiring::Events, KEPT),
-        (Expiring::Receipts, inbound::REMEMBERED),
-        (Expiring::Deliveries, inbound::REMEMBERED),
+        (Expiring::Receipts, inbound::RECEIPT_RETENTION),
+        (Expiring::Deliveries, inbound::RECEIPT_RETENTION),
         (Expiring::Codes, CODES_KEPT),
         (Expiring::CodeAttempts, CODE_ATTEMPTS_KEPT),
         (Expiring::PendingLinks, TimeDelta::zero()),

@@ -7,6 +7,7 @@ use super::merge::{MergeRequest, merge};
 use super::resolve::{self, ResolveRequest};
 use crate::app::App;
 use crate::audit;
+use crate::auth::TenantCaller;
 use crate::crypto::Keyring;
 use crate::domain::bridge::chat::Chat;
 use crate::domain::conversation::session::SessionHandle;
@@ -226,4 +227,24 @@ pub async fn redeem(
         session_key,
         session,
     })
+}
+
+/// Charges an attempt before `work` checks a code, and refunds it unless the code was wrong.
+pub async fn with_charged_attempt<T>(
+    app: &App,
+    caller: &TenantCaller,
+    identity_id: IdentityId,
+    work: impl AsyncFnOnce() -> Result<T>,
+) -> Result<T> {
+    let mut tx = caller.begin(&app.db).await?;
+    charge(app, &mut tx, identity_id, caller.key_id()).await?;
+    tx.commit().await?;
+    let outcome = work().await;
+    let code_was_wrong = matches!(&outcome, Err(error) if error.code == Code::CodeNotFound);
+    if !code_was_wrong {
+        let mut tx = caller.begin(&app.db).await?;
+        refund(&mut tx, identity_id, caller.key_id()).await?;
+        tx.commit().await?;
+    }
+    outcome
 }

@@ -17,8 +17,10 @@ mod users;
 
 pub use crate::domain::people::erasure::SETTLED_AFTER;
 pub use crate::people::identity_links::{Imported, ImportedChange, import};
-pub use crate::people::users::{NewUser, UserChange, create, update};
-pub use codes::{Redeem, Redeemed, charge, consume, discard_partial, mint, redeem, refund, void};
+pub use crate::people::users::{NewUser, UserChange, create, find_present_user, update};
+pub use codes::{
+    Redeem, Redeemed, consume, discard_partial, mint, redeem, void, with_charged_attempt,
+};
 pub use erase::{ERASE_JOB, Erased, erase};
 pub use export::{UserExport, export};
 pub use home_channels::{NewHomeChannel, delete as delete_home_channel, put as put_home_channel};

@@ -10,7 +10,7 @@ use crate::domain::people::user::{
 };
 use crate::domain::tenant::audit::{Action, Entry};
 use crate::error::{Code, Error, FieldError, Result};
-use crate::ids::UserId;
+use crate::ids::{IdentityId, UserId};
 use crate::store::TenantTx;
 use crate::store::people::{identities, users};
 
@@ -119,5 +119,20 @@ fn check_external_id(external_id: Option<&str>) -> Result<()> {
     } else {
         let error = FieldError::new("/external_id", EXTERNAL_ID_RULE);
         Err(Error::invalid(vec![error]))
+    }
+}
+
+/// The user of an identity now, if that is `user_id` or the survivor of a merge.
+pub async fn find_present_user(
+    tx: &mut TenantTx,
+    identity_id: IdentityId,
+    user_id: UserId,
+) -> Result<UserId> {
+    let identity = identities::get(tx, identity_id).await?;
+    let present = identity.ok_or_else(|| Error::not_found("user"))?.user_id;
+    if present == user_id || users::find_redirect(tx, user_id).await? == Some(present) {
+        Ok(present)
+    } else {
+        Err(Error::not_found("user"))
     }
 }

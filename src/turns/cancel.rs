@@ -3,14 +3,15 @@
 use chrono::{DateTime, Utc};
 
 use super::accept::RunnableTurn;
-use super::outcome::{interrupted, try_begin_next};
+use super::outcome::{interrupt, try_begin_next};
 use super::runner;
 use crate::app::App;
 use crate::domain::turn::{StopReason, Turn, TurnState};
 use crate::error::Result;
 use crate::store::TenantTx;
 use crate::store::conversation::conversations;
-use crate::store::turn::{events, turn_claims, turn_stops, turns};
+use crate::store::turn::turn_claims::{self, Wait};
+use crate::store::turn::{events, turn_stops, turns};
 
 /// Stops a turn: one that has not started or waits for its client at once, one that runs as soon as its node is
 /// notified. One that has ended stays as it is. Answers the turn that starts instead: `start` it after the commit.
@@ -21,7 +22,7 @@ pub async fn cancel(
     now: DateTime<Utc>,
 ) -> Result<Option<RunnableTurn>> {
     conversations::lock(tx, turn.conversation_id).await?;
-    // It may have gone on while we waited.
+    // It may have gone on while the lock was waited for.
     let turn = turns::get(tx, turn.id).await?;
     let reason = StopReason::Cancelled;
     match turn.state {
@@ -37,9 +38,9 @@ pub async fn cancel(
             Ok(None)
         }
         TurnState::WaitingClient => {
-            if let Some(lease) = turn_claims::claim_waiting(tx, turn.id, runner(app), false).await?
-            {
-                interrupted(app, tx, &lease, reason, now).await?;
+            let lease = turn_claims::claim_waiting(tx, turn.id, runner(app), Wait::Any).await?;
+            if let Some(mut lease) = lease {
+                interrupt(tx, &mut lease, reason, now).await?;
             }
             try_begin_next(app, tx, turn.conversation_id, now).await
         }

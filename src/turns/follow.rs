@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::outcome::Outcome;
+use super::outcome::TurnOutcome;
 use crate::app::App;
 use crate::auth::ServiceCaller;
 use crate::domain::turn::TurnState;
@@ -230,7 +230,7 @@ impl Follower {
 
     /// How the turn that is followed ended, or that it waits for its client, once all of it was told; `None`
     /// while there is more to come, and while nobody can tell.
-    pub async fn outcome(&self) -> Result<Option<Outcome>> {
+    pub async fn outcome(&self) -> Result<Option<TurnOutcome>> {
         let Some(turn_id) = self.turn_id.filter(|_| self.may_rest) else {
             return Ok(None);
         };
@@ -240,11 +240,11 @@ impl Follower {
         }
     }
 
-    async fn read_outcome(&self, turn_id: TurnId) -> Result<Option<Outcome>> {
+    async fn read_outcome(&self, turn_id: TurnId) -> Result<Option<TurnOutcome>> {
         let mut tx = self.begin().await?;
         let turn = turns::get(&mut tx, turn_id).await?;
         let outcome = if self.is_idle(turn.state) && self.has_told_all(&mut tx).await? {
-            Some(Outcome::of(&mut tx, turn).await?)
+            Some(TurnOutcome::read(&mut tx, turn).await?)
         } else {
             None
         };

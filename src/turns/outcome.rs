@@ -1,12 +1,12 @@
-//! How turns end: what a client is told of the end, and the last write of a turn that nobody runs.
+//! The end of a turn: what its caller gets, the last write of a turn that no node runs, and the next turn.
 
 use chrono::{DateTime, Utc};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::accept::{RunnableTurn, begin};
-use super::limit;
+use super::accept::RunnableTurn;
 use super::reply::{self, AnsweredTurn};
-use super::runner;
+use super::starts::begin;
+use super::{limit, runner};
 use crate::app::App;
 use crate::domain::bridge::delivery::ReplyVia;
 use crate::domain::conversation::message::NewMessage;
@@ -19,13 +19,14 @@ use crate::ids::{SessionId, TurnId};
 use crate::store::TenantTx;
 use crate::store::conversation::conversations;
 use crate::store::tenant::tenants;
-use crate::store::turn::turn_claims::{self, TurnLease};
-use crate::store::turn::turn_writes::{self, Change, Fence, Write};
+use crate::store::turn::turn_claims;
+use crate::store::turn::turn_lease::TurnLease;
+use crate::store::turn::turn_writes::{Change, TurnWrite};
 use crate::store::turn::turns;
 
-/// What a client hears at the end of a turn, or when the turn waits for its tools.
+/// What a caller gets when a turn has ended, or waits for the caller's tools.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct TurnOutcome {
     pub turn_id: TurnId,
     pub conversation_id: SessionId,
     pub session_id: SessionId,
@@ -34,43 +35,45 @@ pub struct Outcome {
     pub session_info: SessionInfo,
     pub created_at: DateTime<Utc>,
     pub usage: TokenUsage,
-    pub said: Said,
+    pub result: TurnResult,
 }
 
 #[derive(Debug, Clone)]
-pub enum Said {
+pub enum TurnResult {
     Answer {
         content: Value,
         /// Null where there are none.
         tool_calls: Value,
         finish_reason: String,
-        /// What the model told beside it.
+        /// What the model sent beside it.
         extra: Option<Box<Extra>>,
     },
-    /// It brought no answer: see `Turn::failure`.
-    Nothing(Box<Turn>),
+    /// It has no answer: see `Turn::failure`.
+    Failure(Box<Turn>),
 }
 
-impl Outcome {
-    /// The event that tells it.
+impl TurnOutcome {
+    /// The event of this outcome.
     pub fn event(&self) -> &'static str {
-        match &self.said {
-            Said::Answer { finish_reason, .. } if finish_reason == "tool_calls" => TURN_WAITING,
-            Said::Answer { .. } => of_end(TurnState::Completed),
-            Said::Nothing(turn) => of_end(turn.state),
+        match &self.result {
+            TurnResult::Answer { finish_reason, .. } if finish_reason == "tool_calls" => {
+                TURN_WAITING
+            }
+            TurnResult::Answer { .. } => of_end(TurnState::Completed),
+            TurnResult::Failure(turn) => of_end(turn.state),
         }
     }
 
-    /// Of a turn that has ended, or waits for its client.
-    pub async fn of(tx: &mut TenantTx, turn: Turn) -> Result<Self> {
-        let said = match turn.state {
+    /// Reads the outcome of a turn that has ended, or waits for its client.
+    pub async fn read(tx: &mut TenantTx, turn: Turn) -> Result<Self> {
+        let result = match turn.state {
             TurnState::Completed | TurnState::WaitingClient => {
-                let said = turns::last_said(tx, turn.id).await?;
-                let (content, calls, extra) = match said {
-                    Some(said) => (said.content, said.tool_calls, said.extra),
+                let answer = turns::find_last_answer(tx, turn.id).await?;
+                let (content, calls, extra) = match answer {
+                    Some(answer) => (answer.content, answer.tool_calls, answer.extra),
                     None => (None, None, None),
                 };
-                Said::Answer {
+                TurnResult::Answer {
                     content: content.map_or(Value::Null, |content| content.0),
                     tool_calls: calls.map_or(Value::Null, |calls| calls.0),
                     finish_reason: turn
@@ -84,7 +87,7 @@ impl Outcome {
             | TurnState::Running
             | TurnState::Failed
             | TurnState::Cancelled
-            | TurnState::Interrupted => Said::Nothing(Box::new(turn.clone())),
+            | TurnState::Interrupted => TurnResult::Failure(Box::new(turn.clone())),
         };
         Ok(Self {
             turn_id: turn.id,
@@ -95,17 +98,16 @@ impl Outcome {
             session_info: turn.session_info,
             created_at: turn.created_at,
             usage: turn.usage,
-            said,
+            result,
         })
     }
 }
 
-/// Ends a turn that was taken for that, in a conversation that is held: the client's tools that it waited
-/// for are told as interrupted.
-pub(super) async fn interrupted(
-    app: &App,
+/// Ends a turn that was claimed for that, in a conversation that is locked. The client's tool calls that it waited
+/// for get results that say they were interrupted.
+pub(super) async fn interrupt(
     tx: &mut TenantTx,
-    lease: &TurnLease,
+    lease: &mut TurnLease,
     reason: StopReason,
     now: DateTime<Utc>,
 ) -> Result<()> {
@@ -114,68 +116,47 @@ pub(super) async fn interrupted(
         .iter()
         .map(|call| interrupted_result(&call.id, "the client brought no result"))
         .collect();
-    end(
-        app,
-        tx,
-        lease,
-        &results,
-        (reason.state(), reason.as_str()),
-        now,
-    )
-    .await
+    end(tx, lease, &results, (reason.state(), reason.as_str()), now).await
 }
 
-/// The last write of a turn that this transaction has taken, and the word to who waits for a delivery that there is
-/// no answer.
+/// The last write of a turn that this transaction has claimed, and the notice to a sender who waits for a delivery
+/// that there is no answer.
 pub(super) async fn end(
-    app: &App,
     tx: &mut TenantTx,
-    lease: &TurnLease,
+    lease: &mut TurnLease,
     messages: &[NewMessage],
     (state, reason): (TurnState, &str),
     now: DateTime<Utc>,
 ) -> Result<()> {
-    let named = (0..messages.len()).map(NewEvent::of_message);
-    let last = NewEvent::new(of_end(state)).with(serde_json::json!({ "reason": reason }));
-    let told: Vec<NewEvent> = named.chain([last]).collect();
+    let of_messages = (0..messages.len()).map(NewEvent::of_message);
+    let events: Vec<NewEvent> = of_messages
+        .chain([end_event(state, Some(reason))])
+        .collect();
     let tip = conversations::lock(tx, lease.conversation_id).await?;
-    let session_id = tip.or(lease.session_id).unwrap_or(lease.conversation_id);
-    let write = Write {
-        conversation_id: lease.conversation_id,
-        session_id,
+    lease.session_id = tip.unwrap_or(lease.session_id);
+    let write = TurnWrite {
         messages,
-        speaker: None,
-        events: &told,
-        attempt: lease.attempt,
-        starts: false,
-        change: &Change {
+        events: &events,
+        change: Change {
             state: Some(state),
             reason: Some(reason),
             ..Change::default()
         },
-        runner: runner(app),
     };
-    let fence = Fence {
-        turn_id: lease.id,
-        fence: lease.fence,
-        version: lease.version,
-    };
-    let written = turn_writes::write(tx, fence, &write, now).await?;
-    let lost = || Error::internal(anyhow::anyhow!("a turn was lost while it was ended"));
-    let heard = written.ok_or_else(lost)?;
-    if let (Some(ReplyVia::Delivery), Some(to)) = (heard.reply_via, &lease.reply_to) {
-        let turn = AnsweredTurn {
-            id: lease.id,
-            conversation_id: lease.conversation_id,
-            session_id,
-        };
+    let ack = lease.write_claimed(tx, &write, now).await?;
+    if let (Some(ReplyVia::Delivery), Some(to)) = (ack.reply_via, &lease.reply_to) {
+        let turn = AnsweredTurn::of_lease(lease);
         reply::deliver(tx, turn, to, Err(reason), now).await?;
     }
     Ok(())
 }
 
-/// Takes the next turn of a conversation that is held, if one waits, none is active, and the tenant's limit allows
-/// one more: otherwise a sweeper takes it later.
+pub(super) fn end_event(state: TurnState, reason: Option<&str>) -> NewEvent {
+    NewEvent::new(of_end(state)).with(json!({ "reason": reason }))
+}
+
+/// Claims and starts the next turn of a conversation that is locked, if one waits, none is active, and the tenant's
+/// limit allows one more. Otherwise a sweeper starts it later.
 pub(super) async fn begin_next(
     app: &App,
     tx: &mut TenantTx,
@@ -187,21 +168,21 @@ pub(super) async fn begin_next(
     };
     let concurrent_turns = tenants::get_limits(tx).await?.concurrent_turns;
     if !limit::try_allow_one(app, tx, concurrent_turns).await? {
-        turn_claims::wait_a_second(tx, next).await?;
+        turn_claims::postpone(tx, next).await?;
         return Ok(None);
     }
     let Some(lease) = turn_claims::claim_next(tx, conversation_id, runner(app)).await? else {
         return Ok(None);
     };
-    let tip = conversations::lock(tx, conversation_id).await?;
-    let gone = || Error::internal(anyhow::anyhow!("a deleted conversation has a queue"));
-    begin(app, tx, lease, tip.ok_or_else(gone)?, now)
-        .await
-        .map(Some)
+    let Some(tip) = conversations::lock(tx, conversation_id).await? else {
+        let detail = "a deleted conversation has a queue";
+        return Err(Error::internal(anyhow::anyhow!(detail)));
+    };
+    begin(tx, lease, tip, now).await.map(Some)
 }
 
-/// The same after the end of another turn in `tx`, which must not be undone by what is wrong with the next: then a
-/// sweeper takes that later.
+/// The same after the end of another turn in `tx`, which a failure of the next turn must not undo. Then a sweeper
+/// starts it later.
 pub(super) async fn try_begin_next(
     app: &App,
     tx: &mut TenantTx,
@@ -213,7 +194,7 @@ pub(super) async fn try_begin_next(
         Ok(next) => Ok(next),
         Err(error) => {
             tracing::warn!(conversation = %conversation_id, error = %error, cause = ?error.cause,
-                           "the next turn was not started");
+                           "next turn not started");
             tx.roll_back_to_mark().await?;
             Ok(None)
         }

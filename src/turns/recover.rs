@@ -1,13 +1,14 @@
-//! Turns that no node works on: their node was lost, their client did not come back, or nobody started
-//! them. Any node finds them, and goes on from the last step that was stored.
+//! Recovers turns that no node runs: their node was lost, their client did not come back, or none started them. Any
+//! node finds them, and goes on from the last step that was stored.
 
 use std::time::Instant;
 
+use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, stream};
 use serde_json::json;
 
 use super::accept::RunnableTurn;
-use super::outcome::{begin_next, end, interrupted, try_begin_next};
+use super::outcome::{begin_next, end, interrupt, try_begin_next};
 use super::run::start;
 use super::runner;
 use crate::app::App;
@@ -19,20 +20,21 @@ use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::TenantTx;
 use crate::store::conversation::{conversations, open_calls};
-use crate::store::turn::turn_claims::{self, TurnLease};
-use crate::store::turn::turn_writes::{self, Change, Fence, Write};
+use crate::store::turn::turn_claims::{self, Wait};
+use crate::store::turn::turn_lease::TurnLease;
+use crate::store::turn::turn_writes::TurnWrite;
 use crate::store::turn::{events, turn_stops, turns};
 use crate::{sessions, telemetry};
 
-/// As many as one look takes; the rest is for the other nodes, or the next look.
+/// Turns that one sweep recovers; the rest is for the other nodes, or the next sweep.
 const BATCH: i32 = 50;
 const AT_ONCE: usize = 4;
 
 /// After so many failures in a row a turn is ended as failed, without reading what it holds.
 const MAX_FAILURES: i32 = 8;
 
-/// One look for such turns. Answers how many there were. While the database did not answer no node could renew
-/// its leases: after such a time everybody gets one lease's length to do so, before anything is taken over.
+/// Recovers such turns once. Answers how many there were. While the database did not answer no node could renew its
+/// leases: after such a time each gets one lease's length to do so, before any turn is claimed.
 pub async fn sweep(app: &App) -> Result<usize> {
     let began = Instant::now();
     let lease = app.config.turn_lease;
@@ -42,19 +44,23 @@ pub async fn sweep(app: &App) -> Result<usize> {
     }
     let due = due?;
     let count = due.len();
-    // Several at once: one whose conversation somebody holds must not keep the others waiting.
+    // Several at once: one whose conversation is locked must not keep the others waiting.
     let recovering = async |(tenant_id, turn_id): (TenantId, TurnId)| {
         if app.shutdown.is_stopping() {
             return;
         }
         if let Err(error) = recover(app, tenant_id, turn_id).await {
             tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
-                           "a turn was not recovered");
-            // Somebody who holds a lock for long says nothing about the turn; while the database is away this fails.
-            let counts = !matches!(error.code, Code::Unavailable | Code::Busy);
-            if let Err(error) = put_off(app, tenant_id, turn_id, counts).await {
+                           "turn not recovered");
+            // A lock that is held for long says nothing about the turn; while the database is away this fails.
+            let cause = if matches!(error.code, Code::Unavailable | Code::Busy) {
+                Cause::Outside
+            } else {
+                Cause::Turn
+            };
+            if let Err(error) = put_off(app, tenant_id, turn_id, cause).await {
                 tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error,
-                               "a turn was not put off");
+                               "turn not put off");
             }
         }
     };
@@ -64,16 +70,23 @@ pub async fn sweep(app: &App) -> Result<usize> {
     Ok(count)
 }
 
-/// Lets others go before a turn that was not recovered. One that fails again and again ends; `counts` says whether
-/// this was a failure of its own.
-async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId, counts: bool) -> Result<()> {
+/// Why a turn was not recovered.
+#[derive(Debug, Clone, Copy)]
+enum Cause {
+    /// A lock or the database was in the way.
+    Outside,
+    Turn,
+}
+
+/// Lets other turns go before one that was not recovered. One that fails again and again by itself is ended.
+async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId, cause: Cause) -> Result<()> {
     let caller = ServiceCaller::for_tenant(tenant_id);
     let mut tx = caller.begin(&app.db).await?;
     let Some(turn) = turns::find(&mut tx, turn_id).await? else {
         return tx.end().await;
     };
     conversations::lock(&mut tx, turn.conversation_id).await?;
-    // A queue fails with its first turn, whichever was looked at.
+    // A queue fails with its first turn, whichever was tried.
     let first = turn_claims::find_next(&mut tx, turn.conversation_id).await?;
     let failing = match turn.state {
         TurnState::Queued => first.unwrap_or(turn_id),
@@ -84,20 +97,21 @@ async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId, counts: bool) 
         | TurnState::Cancelled
         | TurnState::Interrupted => turn_id,
     };
-    let failures = if counts {
-        turn_claims::defer(&mut tx, failing).await?.unwrap_or(0)
-    } else {
-        turn_claims::wait_a_second(&mut tx, failing).await?;
-        0
+    let failures = match cause {
+        Cause::Turn => turn_claims::defer(&mut tx, failing).await?.unwrap_or(0),
+        Cause::Outside => {
+            turn_claims::postpone(&mut tx, failing).await?;
+            0
+        }
     };
     if failures >= MAX_FAILURES {
         abandon(app, &mut tx, failing).await?;
-        tracing::warn!(tenant = %tenant_id, turn = %failing, failures, "a turn was ended as failed");
+        tracing::warn!(tenant = %tenant_id, turn = %failing, failures, "turn ended as failed");
     }
     tx.commit().await
 }
 
-/// Ends a turn whose conversation is held, whatever its row holds.
+/// Ends a turn whose conversation is locked, whatever its row holds.
 async fn abandon(app: &App, tx: &mut TenantTx, turn_id: TurnId) -> Result<()> {
     let now = app.clock.now();
     let reason = Code::TurnAbandoned.as_str();
@@ -117,21 +131,21 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
         return tx.end().await;
     };
     let conversation_id = turn.conversation_id;
-    // Somebody who holds it recovers it, or moves it on.
+    // The transaction that has it locked recovers it, or moves it on.
     if !conversations::try_lock(&mut tx, conversation_id).await? {
         return tx.end().await;
     }
-    let claimed = match turn.state {
+    let next = match turn.state {
         TurnState::Running if turn.node.is_some() && app.db.outages.is_recent() => {
             return tx.end().await;
         }
         TurnState::Running => claim_expired(app, &mut tx, turn_id).await?,
         TurnState::WaitingClient => {
             let now = app.clock.now();
-            if let Some(lease) =
-                turn_claims::claim_waiting(&mut tx, turn_id, runner(app), true).await?
-            {
-                interrupted(app, &mut tx, &lease, StopReason::ToolResultsMissing, now).await?;
+            let lease =
+                turn_claims::claim_waiting(&mut tx, turn_id, runner(app), Wait::Overdue).await?;
+            if let Some(mut lease) = lease {
+                interrupt(&mut tx, &mut lease, StopReason::ToolResultsMissing, now).await?;
             }
             try_begin_next(app, &mut tx, conversation_id, now).await?
         }
@@ -142,13 +156,13 @@ async fn recover(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
         | TurnState::Interrupted => return tx.end().await,
     };
     tx.commit().await?;
-    if let Some(claimed) = claimed {
-        start(app, tenant_id, claimed, None);
+    if let Some(next) = next {
+        start(app, tenant_id, next, None);
     }
     Ok(())
 }
 
-/// Goes on with a turn whose node was lost, or ends it where that is all there is to do.
+/// Claims a turn whose node was lost, and ends it if it was cancelled or lost too often.
 async fn claim_expired(
     app: &App,
     tx: &mut TenantTx,
@@ -159,69 +173,55 @@ async fn claim_expired(
         return Ok(None);
     };
     telemetry::count_recovery();
-    tracing::info!(turn = %turn_id, attempt = lease.attempt, "took a turn over");
-    let session_id = lease.session_id.unwrap_or(lease.conversation_id);
-    let results = interrupted_tools(tx, session_id).await?;
-    let over = match lease.cancelled {
+    tracing::info!(turn = %turn_id, attempt = lease.attempt, "turn claimed from another node");
+    let results = interrupted_tools(tx, lease.session_id).await?;
+    let ended = match lease.cancelled {
         Some(reason) => Some((reason.state(), reason.as_str())),
         None if lease.lost >= MAX_LOST => Some((TurnState::Failed, Code::TurnAbandoned.as_str())),
         None => None,
     };
-    if let Some(how) = over {
-        end(app, tx, &lease, &results, how, now).await?;
+    if let Some(state_and_reason) = ended {
+        end(tx, &mut lease, &results, state_and_reason, now).await?;
         return try_begin_next(app, tx, lease.conversation_id, now).await;
     }
-    let session_id = go_on(app, tx, &mut lease, &results).await?;
+    restart(tx, &mut lease, &results, now).await?;
     Ok(Some(RunnableTurn {
         lease,
-        session_id,
-        past: None,
+        prompt: None,
     }))
 }
 
-/// What is told of tools whose outcome nobody knows: a call never stays without a result.
+/// Results of tool calls whose outcome is not known: a call never stays without a result.
 async fn interrupted_tools(tx: &mut TenantTx, session_id: SessionId) -> Result<Vec<NewMessage>> {
     let open = open_calls::find(tx, session_id).await?;
     let open = open.map_or_else(Vec::new, |open| open.ids);
     let why = "the node that ran the tool was lost; whether it had an effect is not known";
-    let told = open.iter().map(|call| interrupted_result(call, why));
-    Ok(told.collect())
+    let results = open.iter().map(|call| interrupted_result(call, why));
+    Ok(results.collect())
 }
 
-/// Tells that what the lost node said last is void, and what became of its tools.
-async fn go_on(
-    app: &App,
+/// Discards what the lost node wrote last, and records the results of its tool calls.
+async fn restart(
     tx: &mut TenantTx,
     lease: &mut TurnLease,
     results: &[NewMessage],
-) -> Result<SessionId> {
-    let tip = conversations::lock(tx, lease.conversation_id).await?;
-    let gone = || Error::internal(anyhow::anyhow!("a running turn has no conversation"));
-    let tip = tip.ok_or_else(gone)?;
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let Some(tip) = conversations::lock(tx, lease.conversation_id).await? else {
+        let detail = "a running turn has no conversation";
+        return Err(Error::internal(anyhow::anyhow!(detail)));
+    };
     let discarded =
         NewEvent::new(MESSAGE_DISCARDED).with(json!({ "discarded_attempt": lease.attempt - 1 }));
-    let told: Vec<NewEvent> = std::iter::once(discarded)
+    let events: Vec<NewEvent> = std::iter::once(discarded)
         .chain((0..results.len()).map(NewEvent::of_message))
         .collect();
-    let fence = Fence {
-        turn_id: lease.id,
-        fence: lease.fence,
-        version: lease.version,
-    };
-    let write = Write {
-        conversation_id: lease.conversation_id,
-        session_id: tip,
+    let write = TurnWrite {
         messages: results,
-        speaker: None,
-        events: &told,
-        attempt: lease.attempt,
-        starts: false,
-        change: &Change::default(),
-        runner: runner(app),
+        events: &events,
+        ..TurnWrite::default()
     };
-    let written = turn_writes::write(tx, fence, &write, app.clock.now()).await?;
-    written
-        .ok_or_else(|| Error::internal(anyhow::anyhow!("a turn was lost while it was taken")))?;
-    lease.version += 1;
-    Ok(tip)
+    lease.session_id = tip;
+    lease.write_claimed(tx, &write, now).await?;
+    Ok(())
 }

@@ -1,13 +1,8 @@
-//! The answer of a turn to who asked on a platform: a delivery where nobody waits for it, and the wait for
-//! it where somebody does.
+//! The answer to a sender on a platform, as a delivery: where nobody waits for it, or the caller that waited has left.
 
 use chrono::{DateTime, Utc};
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
 
-use super::follow::Follower;
-use super::launch::LiveUpdate;
-use super::outcome::{Outcome, Said};
+use super::outcome::{TurnOutcome, TurnResult};
 use crate::app::App;
 use crate::auth::ServiceCaller;
 use crate::domain::bridge::delivery::{DeliveryKind, NewDelivery, ReplyTo};
@@ -17,12 +12,15 @@ use crate::error::{Code, Result};
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::TenantTx;
 use crate::store::bridge::{outbox, replies};
+use crate::store::turn::turn_lease::TurnLease;
 use crate::store::turn::{turn_claims, turns};
 
 /// The reason of a notice about an answer that has no text.
 const EMPTY_ANSWER: &str = "empty_answer";
-/// As many as one look takes.
+/// Answers that one poll makes deliveries.
 const BATCH: i32 = 50;
+/// After so many failures an answer is given up.
+const MAX_FAILURES: i32 = 8;
 
 /// A turn that has its answer.
 #[derive(Debug, Clone, Copy)]
@@ -32,8 +30,17 @@ pub struct AnsweredTurn {
     pub session_id: SessionId,
 }
 
-/// Writes the answer to the outbox; or, of a turn without one, why there is none. What somebody stopped needs
-/// no word.
+impl AnsweredTurn {
+    pub(super) fn of_lease(lease: &TurnLease) -> Self {
+        Self {
+            id: lease.id,
+            conversation_id: lease.conversation_id,
+            session_id: lease.session_id,
+        }
+    }
+}
+
+/// Writes the answer to the outbox; or, of a turn without one, the reason. A turn that a user stopped needs no notice.
 pub async fn deliver(
     tx: &mut TenantTx,
     turn: AnsweredTurn,
@@ -61,7 +68,7 @@ pub async fn deliver(
     outbox::insert(tx, &delivery, now).await
 }
 
-/// What people are told of a turn that has no answer; nothing where they stopped it themselves.
+/// What a user reads when a turn has no answer; `None` where the user stopped it.
 pub fn failure_notice(reason: &str) -> Option<String> {
     if StopReason::ALL.iter().any(|stop| stop.as_str() == reason) {
         return None;
@@ -73,8 +80,8 @@ pub fn failure_notice(reason: &str) -> Option<String> {
     Some(format!("There is no answer to your message: {why}."))
 }
 
-/// An answer without a word is nothing that a platform could show.
-pub(super) fn said_text(text: String) -> Result<String, &'static str> {
+/// The text, or the reason that there is none: a platform cannot show an empty answer.
+pub(super) fn non_empty(text: String) -> Result<String, &'static str> {
     if text.trim().is_empty() {
         Err(EMPTY_ANSWER)
     } else {
@@ -82,30 +89,27 @@ pub(super) fn said_text(text: String) -> Result<String, &'static str> {
     }
 }
 
-/// The text of an outcome, or the reason why it has none.
-pub fn text_of(outcome: &Outcome) -> Result<String, &str> {
-    match &outcome.said {
-        Said::Answer { content, .. } => said_text(shown_text(content)),
-        Said::Nothing(turn) => Err(turn.reason.as_deref().unwrap_or_default()),
+/// The text of an outcome, or the reason that it has none.
+pub fn text_of(outcome: &TurnOutcome) -> Result<String, &str> {
+    match &outcome.result {
+        TurnResult::Answer { content, .. } => non_empty(shown_text(content)),
+        TurnResult::Failure(turn) => Err(turn.reason.as_deref().unwrap_or_default()),
     }
 }
 
-/// After so many failures an answer is not tried any more.
-const MAX_FAILURES: i32 = 8;
-
-/// Makes deliveries of answers that nobody fetched: the caller that waited is gone. Each on its own: one that
-/// fails is put off, and does not hold up the others.
+/// Makes deliveries of answers whose caller has left before it got them. Each has its own transaction: one that fails
+/// is put off, and does not hold up the others.
 pub async fn deliver_unclaimed(app: &App) -> Result<usize> {
-    let untold = replies::list_unclaimed(&app.db, BATCH).await?;
-    for (tenant_id, turn_id) in &untold {
+    let unclaimed = replies::list_unclaimed(&app.db, BATCH).await?;
+    for (tenant_id, turn_id) in &unclaimed {
         if let Err(error) = deliver_one(app, *tenant_id, *turn_id).await {
             tracing::warn!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
-                           "an answer did not become a delivery");
+                           "answer not made a delivery");
             // Fails too while the database is away: then none of the others could be delivered either.
             put_off(app, *tenant_id, *turn_id).await?;
         }
     }
-    Ok(untold.len())
+    Ok(unclaimed.len())
 }
 
 async fn deliver_one(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> {
@@ -115,7 +119,7 @@ async fn deliver_one(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<
         return tx.end().await;
     };
     let turn = turns::get(&mut tx, turn_id).await?;
-    let outcome = Outcome::of(&mut tx, turn).await?;
+    let outcome = TurnOutcome::read(&mut tx, turn).await?;
     let turn = AnsweredTurn {
         id: outcome.turn_id,
         conversation_id: outcome.conversation_id,
@@ -131,52 +135,7 @@ async fn put_off(app: &App, tenant_id: TenantId, turn_id: TurnId) -> Result<()> 
     let failures = turn_claims::defer(&mut tx, turn_id).await?.unwrap_or(0);
     if failures >= MAX_FAILURES {
         replies::mark_failed(&mut tx, turn_id).await?;
-        tracing::error!(tenant = %tenant_id, turn = %turn_id, failures, "an answer is not delivered");
+        tracing::error!(tenant = %tenant_id, turn = %turn_id, failures, "answer given up");
     }
     tx.commit().await
-}
-
-/// Somebody who waits for a turn's end.
-pub struct AnswerWaiter {
-    ahead: Option<mpsc::Receiver<LiveUpdate>>,
-    follower: Follower,
-}
-
-impl AnswerWaiter {
-    pub fn new(
-        app: &App,
-        tenant_id: TenantId,
-        conversation_id: SessionId,
-        turn_id: TurnId,
-        ahead: Option<mpsc::Receiver<LiveUpdate>>,
-    ) -> Self {
-        let follower = Follower::of_turn(app, tenant_id, conversation_id, turn_id, 0);
-        Self {
-            ahead,
-            follower: follower.until_idle(),
-        }
-    }
-
-    /// How it ended; `None` if it has not by `until`.
-    pub async fn wait(&mut self, until: Instant) -> Result<Option<Outcome>> {
-        while let Some(ahead) = &mut self.ahead {
-            match timeout_at(until, ahead.recv()).await {
-                Err(_) => return Ok(None),
-                Ok(Some(LiveUpdate::Delta(_))) => {}
-                Ok(Some(LiveUpdate::Ended(outcome))) => return Ok(Some(*outcome)),
-                // Another node goes on with it.
-                Ok(Some(LiveUpdate::Lost) | None) => self.ahead = None,
-            }
-        }
-        loop {
-            let events = self.follower.next(until).await?;
-            if events.is_empty() {
-                match self.follower.outcome().await? {
-                    Some(outcome) => return Ok(Some(outcome)),
-                    None if Instant::now() >= until => return Ok(None),
-                    None => {}
-                }
-            }
-        }
-    }
 }

@@ -1,59 +1,57 @@
-//! Running turns: asking the model, its tools, the end, and then the conversation's next turn.
+//! Runs turns: calls the model in rounds, answers its tool calls, ends the turn, and starts the conversation's next.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::accept::RunnableTurn;
-use super::call::{CallEnd, call};
-use super::launch::{LiveSender, LiveUpdate};
-use super::outcome::{Outcome, Said};
-use super::writer::{WriteOutcome, Writer};
+use super::call::{CallEnd, ModelCall};
+use super::live::{LiveSender, LiveUpdate};
+use super::outcome::{TurnOutcome, TurnResult, end_event};
+use super::writer::{TurnWriter, WriteOutcome};
 use crate::agent_runtime::Agent;
 use crate::app::App;
-use crate::auth::ServiceCaller;
 use crate::domain::conversation::message::{NewMessage, ToolCall};
 use crate::domain::conversation::message_extra::UsageDetails;
 use crate::domain::tenant::usage::{UsageCounts, UsageName};
 use crate::domain::turn::answer::Answer;
 use crate::domain::turn::completion::TokenUsage;
-use crate::domain::turn::event::{NewEvent, TURN_WAITING, of_end};
+use crate::domain::turn::event::{NewEvent, TURN_WAITING};
 use crate::domain::turn::prompt::{
     HistoryMessage, request_body, token_budget, trim_to_first_user_message,
 };
 use crate::domain::turn::{StopReason, TurnState};
 use crate::error::{Code, Error, Result};
-use crate::ids::{SessionId, TenantId};
+use crate::ids::TenantId;
 use crate::notifications::RunningTurn;
-use crate::store::turn::prompt_history;
-use crate::store::turn::turn_claims::TurnLease;
-use crate::store::turn::turn_writes::{Change, Fence, WriteAck};
-use crate::store::turn::turns;
+use crate::store::turn::turn_writes::{Change, WriteAck};
+use crate::store::turn::{prompt_history, turns};
 use crate::telemetry::{self, CalledFor};
 
-/// Between two looks whether the database is back.
-const AWAY_PAUSE: Duration = Duration::from_millis(100);
+/// Between attempts to read while the database is away.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Runs a turn that this node has claimed, and then whatever waits in its conversation. Call it after the
-/// commit. Goes on when the client leaves.
-pub fn start(app: &App, tenant_id: TenantId, claimed: RunnableTurn, direct: Option<LiveSender>) {
+/// Runs a turn that this node has claimed, and then the next ones of its conversation. Call it after the commit. The
+/// turn goes on when its caller leaves.
+pub fn start(app: &App, tenant_id: TenantId, turn: RunnableTurn, live: Option<LiveSender>) {
     let tasks = app.turn_tasks.clone();
     // Boxed: it is large, and `spawn` moves it several times.
-    tasks.spawn(Box::pin(run(app.clone(), tenant_id, claimed, direct)));
+    tasks.spawn(Box::pin(run(app.clone(), tenant_id, turn, live)));
 }
 
-async fn run(app: App, tenant_id: TenantId, claimed: RunnableTurn, mut direct: Option<LiveSender>) {
-    let mut next = Some(claimed);
-    while let Some(claimed) = next.take() {
-        let turn_id = claimed.lease.id;
+async fn run(app: App, tenant_id: TenantId, turn: RunnableTurn, mut live: Option<LiveSender>) {
+    let mut next = Some(turn);
+    while let Some(turn) = next.take() {
+        let turn_id = turn.lease.id;
         let began = std::time::Instant::now();
-        next = match run_one(&app, tenant_id, claimed, direct.take()).await {
+        next = match run_one(&app, tenant_id, turn, live.take()).await {
             Ok(next) => next,
             Err(error) => {
-                // Its lease runs out, and whoever takes it over finds out what there is.
-                tracing::error!(turn = %turn_id, error = %error, cause = ?error.cause, "a turn broke off");
+                // Its lease expires, and the node that claims it finds what was committed.
+                tracing::error!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
+                                "turn aborted");
                 None
             }
         };
@@ -61,11 +59,12 @@ async fn run(app: App, tenant_id: TenantId, claimed: RunnableTurn, mut direct: O
     }
 }
 
+/// A turn while it runs.
 struct Run {
     agent: Arc<Agent>,
-    lease: TurnLease,
-    past: Vec<HistoryMessage>,
-    direct: Option<LiveSender>,
+    writer: TurnWriter,
+    history: Vec<HistoryMessage>,
+    live: Option<LiveSender>,
     running: RunningTurn,
     usage: TokenUsage,
     usage_details: UsageDetails,
@@ -74,86 +73,65 @@ struct Run {
 async fn run_one(
     app: &App,
     tenant_id: TenantId,
-    claimed: RunnableTurn,
-    direct: Option<LiveSender>,
+    turn: RunnableTurn,
+    live: Option<LiveSender>,
 ) -> Result<Option<RunnableTurn>> {
-    let RunnableTurn {
-        lease,
-        session_id,
-        past,
-    } = claimed;
+    let RunnableTurn { lease, prompt } = turn;
     telemetry::record_queue(app.clock.now() - lease.created_at);
-    let writer = Writer {
+    let writer = TurnWriter {
         app: app.clone(),
         tenant_id,
-        conversation_id: lease.conversation_id,
-        session_id,
-        speaker: lease.speaker.clone(),
-        attempt: lease.attempt,
-        fence: Fence {
-            turn_id: lease.id,
-            fence: lease.fence,
-            version: lease.version,
-        },
+        lease,
         pending_text: String::new(),
-        reply_to: lease.reply_to.clone(),
     };
-    let prepared = prepare(app, tenant_id, &lease.agent, session_id, past).await?;
-    let Some((agent, past)) = prepared else {
+    let prompt = match prompt {
+        Some(prompt) => Some(prompt),
+        None => read_prompt(&writer).await?,
+    };
+    let Some((agent, history)) = prompt else {
         let error = Error::new(Code::ModelNotFound, "the agent was deleted");
         return fail_early(writer, &error).await;
     };
     let run = Run {
-        running: app.notifications.run_turn(lease.id),
-        past: trim_to_first_user_message(past),
+        running: app.notifications.run_turn(writer.lease.id),
+        history: trim_to_first_user_message(history),
         agent,
-        lease,
-        direct,
+        writer,
+        live,
         usage: TokenUsage::NONE,
         usage_details: UsageDetails::default(),
     };
-    run.rounds(writer).await
+    run.rounds().await
 }
 
-/// The agent, if it is still there, and the transcript. While the database is away both are asked for again:
-/// nobody else has the turn before its lease has run out.
-async fn prepare(
-    app: &App,
-    tenant_id: TenantId,
-    agent: &str,
-    session_id: SessionId,
-    read: Option<(Arc<Agent>, Vec<HistoryMessage>)>,
-) -> Result<Option<(Arc<Agent>, Vec<HistoryMessage>)>> {
-    if read.is_some() {
-        return Ok(read);
-    }
-    let until = Instant::now() + app.config.turn_lease;
+/// The agent, if it is still there, and the transcript. While the database is away both are read again: no other node
+/// can claim the turn before its lease has expired.
+async fn read_prompt(writer: &TurnWriter) -> Result<Option<(Arc<Agent>, Vec<HistoryMessage>)>> {
+    let until = Instant::now() + writer.app.config.turn_lease;
     loop {
-        match try_prepare(app, tenant_id, agent, session_id).await {
-            Err(error) if error.is_transient() && Instant::now() < until => sleep(AWAY_PAUSE).await,
-            prepared => return prepared,
+        match try_read_prompt(writer).await {
+            Err(error) if error.is_transient() && Instant::now() < until => {
+                sleep(RETRY_PAUSE).await;
+            }
+            prompt => return prompt,
         }
     }
 }
 
-async fn try_prepare(
-    app: &App,
-    tenant_id: TenantId,
-    agent: &str,
-    session_id: SessionId,
-) -> Result<Option<(Arc<Agent>, Vec<HistoryMessage>)>> {
-    let Some(agent) = app.models.find(tenant_id, agent).await? else {
+async fn try_read_prompt(writer: &TurnWriter) -> Result<Option<(Arc<Agent>, Vec<HistoryMessage>)>> {
+    let lease = &writer.lease;
+    let models = &writer.app.models;
+    let Some(agent) = models.find(writer.tenant_id, &lease.agent).await? else {
         return Ok(None);
     };
     let budget = token_budget(&agent.spec);
-    let caller = ServiceCaller::for_tenant(tenant_id);
-    let mut tx = caller.begin(&app.db).await?;
-    let past = prompt_history::list(&mut tx, session_id, budget).await?;
+    let mut tx = writer.begin().await?;
+    let history = prompt_history::list(&mut tx, lease.session_id, budget).await?;
     tx.end().await?;
-    Ok(Some((agent, past)))
+    Ok(Some((agent, history)))
 }
 
-async fn fail_early(mut writer: Writer, error: &Error) -> Result<Option<RunnableTurn>> {
+async fn fail_early(mut writer: TurnWriter, error: &Error) -> Result<Option<RunnableTurn>> {
     let change = Change {
         state: Some(TurnState::Failed),
         reason: Some(error.code.as_str()),
@@ -161,72 +139,36 @@ async fn fail_early(mut writer: Writer, error: &Error) -> Result<Option<Runnable
         ..Change::default()
     };
     let event = end_event(TurnState::Failed, Some(error.code.as_str()));
-    let (_, next) = writer.end(&[], &[event], &change).await?;
+    let (_, next) = writer.end(&[], &[event], change).await?;
     Ok(next)
 }
 
-fn end_event(state: TurnState, reason: Option<&str>) -> NewEvent {
-    NewEvent::new(of_end(state)).with(json!({ "reason": reason }))
-}
-
 impl Run {
-    /// Asks the model until it has said its last word, or the turn ends otherwise.
-    async fn rounds(mut self, mut writer: Writer) -> Result<Option<RunnableTurn>> {
+    /// Calls the model until it has answered without a tool call, or the turn ends otherwise.
+    async fn rounds(mut self) -> Result<Option<RunnableTurn>> {
         let mut round = 0;
         loop {
-            let spec = &self.agent.spec;
-            let body = request_body(spec, &self.lease.input, &self.past)?;
-            let asked_bytes = body.len();
-            let forwards = spec.upstream.forward_session_key;
-            let session_key = self
-                .lease
-                .session_info
-                .memory_key
-                .clone()
-                .filter(|_| forwards);
             let mut answer = Answer::default();
-            let (returned, called) = call(
-                writer,
-                &self.agent,
-                body,
-                session_key.as_deref(),
-                &mut answer,
-                &mut self.direct,
-                &self.running,
-            )
-            .await;
-            let gone = || Error::internal(anyhow::anyhow!("a turn lost its writer"));
-            writer = returned.ok_or_else(gone)?;
-            let said_something = answer.said() > 0;
-            let used = answer
-                .usage
-                .or_else(|| said_something.then(|| estimate(asked_bytes, &answer)));
-            self.usage.add(used.unwrap_or(TokenUsage::NONE));
-            self.usage_details.add(answer.usage_details.clone());
-            match called {
-                CallEnd::Lost => {
-                    self.tell(LiveUpdate::Lost);
+            match self.call_model(&mut answer).await? {
+                CallEnd::LeaseLost => {
+                    self.send_last(LiveUpdate::LeaseLost);
                     return Ok(None);
                 }
-                CallEnd::Leaving => {
-                    writer.release().await?;
-                    self.tell(LiveUpdate::Lost);
+                CallEnd::Released => {
+                    self.writer.release().await?;
+                    self.send_last(LiveUpdate::LeaseLost);
                     return Ok(None);
                 }
-                CallEnd::Failed(error) => {
-                    return self.fail(writer, &answer, &error).await;
-                }
-                CallEnd::Stopped(reason) => {
-                    return self.stop(writer, &answer, reason).await;
-                }
+                CallEnd::Failed(error) => return self.fail(&answer, &error).await,
+                CallEnd::Stopped(reason) => return self.stop(&answer, reason).await,
                 CallEnd::Answered => {}
             }
             let calls = answer.tool_calls();
             if calls.is_empty() {
-                return self.complete(writer, &answer).await;
+                return self.complete(&answer).await;
             }
-            if self.waits_for_client(&calls) {
-                return self.wait_for_client(writer, &answer, calls).await;
+            if self.is_for_client(&calls) {
+                return self.wait_for_client(&answer, calls).await;
             }
             round += 1;
             if round > self.agent.spec.max_tool_rounds {
@@ -234,86 +176,113 @@ impl Run {
                     Code::TooManyToolRounds,
                     format!("the model called tools in more than {} rounds", round - 1),
                 );
-                return self.fail(writer, &Answer::default(), &error).await;
+                return self.fail(&Answer::default(), &error).await;
             }
-            let Some(heard) = self.answer_unknown(&mut writer, &answer, calls).await? else {
+            let Some(ack) = self.answer_unknown_tools(&answer, calls).await? else {
                 return Ok(None);
             };
-            if let Some(reason) = heard.stop {
-                return self.stop(writer, &Answer::default(), reason).await;
+            if let Some(reason) = ack.stop {
+                return self.stop(&Answer::default(), reason).await;
             }
         }
     }
 
-    fn waits_for_client(&self, calls: &[ToolCall]) -> bool {
-        let input = &self.lease.input;
+    /// One call of the model, and what it used.
+    async fn call_model(&mut self, answer: &mut Answer) -> Result<CallEnd> {
+        let spec = &self.agent.spec;
+        let lease = &self.writer.lease;
+        let body = request_body(spec, &lease.input, &self.history)?;
+        let request_bytes = body.len();
+        let session_key = if spec.upstream.forward_session_key {
+            lease.session_info.memory_key.clone()
+        } else {
+            None
+        };
+        let call = ModelCall {
+            agent: &self.agent,
+            writer: &mut self.writer,
+            running: &self.running,
+            answer,
+            live: &mut self.live,
+        };
+        let end = call.run(body, session_key.as_deref()).await;
+        let has_answer = answer.said() > 0;
+        let used = answer
+            .usage
+            .or_else(|| has_answer.then(|| estimate(request_bytes, answer)));
+        self.usage.add(used.unwrap_or(TokenUsage::NONE));
+        self.usage_details.add(answer.usage_details.clone());
+        Ok(end)
+    }
+
+    fn is_for_client(&self, calls: &[ToolCall]) -> bool {
+        let input = &self.writer.lease.input;
         calls
             .iter()
             .any(|call| input.gives_tool(&call.function.name))
     }
 
-    /// Tells the model of tools that nobody has. `None`: the turn is lost.
-    async fn answer_unknown(
+    /// Answers calls of tools that do not exist. `None`: the turn is lost.
+    async fn answer_unknown_tools(
         &mut self,
-        writer: &mut Writer,
         answer: &Answer,
         calls: Vec<ToolCall>,
     ) -> Result<Option<WriteAck>> {
         let results: Vec<NewMessage> = calls.iter().map(unknown_tool).collect();
-        let said = answer.message(calls);
-        let messages: Vec<NewMessage> = said.into_iter().chain(results).collect();
-        let told: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
-        match writer.write(&messages, &told).await? {
-            WriteOutcome::Lost => {
-                self.tell(LiveUpdate::Lost);
+        let message = answer.message(calls);
+        let messages: Vec<NewMessage> = message.into_iter().chain(results).collect();
+        let events: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
+        match self.writer.write(&messages, &events).await? {
+            WriteOutcome::LeaseLost => {
+                self.send_last(LiveUpdate::LeaseLost);
                 Ok(None)
             }
-            WriteOutcome::Fine(heard) => {
+            WriteOutcome::Applied(ack) => {
                 for message in &messages {
-                    self.past.push(HistoryMessage::of(message)?);
+                    self.history.push(HistoryMessage::of(message)?);
                 }
-                Ok(Some(heard))
+                Ok(Some(ack))
             }
         }
     }
 
-    async fn complete(mut self, writer: Writer, answer: &Answer) -> Result<Option<RunnableTurn>> {
-        let finish = answer
+    async fn complete(mut self, answer: &Answer) -> Result<Option<RunnableTurn>> {
+        let finish_reason = answer
             .finish_reason
             .clone()
             .unwrap_or_else(|| "stop".to_owned());
         let change = Change {
             state: Some(TurnState::Completed),
-            finish_reason: Some(&finish),
+            finish_reason: Some(&finish_reason),
             usage: Some(self.usage),
             ..Change::default()
         };
-        let said = Said::Answer {
+        let result = TurnResult::Answer {
             content: answer
                 .content()
                 .map_or_else(|| "".into(), |content| content.value().clone()),
             tool_calls: Value::Null,
-            finish_reason: finish.clone(),
+            finish_reason: finish_reason.clone(),
             extra: answer.extra(self.usage_details.clone()),
         };
-        // Also an answer without a word is one.
+        // An empty answer is one too.
         let message = NewMessage {
             extra: answer.extra(self.usage_details.clone()),
             ..answer
                 .message(Vec::new())
                 .unwrap_or_else(NewMessage::silence)
         };
-        self.end(writer, vec![message], &change, Some(said)).await
+        self.end(vec![message], change, Some(result)).await
     }
 
-    /// Leaves the turn to its client, who has to bring what its tools say. What nobody has is told first.
+    /// Leaves the turn to its client, who has to bring the results of its tools. Calls of tools that do not exist are
+    /// answered first.
     async fn wait_for_client(
         mut self,
-        writer: Writer,
         answer: &Answer,
         calls: Vec<ToolCall>,
     ) -> Result<Option<RunnableTurn>> {
-        let input = &self.lease.input;
+        let input = &self.writer.lease.input;
         let (theirs, unknown): (Vec<ToolCall>, Vec<ToolCall>) = calls
             .into_iter()
             .partition(|call| input.gives_tool(&call.function.name));
@@ -325,7 +294,7 @@ impl Run {
             usage: Some(self.usage),
             ..Change::default()
         };
-        let said = Said::Answer {
+        let result = TurnResult::Answer {
             content: answer
                 .content()
                 .map_or(Value::Null, |content| content.value().clone()),
@@ -339,21 +308,17 @@ impl Run {
             ..message
         });
         let messages: Vec<NewMessage> = message.into_iter().chain(results).collect();
-        self.end(writer, messages, &change, Some(said)).await
+        self.end(messages, change, Some(result)).await
     }
 
-    /// The partial text that was shown stays.
-    async fn fail(
-        mut self,
-        writer: Writer,
-        answer: &Answer,
-        error: &Error,
-    ) -> Result<Option<RunnableTurn>> {
+    /// The partial text stays, as the caller may have seen it.
+    async fn fail(mut self, answer: &Answer, error: &Error) -> Result<Option<RunnableTurn>> {
+        let turn_id = self.writer.lease.id;
         if error.code == Code::Internal {
-            tracing::error!(turn = %self.lease.id, cause = ?error.cause, "a turn failed");
+            tracing::error!(turn = %turn_id, cause = ?error.cause, "turn failed");
         }
         if let Some(failed) = &error.failed_call {
-            telemetry::warn_of_failed_call(failed, CalledFor::Turn(self.lease.id));
+            telemetry::warn_of_failed_call(failed, CalledFor::Turn(turn_id));
         }
         let change = Change {
             state: Some(TurnState::Failed),
@@ -363,15 +328,10 @@ impl Run {
             ..Change::default()
         };
         let partial = answer.message(Vec::new()).into_iter().collect();
-        self.end(writer, partial, &change, None).await
+        self.end(partial, change, None).await
     }
 
-    async fn stop(
-        mut self,
-        writer: Writer,
-        answer: &Answer,
-        reason: StopReason,
-    ) -> Result<Option<RunnableTurn>> {
+    async fn stop(mut self, answer: &Answer, reason: StopReason) -> Result<Option<RunnableTurn>> {
         let change = Change {
             state: Some(reason.state()),
             reason: Some(reason.as_str()),
@@ -379,69 +339,70 @@ impl Run {
             ..Change::default()
         };
         let partial = answer.message(Vec::new()).into_iter().collect();
-        self.end(writer, partial, &change, None).await
+        self.end(partial, change, None).await
     }
 
-    /// The last write, what is counted of it, and the last word to the client.
+    /// The last write, its usage, and the last update of the live caller.
     async fn end(
         &mut self,
-        mut writer: Writer,
         messages: Vec<NewMessage>,
-        change: &Change<'_>,
-        said: Option<Said>,
+        change: Change<'_>,
+        result: Option<TurnResult>,
     ) -> Result<Option<RunnableTurn>> {
         let state = change.state.unwrap_or(TurnState::Completed);
-        let mut told: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
-        told.push(if state.has_ended() {
+        let mut events: Vec<NewEvent> = (0..messages.len()).map(NewEvent::of_message).collect();
+        events.push(if state.has_ended() {
             end_event(state, change.reason)
         } else {
             NewEvent::new(TURN_WAITING)
         });
-        let (wrote, next) = writer.end(&messages, &told, change).await?;
-        let WriteOutcome::Fine(_) = wrote else {
-            self.tell(LiveUpdate::Lost);
+        let (outcome, next) = self.writer.end(&messages, &events, change).await?;
+        let WriteOutcome::Applied(_) = outcome else {
+            self.send_last(LiveUpdate::LeaseLost);
             return Ok(None);
         };
-        self.count(&writer.app, writer.tenant_id, state);
-        self.tell_end(&writer, said).await;
+        self.count_usage(state);
+        self.send_outcome(result).await;
         Ok(next)
     }
 
-    async fn tell_end(&mut self, writer: &Writer, said: Option<Said>) {
-        if self.direct.is_none() {
+    async fn send_outcome(&mut self, result: Option<TurnResult>) {
+        if self.live.is_none() {
             return;
         }
-        let lease = &self.lease;
-        let outcome = match said {
-            Some(said) => Ok(Outcome {
+        let lease = &self.writer.lease;
+        let outcome = match result {
+            Some(result) => Ok(TurnOutcome {
                 turn_id: lease.id,
                 conversation_id: lease.conversation_id,
-                session_id: writer.session_id,
+                session_id: lease.session_id,
                 compressed: false,
                 agent: lease.agent.clone(),
                 session_info: lease.session_info.clone(),
                 created_at: lease.created_at,
                 usage: self.usage,
-                said,
+                result,
             }),
-            None => read_outcome(writer, lease).await,
+            None => read_outcome(&self.writer).await,
         };
         match outcome {
-            Ok(outcome) => self.tell(LiveUpdate::Ended(Box::new(outcome))),
-            // The client finds it in the events.
-            Err(_) => self.tell(LiveUpdate::Lost),
+            Ok(outcome) => self.send_last(LiveUpdate::Ended(Box::new(outcome))),
+            // The caller finds it in the events.
+            Err(_) => self.send_last(LiveUpdate::LeaseLost),
         }
     }
 
-    fn count(&self, app: &App, tenant_id: TenantId, state: TurnState) {
+    fn count_usage(&self, state: TurnState) {
         if state.has_ended() {
             telemetry::count_turn(state.as_str());
         }
+        let app = &self.writer.app;
+        let tenant_id = self.writer.tenant_id;
         let name = UsageName::model_call(
             app.clock.now(),
             &self.agent.name,
             &self.agent.spec,
-            self.lease.user_id,
+            self.writer.lease.user_id,
             &self.usage,
         );
         let counts = UsageCounts {
@@ -456,20 +417,19 @@ impl Run {
         app.limits.charge_tokens(tenant_id, limit, tokens);
     }
 
-    /// The last word to the client that asked.
-    fn tell(&mut self, last: LiveUpdate) {
-        if let Some(direct) = self.direct.take() {
-            // Whoever is gone or behind finds it in the events.
-            drop(direct.send(last));
+    /// The last update of the live caller.
+    fn send_last(&mut self, last: LiveUpdate) {
+        if let Some(live) = self.live.take() {
+            // A caller that has left, or is too far behind, finds it in the events.
+            drop(live.send(last));
         }
     }
 }
 
-async fn read_outcome(writer: &Writer, lease: &TurnLease) -> Result<Outcome> {
-    let caller = ServiceCaller::for_tenant(writer.tenant_id);
-    let mut tx = caller.begin(&writer.app.db).await?;
-    let turn = turns::get(&mut tx, lease.id).await?;
-    let outcome = Outcome::of(&mut tx, turn).await?;
+async fn read_outcome(writer: &TurnWriter) -> Result<TurnOutcome> {
+    let mut tx = writer.begin().await?;
+    let turn = turns::get(&mut tx, writer.lease.id).await?;
+    let outcome = TurnOutcome::read(&mut tx, turn).await?;
     tx.end().await?;
     Ok(outcome)
 }
@@ -479,11 +439,11 @@ fn unknown_tool(call: &ToolCall) -> NewMessage {
     NewMessage::tool_result(&call.id, &text)
 }
 
-/// Of a provider that tells no usage: by length.
-fn estimate(asked_bytes: usize, answer: &Answer) -> TokenUsage {
+/// The usage of a call whose provider reports none, by length.
+fn estimate(request_bytes: usize, answer: &Answer) -> TokenUsage {
     let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
     TokenUsage {
-        input: tokens(asked_bytes),
+        input: tokens(request_bytes),
         output: tokens(answer.said()),
         estimated: true,
     }

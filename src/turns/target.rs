@@ -1,5 +1,4 @@
-//! Where a message belongs: the session that is named, the current one of the key that is named, or the
-//! person's own direct chat.
+//! Where a message goes: to the named session, to the current session of the named key, or to the session of a chat.
 
 use chrono::{DateTime, Utc};
 
@@ -18,7 +17,7 @@ use crate::store::TenantTx;
 use crate::store::conversation::slots;
 use crate::store::people::identities;
 
-/// As often as what was found may be moved away under us before we give up.
+/// How often what was found may be moved meanwhile before a request gives up.
 pub(super) const ATTEMPTS: usize = 5;
 
 /// How a request names the session.
@@ -29,34 +28,34 @@ pub enum Target {
         key: Option<SessionKey>,
     },
     Key(SessionKey),
-    /// A chat in which somebody speaks.
+    /// The chat that a sender writes in.
     Chat {
         identity: Identity,
         chat: Chat,
     },
 }
 
-/// The session that was found or made, and what the client is told of it.
+/// The session that was found or created, and what the caller gets to know of it.
 #[derive(Debug)]
 pub struct ResolvedTarget {
     pub tip: Tip,
     pub session_info: SessionInfo,
     /// Where the sender is present.
     pub slot_id: Option<SlotId>,
-    /// Whose chat it is, where a chat was named: the sender's user when it was resolved.
+    /// The sender's user when its chat was resolved, where a chat was named.
     pub chat_of: Option<UserId>,
 }
 
-/// Finds the session, or makes it. A slot that chose it is held until `tx` ends.
+/// Finds the session, or creates it. A slot that chose it is locked until `tx` ends.
 pub async fn find(
     tx: &mut TenantTx,
     access: &Access,
-    place: &Target,
+    target: &Target,
     agent: &str,
     input: &TurnInput,
     now: DateTime<Utc>,
 ) -> Result<ResolvedTarget> {
-    let found = match place {
+    let found = match target {
         Target::Session { session, key } => {
             by_session(tx, access, session, key.as_ref(), agent, now).await?
         }
@@ -97,7 +96,7 @@ async fn by_session(
                         let made = SessionRef::Id(id);
                         sessions::find(tx, access, &made, Permission::Participate, now).await?
                     }
-                    // Another first message was faster; or it was deleted, and the next look tells.
+                    // Another first message was faster, or it was deleted: the next attempt finds out.
                     Err(error) if error.code == Code::SessionIdTaken => continue,
                     Err(error) => return Err(error),
                 }
@@ -147,8 +146,11 @@ async fn check_key(
         Err(error) => return Err(error),
     };
     let conversation_id = tip.name.conversation_id;
-    let knows = slot.id == home || slots::knows(tx, slot.id, conversation_id).await?;
-    knows.then_some(slot.key).ok_or_else(mismatch)
+    if slot.id == home || slots::knows(tx, slot.id, conversation_id).await? {
+        Ok(slot.key)
+    } else {
+        Err(mismatch())
+    }
 }
 
 async fn by_key(
@@ -201,7 +203,7 @@ async fn in_chat(
     for _ in 0..ATTEMPTS {
         let resolved = people::resolve(tx, request, now).await?;
         let resolved = resolved.ok_or_else(|| Error::not_found("user"))?;
-        // A reset in this moment would have ended what we found: then it is looked for again.
+        // A reset in this moment would have ended it: then the next attempt finds its successor.
         let leads_to = slots::lock_current(tx, resolved.slot_id).await?;
         if leads_to != Some(resolved.session.name.conversation_id) {
             continue;
@@ -229,13 +231,13 @@ async fn in_chat(
         });
     }
     Err(Error::unavailable(
-        "the person's chat",
+        "the user's chat",
         anyhow::anyhow!("it is being moved again and again"),
     ))
 }
 
-/// Whether the sender still has the rights it had when `found` was looked for. Asked once the conversation is
-/// held: an unlink that was waited for has committed by then. `false`: another place has to be found.
+/// Whether the sender still has the rights it had when `found` was looked up. Checked once the conversation is
+/// locked: an unlink that was waited for has committed by then. `false`: the target has to be found again.
 pub async fn still_holds(
     tx: &mut TenantTx,
     access: &Access,

@@ -1,119 +1,122 @@
-//! The writes of a turn that runs on this node. While Postgres does not answer they are made again; one
-//! that was made although its answer was lost is not made twice.
+//! The writes of a turn that runs on this node. While Postgres does not answer they are made again; one whose answer
+//! was lost is not made twice.
 
 use std::time::Duration;
 
 use super::accept::RunnableTurn;
 use super::outcome::begin_next;
 use super::reply::{self, AnsweredTurn};
-use super::runner;
 use crate::app::App;
 use crate::auth::ServiceCaller;
-use crate::domain::bridge::delivery::{ReplyTo, ReplyVia};
+use crate::domain::bridge::delivery::ReplyVia;
 use crate::domain::conversation::message::NewMessage;
 use crate::domain::turn::TurnState;
 use crate::domain::turn::event::NewEvent;
 use crate::error::Result;
-use crate::ids::{IdentityId, SessionId, TenantId};
+use crate::ids::TenantId;
 use crate::store::TenantTx;
 use crate::store::conversation::conversations;
-use crate::store::turn::turn_writes::{self, Change, Fence, Write, WriteAck};
+use crate::store::turn::turn_lease::TurnLease;
+use crate::store::turn::turn_writes::{Change, TurnWrite, WriteAck};
 use crate::telemetry;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Then whoever takes the turn over has to find out what is in the database.
-const ATTEMPTS: usize = 60;
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// After that the node that claims the turn has to find out what is in the database.
+const MAX_ATTEMPTS: usize = 60;
 
-/// What a write came to.
 #[derive(Debug)]
 pub enum WriteOutcome {
-    Fine(WriteAck),
+    Applied(WriteAck),
     /// The turn is no longer this node's. Nothing was written, and nothing will be.
-    Lost,
+    LeaseLost,
 }
 
-pub struct Writer {
+pub struct TurnWriter {
     pub app: App,
     pub tenant_id: TenantId,
-    pub conversation_id: SessionId,
-    pub session_id: SessionId,
-    pub speaker: Option<(IdentityId, String)>,
-    pub attempt: i32,
-    pub fence: Fence,
-    /// Pieces of an answer that were said and are not among the events yet.
+    pub lease: TurnLease,
+    /// Text of the answer that is not among the events yet.
     pub pending_text: String,
-    /// Where the answer goes when it becomes a delivery.
-    pub reply_to: Option<ReplyTo>,
 }
 
-impl Writer {
+impl TurnWriter {
     /// Writes and goes on.
     pub async fn write(
         &mut self,
         messages: &[NewMessage],
         events: &[NewEvent],
     ) -> Result<WriteOutcome> {
-        let (wrote, _) = self.apply(messages, events, &Change::default()).await?;
-        Ok(wrote)
+        let change = Change::default();
+        let (outcome, _) = self.apply(messages, events, change).await?;
+        Ok(outcome)
     }
 
-    /// Says that this node lives, and hears whether the turn is to stop.
+    /// Renews the lease, and learns whether the turn is to stop.
     pub async fn renew(&mut self) -> Result<WriteOutcome> {
-        let caller = ServiceCaller::for_tenant(self.tenant_id);
-        let mut tx = caller.begin(&self.app.db).await?;
-        let heard = turn_writes::renew(&mut tx, self.fence, runner(&self.app)).await?;
+        let mut tx = self.begin().await?;
+        let ack = self.lease.renew(&mut tx).await?;
         tx.commit().await?;
-        Ok(match heard {
-            Some(heard) => WriteOutcome::Fine(heard),
+        Ok(match ack {
+            Some(ack) => WriteOutcome::Applied(ack),
             None => self.lost(),
         })
     }
 
-    /// The last write: the turn's end, and the beginning of the conversation's next one. Also the write
-    /// that leaves a turn waiting for its client, after which nothing begins.
+    /// The last write: the turn's end, and the start of the conversation's next one. Also the write that leaves a
+    /// turn waiting for its client, after which none starts.
     pub async fn end(
         &mut self,
         messages: &[NewMessage],
         events: &[NewEvent],
-        change: &Change<'_>,
+        change: Change<'_>,
     ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
         self.apply(messages, events, change).await
     }
 
-    /// Gives the turn to whichever node is faster.
+    /// Releases the turn to whichever node claims it first.
     pub async fn release(&self) -> Result<()> {
-        let caller = ServiceCaller::for_tenant(self.tenant_id);
-        let mut tx = caller.begin(&self.app.db).await?;
-        turn_writes::release(&mut tx, self.fence).await?;
+        let mut tx = self.begin().await?;
+        self.lease.release(&mut tx).await?;
         tx.commit().await
+    }
+
+    pub async fn begin(&self) -> Result<TenantTx> {
+        ServiceCaller::for_tenant(self.tenant_id)
+            .begin(&self.app.db)
+            .await
     }
 
     fn lost(&self) -> WriteOutcome {
         telemetry::count_fence_rejection();
-        tracing::info!(turn = %self.fence.turn_id, "the turn is no longer this node's");
-        WriteOutcome::Lost
+        tracing::info!(turn = %self.lease.id, "turn lease lost");
+        WriteOutcome::LeaseLost
     }
 
     async fn apply(
         &mut self,
         messages: &[NewMessage],
         events: &[NewEvent],
-        change: &Change<'_>,
+        change: Change<'_>,
     ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
         let pending_text = std::mem::take(&mut self.pending_text);
         let rest = (!pending_text.is_empty()).then(|| NewEvent::delta(pending_text));
         let events: Vec<NewEvent> = rest.into_iter().chain(events.iter().cloned()).collect();
+        let write = TurnWrite {
+            messages,
+            events: &events,
+            change,
+        };
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
         loop {
-            let outcome = self.try_apply(messages, &events, change, attempt > 1).await;
+            let outcome = self.try_apply(&write, attempt > 1).await;
             match outcome {
-                Err(error) if attempt < ATTEMPTS && error.is_transient() => {
-                    tracing::warn!(turn = %self.fence.turn_id, error = %error, attempt,
-                                   "a write of a turn is made again");
+                Err(error) if attempt < MAX_ATTEMPTS && error.is_transient() => {
+                    tracing::warn!(turn = %self.lease.id, error = %error, attempt,
+                                   "turn write failed, trying again");
                     tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    pause = (pause * 2).min(MAX_PAUSE);
                     attempt += 1;
                 }
                 outcome => return outcome,
@@ -123,86 +126,69 @@ impl Writer {
 
     async fn try_apply(
         &mut self,
-        messages: &[NewMessage],
-        events: &[NewEvent],
-        change: &Change<'_>,
-        again: bool,
+        write: &TurnWrite<'_>,
+        is_retry: bool,
     ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
-        let (app, now) = (self.app.clone(), self.app.clock.now());
-        let caller = ServiceCaller::for_tenant(self.tenant_id);
-        let mut tx = caller.begin(&app.db).await?;
-        let frees = change.state.is_some_and(|state| state.has_ended());
-        let write = Write {
-            conversation_id: self.conversation_id,
-            session_id: self.session_id,
-            messages,
-            speaker: self.speaker.as_ref(),
-            events,
-            attempt: self.attempt,
-            starts: false,
-            change,
-            runner: runner(&app),
+        let now = self.app.clock.now();
+        let mut tx = self.begin().await?;
+        let Some(ack) = self.lease.write(&mut tx, write, now).await? else {
+            return self.resolve_unacknowledged(tx, write, is_retry).await;
         };
-        let Some(heard) = turn_writes::write(&mut tx, self.fence, &write, now).await? else {
-            return self.resolve_unacknowledged(tx, again).await;
-        };
-        if frees {
-            self.deliver(&mut tx, &heard, messages, change).await?;
+        let has_ended = write.change.state.is_some_and(TurnState::has_ended);
+        if has_ended {
+            self.deliver(&mut tx, &ack, write).await?;
         }
         tx.commit().await?;
-        self.fence.version += 1;
-        let next = if frees && heard.followed {
+        self.lease.advance(write.messages.len(), now);
+        let next = if has_ended && ack.has_followers {
             self.begin_next().await
         } else {
             None
         };
-        Ok((WriteOutcome::Fine(heard), next))
+        Ok((WriteOutcome::Applied(ack), next))
     }
 
-    /// The answer as a delivery, if nobody waits for it: in the transaction that ends the turn.
+    /// Makes the answer a delivery, if nobody waits for it, in the transaction that ends the turn.
     async fn deliver(
         &self,
         tx: &mut TenantTx,
-        heard: &WriteAck,
-        messages: &[NewMessage],
-        change: &Change<'_>,
+        ack: &WriteAck,
+        write: &TurnWrite<'_>,
     ) -> Result<()> {
-        let (Some(ReplyVia::Delivery), Some(to)) = (heard.reply_via, &self.reply_to) else {
+        let (Some(ReplyVia::Delivery), Some(to)) = (ack.reply_via, &self.lease.reply_to) else {
             return Ok(());
         };
-        let turn = AnsweredTurn {
-            id: self.fence.turn_id,
-            conversation_id: self.conversation_id,
-            session_id: self.session_id,
-        };
-        let answer = match change.state {
+        let answer = match write.change.state {
             Some(TurnState::Completed) => {
-                reply::said_text(messages.last().map(NewMessage::text).unwrap_or_default())
+                let text = write.messages.last().map(NewMessage::text);
+                reply::non_empty(text.unwrap_or_default())
             }
-            Some(_) | None => Err(change.reason.unwrap_or_default()),
+            Some(_) | None => Err(write.change.reason.unwrap_or_default()),
         };
+        let turn = AnsweredTurn::of_lease(&self.lease);
         reply::deliver(tx, turn, to, answer, self.app.clock.now()).await
     }
 
-    /// Nothing was written: because an earlier attempt was made after all, or because the turn is lost.
+    /// Nothing was written: an earlier attempt was made after all, or the turn is lost.
     async fn resolve_unacknowledged(
         &mut self,
         mut tx: TenantTx,
-        again: bool,
+        write: &TurnWrite<'_>,
+        is_retry: bool,
     ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
-        if !again || !turn_writes::was_applied(&mut tx, self.fence).await? {
+        if !is_retry || !self.lease.was_applied(&mut tx).await? {
             tx.end().await?;
             return Ok((self.lost(), None));
         }
         tx.commit().await?;
-        self.fence.version += 1;
+        self.lease
+            .advance(write.messages.len(), self.app.clock.now());
         let next = self.begin_next().await;
-        Ok((WriteOutcome::Fine(WriteAck::default()), next))
+        Ok((WriteOutcome::Applied(WriteAck::default()), next))
     }
 
-    /// The conversation's next turn, after this one's end was committed: whatever is wrong with the next one
-    /// must not undo that. What is not started here is found by the sweepers. A node that is shutting down
-    /// leaves it to others.
+    /// Starts the conversation's next turn, after this one's end was committed: a failure of the next one must not
+    /// undo that. A sweeper starts what is not started here. A node that is shutting down leaves it to others.
     async fn begin_next(&self) -> Option<RunnableTurn> {
         if self.app.shutdown.is_stopping() {
             return None;
@@ -210,23 +196,25 @@ impl Writer {
         match self.try_begin_next().await {
             Ok(next) => next,
             Err(error) => {
-                tracing::warn!(tenant = %self.tenant_id, turn = %self.fence.turn_id, error = %error,
-                               cause = ?error.cause, "the turn after this one was not started");
+                tracing::warn!(tenant = %self.tenant_id, turn = %self.lease.id, error = %error,
+                               cause = ?error.cause, "next turn not started");
                 None
             }
         }
     }
 
     async fn try_begin_next(&self) -> Result<Option<RunnableTurn>> {
-        let caller = ServiceCaller::for_tenant(self.tenant_id);
-        let mut tx = caller.begin(&self.app.db).await?;
-        let tip = conversations::lock(&mut tx, self.conversation_id).await?;
-        if tip.is_none() {
+        let mut tx = self.begin().await?;
+        let conversation_id = self.lease.conversation_id;
+        if conversations::lock(&mut tx, conversation_id)
+            .await?
+            .is_none()
+        {
             tx.end().await?;
             return Ok(None);
         }
         let now = self.app.clock.now();
-        let next = begin_next(&self.app, &mut tx, self.conversation_id, now).await?;
+        let next = begin_next(&self.app, &mut tx, conversation_id, now).await?;
         tx.commit().await?;
         Ok(next)
     }

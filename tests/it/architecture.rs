@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
-const ALLOWED: [(&str, &[&str]); 25] = [
+const ALLOWED: [(&str, &[&str]); 26] = [
     ("domain", &["ground"]),
     (
         "main",
@@ -27,7 +27,9 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     (
         "http",
         &[
+            "agent_runtime",
             "completions",
+            "deliveries",
             "idempotency",
             "inbound",
             "people",
@@ -65,6 +67,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     (
         "turns",
         &[
+            "idempotency",
             "people",
             "sessions",
             "app",
@@ -80,11 +83,27 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     (
         "inbound",
         &[
+            "idempotency",
             "people",
             "sessions",
             "turns",
             "app",
             "agent_runtime",
+            "streams",
+            "auth",
+            "store",
+            "domain",
+            "ground",
+        ],
+    ),
+    (
+        "deliveries",
+        &[
+            "app",
+            "limits",
+            "notifications",
+            "streams",
+            "auth",
             "store",
             "domain",
             "ground",
@@ -111,7 +130,9 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     ("audit", &["app", "auth", "store", "domain", "ground"]),
     (
         "people",
-        &["app", "audit", "sessions", "store", "domain", "ground"],
+        &[
+            "app", "audit", "sessions", "auth", "store", "domain", "ground",
+        ],
     ),
     ("sessions", &["app", "audit", "store", "domain", "ground"]),
     ("idempotency", &["app", "store", "ground"]),

@@ -102,9 +102,20 @@ pub struct Delivery {
     pub created_at: DateTime<Utc>,
 }
 
-/// How long after the attempt that failed the next is made.
-pub fn backoff(attempt: i32) -> TimeDelta {
-    TimeDelta::seconds(1i64 << attempt.clamp(0, 9))
+/// What follows an attempt that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AfterFailure {
+    RetryAfter(TimeDelta),
+    Dead,
+}
+
+/// Retries with exponential backoff, as often as a delivery is tried at all.
+pub fn after_failure(attempt: i32) -> AfterFailure {
+    if attempt < MAX_ATTEMPTS {
+        AfterFailure::RetryAfter(TimeDelta::seconds(1i64 << attempt.clamp(0, 9)))
+    } else {
+        AfterFailure::Dead
+    }
 }
 
 #[cfg(test)]
@@ -137,8 +148,10 @@ mod tests {
     }
 
     #[test]
-    fn waiting_grows_and_has_an_end() {
-        assert_eq!(backoff(1), TimeDelta::seconds(2));
-        assert_eq!(backoff(100), TimeDelta::seconds(512));
+    fn the_backoff_grows_and_the_last_attempt_is_followed_by_none() {
+        let retry = |seconds| AfterFailure::RetryAfter(TimeDelta::seconds(seconds));
+        assert_eq!(after_failure(1), retry(2));
+        assert_eq!(after_failure(9), retry(512));
+        assert_eq!(after_failure(10), AfterFailure::Dead);
     }
 }

@@ -261,19 +261,14 @@ key_extractor!(
     [Scope::Admin, Scope::Bridge, Scope::Read]
 );
 
-impl BridgeKey {
-    /// Whether it serves all platforms.
-    pub fn sees_all(&self) -> bool {
-        self.has_scope(Scope::Admin)
+impl From<BridgeKey> for KeyCaller {
+    fn from(key: BridgeKey) -> Self {
+        key.0
     }
 }
 
 impl DeliveryReader {
-    pub fn sees_all(&self) -> bool {
-        self.has_scope(Scope::Admin) || self.has_scope(Scope::Read)
-    }
-
-    /// Who only reads sees no texts.
+    /// A key that may only read sees no texts.
     pub fn reads_texts(&self) -> bool {
         self.has_scope(Scope::Admin) || !self.has_scope(Scope::Read)
     }

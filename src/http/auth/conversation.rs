@@ -10,7 +10,7 @@ use actix_web::{FromRequest, HttpRequest};
 
 use super::callers::{IDENTITY, caller, key_with, missing_scope, not_proven};
 use crate::app::App;
-use crate::auth::{Caller, KeyCaller, UserCaller};
+use crate::auth::{Caller, KeyCaller, TenantCaller, UserCaller};
 use crate::domain::bridge::chat::Chat;
 use crate::domain::people::access::{Access, Visibility, scope_in_use, speaker_through};
 use crate::domain::people::identity::{IdentityName, UserName};
@@ -18,67 +18,34 @@ use crate::domain::people::user::{Identity, IdentityRecord, NewIdentity, User};
 use crate::domain::tenant::api_key::Scope;
 use crate::domain::tenant::limits::Limits;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
+use crate::ids::{TenantId, UserId};
+use crate::people;
 use crate::store::people::{identities, users};
 use crate::store::{Db, TenantTx};
 
-/// What acts for people; the operator never does.
-pub(in crate::http) enum TenantCredential {
-    Key(KeyCaller),
-    User(UserCaller),
+/// A user's token, or a key with one of `scopes`.
+pub(in crate::http) fn tenant_caller(
+    request: &HttpRequest,
+    scopes: &[Scope],
+) -> Result<TenantCaller> {
+    match caller(request)? {
+        Caller::User(user) => Ok(TenantCaller::User(user)),
+        Caller::Key(_) | Caller::Operator(_) => key_with(request, scopes).map(TenantCaller::Key),
+    }
 }
 
-impl TenantCredential {
-    /// A person's token, or a key with one of `scopes`.
-    pub(in crate::http) fn of(request: &HttpRequest, scopes: &[Scope]) -> Result<Self> {
-        match caller(request)? {
-            Caller::User(user) => Ok(Self::User(user)),
-            Caller::Key(_) | Caller::Operator(_) => key_with(request, scopes).map(Self::Key),
-        }
-    }
-
-    pub(in crate::http) async fn begin(&self, db: &Db) -> Result<TenantTx> {
-        match self {
-            Self::Key(key) => key.begin(db).await,
-            Self::User(user) => user.begin(db).await,
-        }
-    }
-
-    pub(in crate::http) fn tenant_id(&self) -> TenantId {
-        match self {
-            Self::Key(key) => key.tenant_id(),
-            Self::User(user) => user.tenant_id(),
-        }
-    }
-
-    pub(in crate::http) fn key_id(&self) -> Option<ApiKeyId> {
-        match self {
-            Self::Key(key) => Some(key.key_id()),
-            Self::User(_) => None,
-        }
-    }
-
-    /// Names it, for the audit.
-    pub(in crate::http) fn principal(&self) -> String {
-        match self {
-            Self::Key(key) => key.principal(),
-            Self::User(user) => user.principal(),
-        }
-    }
-
-    /// A user token proves one account, and so its direct chat. Every other chat, and a direct chat by an id or in
-    /// a scope that the token does not prove, is a bridge's to name.
-    pub(in crate::http) fn check_chat(&self, chat: &Chat) -> Result<()> {
-        match self {
-            Self::User(_) if *chat != Chat::DM => Err(not_proven()),
-            Self::User(_) | Self::Key(_) => Ok(()),
-        }
+/// A user token proves one identity, and so its direct chat. Every other chat, and a direct chat by an id or in
+/// a scope that the token does not prove, is a bridge's to name.
+pub(in crate::http) fn check_chat(caller: &TenantCaller, chat: &Chat) -> Result<()> {
+    match caller {
+        TenantCaller::User(_) if *chat != Chat::DM => Err(not_proven()),
+        TenantCaller::User(_) | TenantCaller::Key(_) => Ok(()),
     }
 }
 
 /// A call that has not yet said, or not in full, for whom it is.
 struct Call {
-    credential: TenantCredential,
+    credential: TenantCaller,
     /// The scopes that the endpoint takes.
     taken: &'static [Scope],
     header: Option<UserName>,
@@ -125,21 +92,21 @@ impl ConversationWriter {
     ) -> Result<(CallerContext, Option<Identity>)> {
         let named = user.and_then(|user| user.parse::<IdentityName>().ok());
         let verified = match (&self.0.credential, named) {
-            (TenantCredential::User(_), _) => {
+            (TenantCaller::User(_), _) => {
                 let is_me = user == Some("me") || self.0.header == Some(UserName::Me);
                 let context = self.0.context(app, None).await?;
                 let speaker = context.access.speaker.clone();
                 return Ok((context, speaker.filter(|_| stores || is_me)));
             }
-            (TenantCredential::Key(key), Some(named)) if key.has_scope(Scope::Admin) => {
+            (TenantCaller::Key(key), Some(named)) if key.has_scope(Scope::Admin) => {
                 // Naming an account here is a first contact.
                 known_or_new(app, key, &named).await?;
                 Some(named)
             }
-            (TenantCredential::Key(key), Some(named)) if key.has_scope(Scope::Bridge) => {
+            (TenantCaller::Key(key), Some(named)) if key.has_scope(Scope::Bridge) => {
                 Some(named).filter(|named| named.is_covered_by(key.platforms()))
             }
-            (TenantCredential::Key(_), _) => None,
+            (TenantCaller::Key(_), _) => None,
         };
         let Some(named) = verified.map(UserName::Identity) else {
             return Ok((self.0.context(app, None).await?, None));
@@ -175,7 +142,7 @@ extractor!(
 
 impl Call {
     fn of(request: &HttpRequest, taken: &'static [Scope]) -> Result<Self> {
-        let credential = TenantCredential::of(request, taken)?;
+        let credential = tenant_caller(request, taken)?;
         let header = read_header(request, &credential)?;
         Ok(Self {
             credential,
@@ -187,12 +154,12 @@ impl Call {
     async fn context(self, app: &App, named: Option<&UserName>) -> Result<CallerContext> {
         let named = named.or(self.header.as_ref());
         let access = match &self.credential {
-            TenantCredential::Key(key) => viewer_of_key(app, key, self.taken, named).await?,
-            TenantCredential::User(user) => viewer_of_user(app, user, named).await?,
+            TenantCaller::Key(key) => viewer_of_key(app, key, self.taken, named).await?,
+            TenantCaller::User(user) => viewer_of_user(app, user, named).await?,
         };
         let name = match &self.credential {
-            TenantCredential::Key(_) => named.map(ToString::to_string),
-            TenantCredential::User(user) => Some(user.identity().name.to_string()),
+            TenantCaller::Key(_) => named.map(ToString::to_string),
+            TenantCaller::User(user) => Some(user.identity().name.to_string()),
         };
         Ok(CallerContext {
             access,
@@ -205,7 +172,7 @@ impl Call {
 /// Who the header `X-Throughline-Identity` names: an identity, or with a user's token `me`.
 pub(in crate::http) fn read_header(
     request: &HttpRequest,
-    credential: &TenantCredential,
+    credential: &TenantCaller,
 ) -> Result<Option<UserName>> {
     let Some(value) = request.headers().get(IDENTITY) else {
         return Ok(None);
@@ -218,8 +185,8 @@ pub(in crate::http) fn read_header(
         std::str::from_utf8(value.as_bytes()).map_err(|error| malformed(error.to_string()))?;
     if text == "me" {
         return match credential {
-            TenantCredential::User(_) => Ok(Some(UserName::Me)),
-            TenantCredential::Key(_) => Err(malformed(
+            TenantCaller::User(_) => Ok(Some(UserName::Me)),
+            TenantCaller::Key(_) => Err(malformed(
                 "an API key is nobody: name an identity in X-Throughline-Identity".to_owned(),
             )),
         };
@@ -355,18 +322,6 @@ async fn viewer_of_user(app: &App, user: &UserCaller, named: Option<&UserName>) 
     Ok(Access::of_user(own, user.identity().clone()))
 }
 
-/// The user of an identity now, if that is `user_id` or the survivor of a merge.
-pub(in crate::http) async fn find_present_user(
-    tx: &mut TenantTx,
-    identity_id: IdentityId,
-    user_id: UserId,
-) -> Result<UserId> {
-    let identity = identities::get(tx, identity_id).await?;
-    let present = identity.ok_or_else(no_such_user)?.user_id;
-    let same = present == user_id || users::find_redirect(tx, user_id).await? == Some(present);
-    same.then_some(present).ok_or_else(no_such_user)
-}
-
 fn key_is_nobody() -> Error {
     let detail = "an API key is nobody: give a user's id or an identity";
     Error::invalid(vec![FieldError::new("/user", detail)])
@@ -381,7 +336,7 @@ pub struct CallerContext {
     pub access: Access,
     /// Who is acted for, as the caller names them: it stays the same when users are merged.
     name: Option<String>,
-    credential: TenantCredential,
+    credential: TenantCaller,
 }
 
 impl CallerContext {
@@ -397,7 +352,7 @@ impl CallerContext {
 
     /// Fails for a chat that the credential does not prove.
     pub fn check_chat(&self, chat: &Chat) -> Result<()> {
-        self.credential.check_chat(chat)
+        check_chat(&self.credential, chat)
     }
 
     /// Fails when the account that speaks has another person by now: for what goes on long after the call
@@ -407,7 +362,9 @@ impl CallerContext {
         else {
             return Ok(());
         };
-        find_present_user(tx, speaker.id, person).await.map(drop)
+        people::find_present_user(tx, speaker.id, person)
+            .await
+            .map(drop)
     }
 
     /// Whom a list is narrowed to by an id of a person: who became of it. A person sees their own alone.
@@ -436,10 +393,7 @@ impl CallerContext {
 
     /// What its tenant may use.
     pub fn limits(&self) -> &Limits {
-        match &self.credential {
-            TenantCredential::Key(key) => key.limits(),
-            TenantCredential::User(user) => user.limits(),
-        }
+        self.credential.limits()
     }
 
     /// The credential, for the audit.
@@ -447,7 +401,7 @@ impl CallerContext {
         self.credential.principal()
     }
 
-    pub(in crate::http) fn credential(&self) -> &TenantCredential {
+    pub fn caller(&self) -> &TenantCaller {
         &self.credential
     }
 

@@ -7,9 +7,9 @@ use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 
 use super::callers::not_proven;
-use super::conversation::{TenantCredential, read_header};
+use super::conversation::{check_chat, read_header, tenant_caller};
 use crate::app::App;
-use crate::auth::KeyCaller;
+use crate::auth::{KeyCaller, TenantCaller};
 use crate::domain::bridge::chat::Chat;
 use crate::domain::people::access::Namespace;
 use crate::domain::people::identity::{IdentityName, UserName};
@@ -24,7 +24,7 @@ use crate::store::{Db, TenantTx};
 /// Whoever may vouch for an account: a person for their own, a bridge for those of its platforms, an
 /// admin for any.
 pub struct IdentityCaller {
-    credential: TenantCredential,
+    credential: TenantCaller,
     header: Option<IdentityName>,
 }
 
@@ -39,13 +39,13 @@ impl FromRequest for IdentityCaller {
 
 impl IdentityCaller {
     fn of(request: &HttpRequest) -> Result<Self> {
-        let credential = TenantCredential::of(request, &[Scope::Admin, Scope::Bridge])?;
+        let credential = tenant_caller(request, &[Scope::Admin, Scope::Bridge])?;
         let header = match (read_header(request, &credential)?, &credential) {
             (Some(UserName::Identity(named)), _) => Some(named),
-            (Some(UserName::Me | UserName::User(_)), TenantCredential::User(user)) => {
+            (Some(UserName::Me | UserName::User(_)), TenantCaller::User(user)) => {
                 Some(user.identity().name.clone())
             }
-            (Some(UserName::Me | UserName::User(_)), TenantCredential::Key(_)) | (None, _) => None,
+            (Some(UserName::Me | UserName::User(_)), TenantCaller::Key(_)) | (None, _) => None,
         };
         Ok(Self { credential, header })
     }
@@ -59,9 +59,9 @@ impl IdentityCaller {
         }
         let named = claim.identity.or(self.header);
         let identity = match (&self.credential, named) {
-            (TenantCredential::User(user), named) => {
+            (TenantCaller::User(user), named) => {
                 if let Some(chat) = chat {
-                    self.credential.check_chat(chat)?;
+                    check_chat(&self.credential, chat)?;
                 }
                 let own = &user.identity().name;
                 if named.is_some_and(|named| named != *own) || claim.display_name.is_some() {
@@ -69,17 +69,17 @@ impl IdentityCaller {
                 }
                 own.clone()
             }
-            (TenantCredential::Key(key), Some(named)) => {
+            (TenantCaller::Key(key), Some(named)) => {
                 if !key.has_scope(Scope::Admin) {
                     check_covered(key, &named, chat)?;
                 }
                 named
             }
-            (TenantCredential::Key(key), None) if key.has_scope(Scope::Admin) => {
+            (TenantCaller::Key(key), None) if key.has_scope(Scope::Admin) => {
                 let error = FieldError::new("/identity", "say for whom");
                 return Err(Error::invalid(vec![error]));
             }
-            (TenantCredential::Key(_), None) => {
+            (TenantCaller::Key(_), None) => {
                 let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
                 return Err(Error::new(Code::IdentityRequired, detail));
             }
@@ -118,7 +118,7 @@ fn check_covered(key: &KeyCaller, named: &IdentityName, chat: Option<&Chat>) -> 
 
 /// A call and the account it speaks for.
 pub struct VerifiedIdentity {
-    credential: TenantCredential,
+    credential: TenantCaller,
     pub identity: IdentityName,
 }
 
@@ -134,7 +134,7 @@ impl VerifiedIdentity {
     /// Whose account it is now; made if nobody's. Call it before a transaction is open: it opens its own.
     pub async fn contact(&self, app: &App) -> Result<KnownIdentity> {
         match &self.credential {
-            TenantCredential::Key(key) => {
+            TenantCaller::Key(key) => {
                 let account = NewIdentity {
                     name: self.identity.clone(),
                     issuer: None,
@@ -145,7 +145,7 @@ impl VerifiedIdentity {
                     .await
             }
             // The token has proven its own account, which may have gone since.
-            TenantCredential::User(user) => {
+            TenantCaller::User(user) => {
                 let mut tx = user.begin(&app.db).await?;
                 let known = identities::find(&mut tx, &self.identity).await?;
                 tx.end().await?;
@@ -168,8 +168,8 @@ impl VerifiedIdentity {
     /// changed since the token was judged.
     pub fn check_own(&self, known: &KnownIdentity) -> Result<()> {
         match &self.credential {
-            TenantCredential::Key(_) => Ok(()),
-            TenantCredential::User(user) => {
+            TenantCaller::Key(_) => Ok(()),
+            TenantCaller::User(user) => {
                 let own = user.identity().id == known.id;
                 own.then_some(()).ok_or_else(no_such_user)
             }
@@ -177,14 +177,18 @@ impl VerifiedIdentity {
     }
 
     pub fn is_person(&self) -> bool {
-        matches!(self.credential, TenantCredential::User(_))
+        matches!(self.credential, TenantCaller::User(_))
     }
 
     pub fn namespace(&self) -> Namespace {
         match &self.credential {
-            TenantCredential::Key(_) => Namespace::Service,
-            TenantCredential::User(user) => Namespace::User(user.user_id()),
+            TenantCaller::Key(_) => Namespace::Service,
+            TenantCaller::User(user) => Namespace::User(user.user_id()),
         }
+    }
+
+    pub fn into_caller(self) -> TenantCaller {
+        self.credential
     }
 
     /// The credential, for the audit.
@@ -192,7 +196,7 @@ impl VerifiedIdentity {
         self.credential.principal()
     }
 
-    pub(in crate::http) fn credential(&self) -> &TenantCredential {
+    pub(in crate::http) fn credential(&self) -> &TenantCaller {
         &self.credential
     }
 

@@ -10,9 +10,9 @@ use crate::domain::people::access::Access;
 use crate::domain::turn::ResetInfo;
 use crate::domain::turn::completion::TokenUsage;
 use crate::error::Error;
-use crate::http::response::problem;
+use crate::http::response::{problem, sse};
 use crate::ids::TurnId;
-use crate::turns::{Outcome, Said};
+use crate::turns::{TurnOutcome, TurnResult};
 
 /// Bytes of what most chunks add, and of what follows it.
 const USUAL_DELTA: usize = 96;
@@ -138,7 +138,7 @@ impl Frame {
             for (name, value) in answered.of_provider() {
                 chunk[name] = value.into();
             }
-            last.push(data(&chunk));
+            last.push(sse::data(&chunk.to_string()));
         }
         last.push(Bytes::from_static(b"data: [DONE]\n\n"));
         last
@@ -223,10 +223,6 @@ fn split_refusal(content: &Value) -> (Value, Value) {
     }
 }
 
-fn data(value: &Value) -> Bytes {
-    Bytes::from(format!("data: {value}\n\n"))
-}
-
 fn write_json(line: &mut Vec<u8>, value: &impl Serialize) {
     // Fails for keys that are no text; there are none.
     if serde_json::to_writer(&mut *line, value).is_err() {
@@ -236,11 +232,11 @@ fn write_json(line: &mut Vec<u8>, value: &impl Serialize) {
 
 /// An error in the middle of a stream, as the official clients raise it.
 pub fn error(error: &Error) -> Bytes {
-    Bytes::from(format!("data: {}\n\n", problem::openai_body(error)))
+    sse::data(&problem::openai_body(error).to_string())
 }
 
-/// The effective session, in the names of whoever asked.
-pub fn hermes(outcome: &Outcome, name: &ConversationHandle, access: &Access) -> Value {
+/// The effective session, with the ids that the caller knows.
+pub fn hermes(outcome: &TurnOutcome, name: &ConversationHandle, access: &Access) -> Value {
     let info = &outcome.session_info;
     let reset = info.reset.as_ref().map(|reset: &ResetInfo| json!(reset));
     json!({
@@ -255,10 +251,10 @@ pub fn hermes(outcome: &Outcome, name: &ConversationHandle, access: &Access) -> 
     })
 }
 
-/// What an outcome says, or the error of one that says nothing.
-pub fn said(outcome: &Outcome) -> Result<Answered<'_>, Error> {
-    match &outcome.said {
-        Said::Answer {
+/// The answer of an outcome, or the error of one that has none.
+pub fn answer_of(outcome: &TurnOutcome) -> Result<Answered<'_>, Error> {
+    match &outcome.result {
+        TurnResult::Answer {
             content,
             tool_calls,
             finish_reason,
@@ -269,7 +265,7 @@ pub fn said(outcome: &Outcome) -> Result<Answered<'_>, Error> {
             finish_reason,
             extra: extra.as_deref(),
         }),
-        Said::Nothing(turn) => Err(turn.failure()),
+        TurnResult::Failure(turn) => Err(turn.failure()),
     }
 }
 

@@ -6,13 +6,13 @@ use std::pin::Pin;
 use actix_web::http::header::ContentType;
 use actix_web::web::Bytes;
 use actix_web::{HttpRequest, HttpResponse, post, web};
-use futures_util::{FutureExt, stream};
+use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::chat_turn::{self, Asking};
+use super::chat_turn::{self, ChatTurnRequest};
 use crate::app::App;
 use crate::completions::{Answering, Call};
 use crate::domain::bridge::chat::Chat;
@@ -26,9 +26,10 @@ use crate::http::auth::conversation::ConversationWriter;
 use crate::http::middleware;
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::{BodyHash, FromJsonText, LargeJsonText};
-use crate::http::response::event_stream::{self, Allowed, HEARTBEAT, KEEP_ALIVE};
 use crate::http::response::held_answer;
 use crate::http::response::problem;
+use crate::http::response::reader::Reader;
+use crate::http::response::sse::{self, Batch, EventSource, KEEP_ALIVE_EVERY};
 use crate::ids::TurnId;
 use crate::limits::Memory;
 use crate::telemetry::{self, CalledFor};
@@ -39,7 +40,7 @@ const SESSION_KEY: &str = "X-Hermes-Session-Key";
 /// Says that nothing was stored, and that there is no session.
 const STATELESS: (&str, &str) = (held_answer::STATELESS, "true");
 /// Bytes of a stream that are sent in one piece, about.
-const MOST_TOGETHER: usize = 16 * 1024;
+const MAX_BATCH_BYTES: usize = 16 * 1024;
 /// How often one of the official clients has tried before.
 const RETRY_COUNT: &str = "x-stainless-retry-count";
 
@@ -213,16 +214,16 @@ pub async fn create_chat_completion(
     request: HttpRequest,
     caller: ConversationWriter,
     credential: RawCredential,
-    retryable: IdempotencyKey,
+    idempotency_key: IdempotencyKey,
     body: LargeJsonText<CompletionRequest>,
 ) -> Result<HttpResponse> {
-    let asked = body.value;
+    let completion = body.value;
     let session = read_header(&request, SESSION_ID, SessionRef::parse)?;
     let key = read_header(&request, SESSION_KEY, SessionKey::parse)?;
     let (context, own_chat) = caller
-        .speaking(&app, asked.user.as_deref(), asked.stores)
+        .speaking(&app, completion.user.as_deref(), completion.stores)
         .await?;
-    let place = match (session, key, own_chat) {
+    let target = match (session, key, own_chat) {
         (Some(session), key, _) => Target::Session { session, key },
         (None, Some(key), _) => Target::Key(key),
         (None, None, Some(identity)) => Target::Chat {
@@ -230,26 +231,32 @@ pub async fn create_chat_completion(
             chat: Chat::DM,
         },
         (None, None, None) => {
-            let call = Call::new(&app, context.tenant_id(), context.access.person, &asked).await?;
+            let call = Call::new(
+                &app,
+                context.tenant_id(),
+                context.access.person,
+                &completion,
+            )
+            .await?;
             // From here on there are only the bytes that the model is asked.
-            drop((asked, body.memory));
-            let allowed = Allowed::stateless(app, context, credential);
+            drop((completion, body.memory));
+            let reader = Reader::stateless(app, context, credential);
             let request_id = middleware::id_of(&request);
-            return answer_stateless(call, body.bytes_memory, allowed, request_id).await;
+            return answer_stateless(call, body.bytes_memory, reader, request_id).await;
         }
     };
-    let asking = Asking {
+    let request = ChatTurnRequest {
         app,
         context,
         credential,
-        retryable,
+        idempotency_key,
         body_hash: request_hash(&request, body.hash),
         memory: body.memory,
         is_retry: is_retry(&request),
     };
     drop(body.bytes_memory);
     // Apart: a request without a session shall not carry the room for one.
-    Box::pin(chat_turn::answer(asking, asked, place)).await
+    Box::pin(chat_turn::answer(request, completion, target)).await
 }
 
 impl FromJsonText for CompletionRequest {
@@ -301,12 +308,12 @@ fn is_retry(request: &HttpRequest) -> bool {
 async fn answer_stateless(
     call: Call,
     memory: Memory,
-    mut allowed: Allowed,
+    mut reader: Reader,
     request_id: String,
 ) -> Result<HttpResponse> {
     if !call.wants_stream() {
-        let answer = allowed.during(call.complete()).await?;
-        allowed.check().await?;
+        let answer = reader.during(call.complete()).await?;
+        reader.check().await?;
         let head = &mut HttpResponse::Ok();
         head.insert_header(STATELESS);
         return Ok(head.content_type(ContentType::json()).body(answer));
@@ -316,30 +323,24 @@ async fn answer_stateless(
         drop(memory);
         opened
     });
-    // Until then what goes wrong has a status of its own; afterwards the client hears that it is waited for.
-    let source = match timeout(HEARTBEAT, &mut opening).await {
+    // Until then an error has a status of its own; afterwards the client gets comments while it waits.
+    let source = match timeout(KEEP_ALIVE_EVERY, &mut opening).await {
         Ok(opened) => Source::Open(opened?),
         Err(_) => Source::Opening(opening),
     };
-    let telling = Telling {
+    let stream = StatelessStream {
         source,
-        allowed,
+        reader,
         request_id,
-        ended: false,
     };
-    let events = stream::unfold(telling, async |mut telling| {
-        let events = telling.next().await?;
-        Some((Ok::<Bytes, Error>(events), telling))
-    });
-    let mut head = event_stream::head();
+    let mut head = sse::head();
     head.insert_header(STATELESS);
-    Ok(head.streaming(events))
+    Ok(sse::respond(head, Batch::default(), stream))
 }
 
 type Opening = Pin<Box<dyn Future<Output = Result<Answering>>>>;
 
-/// Where the chunks come from. A server that has not answered yet is waited for in one place, however often the
-/// wait is interrupted.
+/// Where the chunks come from. An answer that has not begun is one future, however often its wait is interrupted.
 enum Source {
     Opening(Opening),
     Open(Answering),
@@ -364,63 +365,51 @@ impl Source {
     }
 }
 
-/// A stream that is under way.
-struct Telling {
+/// A stateless answer that is under way.
+struct StatelessStream {
     source: Source,
-    allowed: Allowed,
+    reader: Reader,
     request_id: String,
-    ended: bool,
 }
 
-impl Telling {
-    /// The next events. What has come by then goes along in one piece; but the first words go at once.
-    async fn next(&mut self) -> Option<Bytes> {
-        if self.ended {
-            return None;
-        }
-        let mut events = String::new();
+impl EventSource for StatelessStream {
+    /// The chunks that have come by then go in one piece, but the first words go at once.
+    async fn fill(&mut self, batch: &mut Batch, until: Instant) -> Result<()> {
         let has_begun = self.source.has_begun();
-        let next = self.allowed.during(self.source.next());
-        let next = timeout(HEARTBEAT, next).await.ok();
-        if let Err(refusal) = self.allowed.check().await {
-            self.put(&mut events, Err(refusal));
-            return Some(Bytes::from(events));
-        }
+        let next = self.reader.during(self.source.next());
+        let next = timeout_at(until, next).await.ok();
+        self.reader.check().await?;
         let Some(first) = next else {
-            return Some(KEEP_ALIVE);
+            return Ok(());
         };
-        self.put(&mut events, first);
-        while has_begun && !self.ended && events.len() < MOST_TOGETHER {
+        push_chunk(batch, first?);
+        while has_begun && !batch.has_ended() && batch.bytes() < MAX_BATCH_BYTES {
             // Lets the connection to the model read on.
             yield_now().await;
             let Some(next) = self.source.next().now_or_never() else {
                 break;
             };
-            self.put(&mut events, next);
+            push_chunk(batch, next?);
         }
-        Some(Bytes::from(events))
+        Ok(())
     }
 
-    /// An error is told as OpenAI's clients read it, and ends the stream.
-    fn put(&mut self, events: &mut String, next: Result<Option<String>>) {
-        let event = match next {
-            Ok(Some(chunk)) => chunk,
-            Ok(None) => {
-                self.ended = true;
-                "[DONE]".to_owned()
-            }
-            Err(error) => {
-                if let Some(failed) = &error.failed_call {
-                    telemetry::warn_of_failed_call(failed, CalledFor::Request(&self.request_id));
-                } else {
-                    tracing::warn!(code = error.code.as_str(), "a stream broke off: {error}");
-                }
-                self.ended = true;
-                problem::openai_body(&error).to_string()
-            }
-        };
-        for part in ["data: ", &event, "\n\n"] {
-            events.push_str(part);
+    fn error_event(&self, error: &Error) -> Bytes {
+        if let Some(failed) = &error.failed_call {
+            telemetry::warn_of_failed_call(failed, CalledFor::Request(&self.request_id));
+        } else {
+            tracing::warn!(code = error.code.as_str(), "stream aborted: {error}");
+        }
+        sse::data(&problem::openai_body(error).to_string())
+    }
+}
+
+fn push_chunk(batch: &mut Batch, chunk: Option<String>) {
+    match chunk {
+        Some(chunk) => batch.push(sse::data(&chunk)),
+        None => {
+            batch.push(sse::data("[DONE]"));
+            batch.end();
         }
     }
 }

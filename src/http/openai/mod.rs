@@ -4,4 +4,3 @@ mod chat_turn;
 mod chunks;
 pub mod completions;
 pub mod models;
-mod session_turn;

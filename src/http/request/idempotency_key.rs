@@ -104,7 +104,8 @@ fn request_hash(path: &str, body_hash: [u8; 32]) -> [u8; 32] {
 
 pub const REPLAYED: (&str, &str) = ("idempotency-replayed", "true");
 
-fn render(outcome: Outcome) -> Result<HttpResponse> {
+/// The answer, marked if it is a replay.
+pub fn render(outcome: Outcome) -> Result<HttpResponse> {
     let (answer, replayed) = match outcome {
         Outcome::Fresh(answer) => (answer, false),
         Outcome::Replayed(answer) => (answer, true),

@@ -134,13 +134,13 @@ pub async fn find_attempt(
     .await?)
 }
 
-/// What becomes of a delivery that somebody has.
+/// How a lease of a delivery ends.
 #[derive(Debug, Clone, Copy)]
-pub enum End<'a> {
+pub enum DeliveryEnd<'a> {
     Delivered {
         external_message_id: Option<&'a str>,
     },
-    /// Not now: again after that.
+    /// It is pending again, and due after this time.
     Later {
         after: TimeDelta,
         error: &'a str,
@@ -206,22 +206,32 @@ pub const END: &str = concat!(
        from delivery"
 );
 
-/// Ends a hand-out, if `lease` is still its name. `None`: there is no such delivery for who asks.
+/// What `end` came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndOutcome {
+    Applied,
+    /// The delivery was leased again, or has ended.
+    StaleLease,
+    /// There is no such delivery for this key.
+    Missing,
+}
+
+/// Ends the lease of a delivery.
 pub async fn end(
     tx: &mut TenantTx,
     covered: &Covered,
     id: DeliveryId,
     lease: Uuid,
-    how: End<'_>,
-) -> Result<Option<bool>> {
-    let (state, after, error, external) = match how {
-        End::Delivered {
+    end: DeliveryEnd<'_>,
+) -> Result<EndOutcome> {
+    let (state, after, error, external) = match end {
+        DeliveryEnd::Delivered {
             external_message_id,
         } => ("delivered", TimeDelta::zero(), None, external_message_id),
-        End::Later { after, error } => ("pending", after, Some(error), None),
-        End::Dead { error } => ("dead", TimeDelta::zero(), Some(error), None),
+        DeliveryEnd::Later { after, error } => ("pending", after, Some(error), None),
+        DeliveryEnd::Dead { error } => ("dead", TimeDelta::zero(), Some(error), None),
     };
-    let ended = sqlx::query_scalar(END)
+    let ended: Option<bool> = sqlx::query_scalar(END)
         .bind(tx.tenant_id())
         .bind(covered.all)
         .bind(&covered.platforms)
@@ -234,14 +244,18 @@ pub async fn end(
         .bind(external)
         .fetch_optional(tx.connection())
         .await?;
-    if ended == Some(true) {
-        // The next of its chat can go.
-        tx.notify_deliveries();
-    }
-    Ok(ended)
+    Ok(match ended {
+        Some(true) => {
+            // The next of its chat can go.
+            tx.notify_deliveries();
+            EndOutcome::Applied
+        }
+        Some(false) => EndOutcome::StaleLease,
+        None => EndOutcome::Missing,
+    })
 }
 
-/// Those that were given up, newest first.
+/// Dead deliveries, newest first.
 pub async fn list_dead(
     tx: &mut TenantTx,
     covered: &Covered,

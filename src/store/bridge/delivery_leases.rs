@@ -3,7 +3,7 @@
 
 use sqlx::Row;
 
-use super::deliveries::{self, Covered, End, delivery_columns, read, read_chat};
+use super::deliveries::{self, Covered, DeliveryEnd, delivery_columns, read, read_chat};
 use crate::domain::bridge::delivery::{Delivery, MAX_ATTEMPTS, VISIBILITY};
 use crate::error::{Error, Result};
 use crate::ids::DeliveryId;
@@ -205,9 +205,9 @@ pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<V
             Err(error) => {
                 let id: DeliveryId = row.try_get("id")?;
                 let lease = row.try_get("lease")?;
-                tracing::error!(delivery = %id, cause = ?error.cause, "a delivery cannot be read and is dead");
+                tracing::error!(delivery = %id, cause = ?error.cause, "unreadable delivery is dead");
                 let error = "unreadable";
-                deliveries::end(tx, covered, id, lease, End::Dead { error }).await?;
+                deliveries::end(tx, covered, id, lease, DeliveryEnd::Dead { error }).await?;
             }
         }
     }

@@ -16,8 +16,8 @@ use crate::domain::values::paging::{Page, PageRequest};
 use crate::error::Result;
 use crate::ids::SessionId;
 use crate::store::TenantTx;
+use crate::store::conversation::message_columns::MessageColumns;
 use crate::store::db::page_bytes::{is_followed, within_page_bytes};
-use crate::store::turn::turn_writes::{extras, to_json};
 
 /// What is put at the end of a session.
 pub struct Append<'a> {
@@ -37,45 +37,29 @@ pub async fn append(
     append: &Append<'_>,
     now: DateTime<Utc>,
 ) -> Result<Option<i64>> {
-    let messages = append.messages;
-    let is_spoken =
-        |message: &NewMessage| message.role == Role::User && message.kind == MessageKind::Normal;
-    let spoken: Vec<bool> = messages.iter().map(is_spoken).collect();
-    let texts = |text: fn(&NewMessage) -> Result<Option<String>>| -> Result<Vec<Option<String>>> {
-        messages.iter().map(text).collect()
-    };
-    let roles: Vec<&str> = messages
-        .iter()
-        .map(|message| message.role.as_str())
-        .collect();
-    let kinds: Vec<&str> = messages
-        .iter()
-        .map(|message| message.kind.as_str())
-        .collect();
-    let tokens: Vec<i32> = messages.iter().map(NewMessage::tokens).collect();
-    let token_sum: i64 = tokens.iter().copied().map(i64::from).sum();
+    let columns = MessageColumns::new(append.messages)?;
     Ok(sqlx::query_scalar(APPEND)
         .bind(tx.tenant_id())
         .bind(append.session_id)
-        .bind(messages.len() as i64)
-        .bind(token_sum)
-        .bind(spoken.contains(&true))
+        .bind(append.messages.len() as i64)
+        .bind(columns.token_sum())
+        .bind(columns.has_spoken())
         .bind(append.expected_last)
         .bind(now)
-        .bind(roles)
-        .bind(kinds)
-        .bind(texts(|message| to_json(message.content.as_ref()))?)
-        .bind(texts(|message| to_json(message.tool_calls.as_ref()))?)
-        .bind(texts(|message| Ok(message.tool_call_id.clone()))?)
-        .bind(tokens)
-        .bind(spoken)
+        .bind(columns.roles)
+        .bind(columns.kinds)
+        .bind(columns.contents)
+        .bind(columns.tool_calls)
+        .bind(columns.tool_call_ids)
+        .bind(columns.tokens)
+        .bind(columns.is_spoken)
         .bind(append.speaker.map(|speaker| speaker.id))
         .bind(
             append
                 .speaker
                 .map(|speaker| speaker.name.platform().to_string()),
         )
-        .bind(extras(messages)?)
+        .bind(columns.extras)
         .fetch_optional(tx.connection())
         .await?)
 }

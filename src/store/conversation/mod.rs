@@ -3,6 +3,7 @@
 pub mod chains;
 pub mod conversations;
 pub mod grants;
+pub(in crate::store) mod message_columns;
 pub mod messages;
 pub mod open_calls;
 pub mod sessions;

@@ -8,7 +8,7 @@ use crate::domain::conversation::message::NewMessage;
 use crate::error::Result;
 use crate::ids::{SessionId, TurnId};
 use crate::store::TenantTx;
-use crate::store::turn::turn_writes::to_json;
+use crate::store::conversation::message_columns::to_json;
 
 #[derive(Debug)]
 pub struct OpenCalls {

@@ -214,9 +214,9 @@ pub async fn find_beginning(tx: &mut TenantTx, conversation_id: SessionId) -> Re
     .await?)
 }
 
-/// The event after which a turn's answer comes: that of the last thing that was said to the agent, or the
-/// one that made an earlier attempt void.
-pub async fn find_last_said(tx: &mut TenantTx, turn_id: TurnId) -> Result<i64> {
+/// The event after which a turn's answer comes: that of the last message to the agent, or the one that discarded an
+/// earlier attempt.
+pub async fn find_answer_start(tx: &mut TenantTx, turn_id: TurnId) -> Result<i64> {
     let last: Option<i64> = sqlx::query_scalar(
         "select max(e.seq)
            from events e

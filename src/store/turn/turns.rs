@@ -62,7 +62,7 @@ fn read_turn(row: &PgRow) -> Result<Turn> {
     })
 }
 
-/// The newest turn of a conversation, by whom and what for: a client's own retry is told by it.
+/// The newest turn of a conversation, its principal and its request: they identify a client's own retry.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct LatestTurn {
     pub id: TurnId,
@@ -70,7 +70,7 @@ pub struct LatestTurn {
     pub request_hash: Vec<u8>,
 }
 
-const LOOK: &str = "select a.id as active_id, a.state as active_state,
+const LOAD: &str = "select a.id as active_id, a.state as active_state,
             (select count(*)
                from turns q
               where q.tenant_id = $1
@@ -94,13 +94,13 @@ const LOOK: &str = "select a.id as active_id, a.state as active_state,
                            limit 1) n
          on true";
 
-/// How busy a conversation is that is held. A statement of its own: one that also waits for the
+/// How busy a locked conversation is, and its newest turn. A statement of its own: one that also waits for the
 /// conversation's lock would see the turns as they were before it waited.
-pub async fn look(
+pub async fn load(
     tx: &mut TenantTx,
     conversation_id: SessionId,
 ) -> Result<(ConversationLoad, Option<LatestTurn>)> {
-    let row = sqlx::query(LOOK)
+    let row = sqlx::query(LOAD)
         .bind(tx.tenant_id())
         .bind(conversation_id)
         .fetch_one(tx.connection())
@@ -111,7 +111,7 @@ pub async fn look(
         (Some(id), Some(state)) => Some((id, TurnState::from_column(&state)?)),
         (_, _) => None,
     };
-    let busy = ConversationLoad {
+    let load = ConversationLoad {
         active,
         queued: row.try_get("queued")?,
         running_in_tenant: row.try_get("running")?,
@@ -121,7 +121,7 @@ pub async fn look(
         Some(_) => Some(LatestTurn::from_row(&row)?),
         None => None,
     };
-    Ok((busy, newest))
+    Ok((load, newest))
 }
 
 /// A turn as it is accepted.
@@ -253,15 +253,15 @@ pub async fn list(
     Ok(Page::cut(turns, page, |turn: &Turn| turn.turn_no))
 }
 
-/// The last message that a turn's agent said, with the link it is in: role, content, calls.
+/// The last message that the agent wrote in a turn.
 #[derive(Debug, sqlx::FromRow)]
-pub struct LastSaid {
+pub struct LastAnswer {
     pub content: Option<Json<Value>>,
     pub tool_calls: Option<Json<Value>>,
     pub extra: Option<Json<Box<Extra>>>,
 }
 
-pub async fn last_said(tx: &mut TenantTx, id: TurnId) -> Result<Option<LastSaid>> {
+pub async fn find_last_answer(tx: &mut TenantTx, id: TurnId) -> Result<Option<LastAnswer>> {
     Ok(sqlx::query_as(
         "select content, tool_calls, extra
            from messages

@@ -1,90 +1,29 @@
-//! `/v1/deliveries`: what bridges fetch, acknowledge or give back. Seen and ended only by keys whose platforms
-//! cover it.
+//! `/v1/deliveries`: bridges fetch, acknowledge and reject deliveries.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::web::{self, Bytes};
-use actix_web::{HttpResponse, get, post};
-use chrono::{DateTime, Utc};
-use futures_util::stream;
-use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, timeout_at};
+use actix_web::{HttpResponse, get, post, web};
+use serde::Deserialize;
+use tokio::time::Instant;
 
+use super::delivery_bodies::{AckRequest, DeliveryResponse, NackRequest, read_lease};
 use crate::app::App;
-use crate::domain::bridge::chat::Chat;
-use crate::domain::bridge::delivery::{Delivery, DeliveryKind, MAX_ATTEMPTS, backoff};
+use crate::deliveries::{self, DeliveryFeed, Failure, FeedUpdate, OnOutage};
 use crate::domain::people::platform::PlatformScope;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::auth::callers::{BridgeKey, DeliveryReader, RawCredential};
 use crate::http::request::extract::{PathId, Query};
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::{ListName, ListResponse};
-use crate::http::response::event_stream::{self, HEARTBEAT, KEEP_ALIVE};
-use crate::ids::{DeliveryId, SessionId, TurnId};
-use crate::limits::StreamGuard;
-use crate::shutdown::Departure;
-use crate::store::bridge::deliveries::{self, Covered, End};
-use crate::store::bridge::delivery_leases;
-use crate::streams::CheckedCredential;
+use crate::http::response::problem::Problem;
+use crate::http::response::sse::{self, Batch, EventSource};
+use crate::ids::DeliveryId;
 
-/// As many as are given out at once.
-const BATCH: i64 = 50;
-const MAX_WAIT: u32 = 55;
-/// How often is looked although nobody poked.
-const LOOK: Duration = Duration::from_secs(1);
-/// What a stream leases and sends together: few, because they would wait for a reader who may never come.
+/// Deliveries that one request leases.
+const MAX_FETCHED: i64 = 50;
+const MAX_WAIT_SECONDS: u32 = 55;
+/// Deliveries that a stream leases and sends together: few, because they would wait for a reader that may have left.
 const STREAM_BATCH: i64 = 10;
-
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct DeliveryResponse {
-    pub id: DeliveryId,
-    pub kind: DeliveryKind,
-    pub platform: String,
-    pub scope: Option<String>,
-    pub chat: Option<Chat>,
-    /// Whom it is for: `platform:external_id`.
-    pub identity: Option<String>,
-    /// Null for who may not read it.
-    pub text: Option<String>,
-    pub session_id: Option<SessionId>,
-    pub conversation_id: Option<SessionId>,
-    pub turn_id: Option<TurnId>,
-    /// The platform's id of the message that it answers.
-    pub in_reply_to: Option<String>,
-    /// Its place in its chat.
-    pub seq: i64,
-    pub attempt: i32,
-    /// Give it back with ack or nack; null of what is not given out.
-    pub lease: Option<String>,
-    /// What a bridge said when it could not deliver.
-    pub error: Option<String>,
-    pub created_at: DateTime<Utc>,
-}
-
-impl DeliveryResponse {
-    fn new(delivery: Delivery, with_text: bool) -> Self {
-        Self {
-            id: delivery.id,
-            kind: delivery.kind,
-            platform: delivery.platform,
-            scope: Some(delivery.scope).filter(|scope| !scope.is_empty()),
-            chat: delivery.chat,
-            identity: delivery.identity,
-            text: with_text.then_some(delivery.text),
-            session_id: delivery.session_id,
-            conversation_id: delivery.conversation_id,
-            turn_id: delivery.turn_id,
-            in_reply_to: delivery.in_reply_to,
-            seq: delivery.seq,
-            attempt: delivery.attempt,
-            lease: delivery.lease.map(|lease| lease.simple().to_string()),
-            error: delivery.error,
-            created_at: delivery.created_at,
-        }
-    }
-}
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -110,43 +49,8 @@ pub struct StreamParams {
     platform: Option<PlatformScope>,
 }
 
-/// What a key sees, narrowed to what it asks for.
-fn covered(key: &BridgeKey, asked: Option<&PlatformScope>) -> Result<Covered> {
-    let Some(asked) = asked else {
-        return Ok(if key.sees_all() {
-            Covered::all()
-        } else {
-            Covered::of(key.platforms())
-        });
-    };
-    let covers = |own: &PlatformScope| own.covers(asked.platform(), asked.scope());
-    if key.sees_all() || key.platforms().iter().any(covers) {
-        return Ok(Covered::of(std::slice::from_ref(asked)));
-    }
-    // A platform whose workspaces it serves in part is narrowed to those.
-    let parts: Vec<PlatformScope> = key
-        .platforms()
-        .iter()
-        .filter(|own| asked.covers(own.platform(), own.scope()))
-        .cloned()
-        .collect();
-    if parts.is_empty() {
-        let detail = "the key does not serve this platform";
-        Err(Error::new(Code::PlatformNotAllowed, detail))
-    } else {
-        Ok(Covered::of(&parts))
-    }
-}
-
-async fn lease(app: &App, key: &BridgeKey, covered: &Covered, limit: i64) -> Result<Vec<Delivery>> {
-    let mut tx = key.begin(&app.db).await?;
-    let leased = delivery_leases::lease(&mut tx, covered, limit).await?;
-    tx.commit().await?;
-    Ok(leased)
-}
-
-/// Fetch what is to be said. Each delivery is leased for a minute: acknowledge it, or give it back. Waits up
-/// to `wait` seconds for the first.
+/// Lease the deliveries that are due. Each lease lasts a minute: acknowledge the delivery, or reject it. Waits up to
+/// `wait` seconds for the first.
 #[utoipa::path(
     operation_id = "fetch_deliveries",
     tag = "bridges",
@@ -162,43 +66,24 @@ pub async fn fetch_deliveries(
     credential: RawCredential,
     Query(params): Query<FetchParams>,
 ) -> Result<HttpResponse> {
-    if params.wait > MAX_WAIT {
+    if params.wait > MAX_WAIT_SECONDS {
         let error = FieldError::new("/query/wait", "must be at most 55");
         return Err(Error::fields(Code::InvalidRequest, vec![error]));
     }
-    let limit = params.limit.map_or(BATCH, i64::from);
-    if !(1..=BATCH).contains(&limit) {
+    let limit = params.limit.map_or(MAX_FETCHED, i64::from);
+    if !(1..=MAX_FETCHED).contains(&limit) {
         let error = FieldError::new("/query/limit", "must be from 1 to 50");
         return Err(Error::fields(Code::InvalidRequest, vec![error]));
     }
-    let covered = covered(&key, params.platform.as_ref())?;
-    let guard = open(&app, &key)?;
     let credential = credential.share(&app);
-    let mut subscription = app.notifications.subscribe_deliveries(key.tenant_id());
+    let platform = params.platform.as_ref();
+    let mut feed = DeliveryFeed::open(&app, key.into(), credential, platform, OnOutage::Fail)?;
     let until = Instant::now() + Duration::from_secs(params.wait.into());
-    let mut departure = Departure::default();
-    let leased = loop {
-        credential.check(&app.verifiers).await?;
-        let leased = lease(&app, &key, &covered, limit).await?;
-        let over = Instant::now() >= until || departure.is_due(&app.shutdown);
-        if !leased.is_empty() || over {
-            break leased;
-        }
-        let again = until.min(Instant::now() + LOOK);
-        tokio::select! {
-            _ = timeout_at(again, subscription.changed()) => {}
-            () = credential.refused() => {}
-            () = departure.due(&app.shutdown) => {}
-        }
+    let leased = match feed.next(limit, until).await? {
+        FeedUpdate::Leased(leased) => leased,
+        FeedUpdate::Idle | FeedUpdate::Departing => Vec::new(),
     };
-    drop(guard);
-    let show = |delivery| DeliveryResponse::new(delivery, true);
-    Ok(HttpResponse::Ok().json(ListResponse::whole(leased, show)))
-}
-
-fn open(app: &App, key: &BridgeKey) -> Result<StreamGuard> {
-    app.limits
-        .open_stream(key.tenant_id(), key.limits().open_streams)
+    Ok(HttpResponse::Ok().json(ListResponse::whole(leased, DeliveryResponse::new)))
 }
 
 /// The same as a stream: an event `delivery` for each that is leased.
@@ -217,145 +102,39 @@ pub async fn stream_deliveries(
     credential: RawCredential,
     Query(params): Query<StreamParams>,
 ) -> Result<HttpResponse> {
-    let streaming = Streaming {
-        covered: covered(&key, params.platform.as_ref())?,
-        subscription: app.notifications.subscribe_deliveries(key.tenant_id()),
-        _guard: open(&app, &key)?,
-        credential: credential.share(&app),
-        app,
-        key,
-        waiting: VecDeque::new(),
-        quiet_since: Instant::now(),
-        ended: false,
-        departure: Departure::default(),
-    };
-    Ok(
-        event_stream::head().streaming(stream::unfold(streaming, async |mut streaming| {
-            let next = streaming.next().await?;
-            Some((Ok::<Bytes, Error>(next), streaming))
-        })),
-    )
+    let credential = credential.share(&app);
+    let platform = params.platform.as_ref();
+    let feed = DeliveryFeed::open(&app, key.into(), credential, platform, OnOutage::Wait)?;
+    Ok(sse::respond(sse::head(), Batch::default(), feed))
 }
 
-struct Streaming {
-    app: web::Data<App>,
-    key: BridgeKey,
-    credential: Arc<CheckedCredential>,
-    covered: Covered,
-    subscription: crate::notifications::Subscription,
-    _guard: StreamGuard,
-    waiting: VecDeque<Bytes>,
-    quiet_since: Instant,
-    ended: bool,
-    departure: Departure,
-}
-
-impl Streaming {
-    async fn next(&mut self) -> Option<Bytes> {
-        loop {
-            if let Some(next) = self.waiting.pop_front() {
-                self.quiet_since = Instant::now();
-                return Some(next);
-            }
-            if self.ended {
-                return None;
-            }
-            if let Err(error) = self.look().await {
-                self.waiting.push_back(event_stream::closed(&error));
-                self.ended = true;
-            }
-        }
-    }
-
-    async fn look(&mut self) -> Result<()> {
-        self.credential.check(&self.app.verifiers).await?;
-        if self.departure.is_due(&self.app.shutdown) {
-            self.waiting.push_back(event_stream::reconnect());
-            self.ended = true;
-            return Ok(());
-        }
-        let leased = match lease(&self.app, &self.key, &self.covered, STREAM_BATCH).await {
-            Err(error) if error.is_transient() => Vec::new(),
-            leased => leased?,
+impl EventSource for DeliveryFeed {
+    async fn fill(&mut self, batch: &mut Batch, until: Instant) -> Result<()> {
+        let update = if self.is_departing() {
+            FeedUpdate::Departing
+        } else {
+            self.next(STREAM_BATCH, until).await?
         };
-        let mut events = String::new();
-        for delivery in leased {
-            let id = delivery.id;
-            let body = serde_json::to_string(&DeliveryResponse::new(delivery, true));
-            let body = body.map_err(Error::internal)?;
-            events.push_str(&format!("id: {id}\nevent: delivery\ndata: {body}\n\n"));
-        }
-        if !events.is_empty() {
-            self.waiting.push_back(Bytes::from(events));
-        }
-        if self.waiting.is_empty() {
-            if self.quiet_since.elapsed() >= HEARTBEAT {
-                self.waiting.push_back(KEEP_ALIVE);
-                return Ok(());
+        match update {
+            FeedUpdate::Leased(leased) => {
+                for delivery in leased {
+                    let id = delivery.id;
+                    let body = serde_json::to_string(&DeliveryResponse::new(delivery));
+                    let body = body.map_err(Error::internal)?;
+                    batch.push(sse::event_with_id(id, "delivery", &body));
+                }
             }
-            let again = Instant::now() + LOOK;
-            tokio::select! {
-                _ = timeout_at(again, self.subscription.changed()) => {}
-                () = self.credential.refused() => {}
-                () = self.departure.due(&self.app.shutdown) => {}
+            FeedUpdate::Idle => {}
+            FeedUpdate::Departing => {
+                batch.push(sse::reconnect());
+                batch.end();
             }
         }
         Ok(())
     }
 }
 
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct AckRequest {
-    #[schema(min_length = 32, max_length = 36, pattern = "^[0-9a-f-]+$")]
-    pub lease: String,
-    /// The platform's id of what was sent.
-    #[schema(min_length = 1, max_length = 256)]
-    pub external_message_id: Option<String>,
-}
-
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NackRequest {
-    #[schema(min_length = 32, max_length = 36, pattern = "^[0-9a-f-]+$")]
-    pub lease: String,
-    /// Why.
-    #[schema(max_length = 500)]
-    pub error: String,
-    /// Whether to try again later; otherwise it is dead.
-    pub retry: bool,
-}
-
-fn read_lease(text: &str) -> Result<uuid::Uuid> {
-    text.parse().map_err(|_| {
-        let error = FieldError::new("/lease", "is not a lease");
-        Error::fields(Code::InvalidRequest, vec![error])
-    })
-}
-
-async fn end(
-    app: &App,
-    key: &BridgeKey,
-    id: DeliveryId,
-    lease: &str,
-    how: End<'_>,
-) -> Result<HttpResponse> {
-    let lease = read_lease(lease)?;
-    let covered = covered(key, None)?;
-    let mut tx = key.begin(&app.db).await?;
-    let ended = deliveries::end(&mut tx, &covered, id, lease, how).await?;
-    tx.commit().await?;
-    match ended {
-        None => Err(Error::not_found("delivery")),
-        Some(false) => {
-            let detail = "the lease is not the delivery's, or not any more";
-            Err(Error::new(Code::StaleLease, detail))
-        }
-        Some(true) => Ok(HttpResponse::NoContent().finish()),
-    }
-}
-
-/// Say that a delivery was sent.
+/// Acknowledge a delivery that was sent.
 #[utoipa::path(
     operation_id = "ack_delivery",
     tag = "bridges",
@@ -365,7 +144,7 @@ async fn end(
     request_body = AckRequest,
     responses(
         (status = 204, description = "Noted"),
-        (status = 409, description = "The lease is stale", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 409, description = "The lease is stale", body = Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/deliveries/{id}/ack")]
@@ -376,18 +155,14 @@ pub async fn ack_delivery(
     body: JsonBody<AckRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let external = request.external_message_id.as_deref();
-    if external.is_some_and(|id| !(1..=256).contains(&id.chars().count())) {
-        let error = FieldError::new("/external_message_id", "must have 1 to 256 characters");
-        return Err(Error::fields(Code::InvalidRequest, vec![error]));
-    }
-    let how = End::Delivered {
-        external_message_id: external,
-    };
-    end(&app, &key, id, &request.lease, how).await
+    request.check()?;
+    let delivery = read_lease(id, &request.lease)?;
+    let external_message_id = request.external_message_id.as_deref();
+    deliveries::acknowledge(&app, &key, delivery, external_message_id).await?;
+    Ok(HttpResponse::NoContent().finish())
 }
 
-/// Say that a delivery could not be sent: it is tried again later, at most ten times, or given up.
+/// Reject a delivery that could not be sent: it is tried again later, at most ten times, or dead.
 #[utoipa::path(
     operation_id = "nack_delivery",
     tag = "bridges",
@@ -397,7 +172,7 @@ pub async fn ack_delivery(
     request_body = NackRequest,
     responses(
         (status = 204, description = "Noted"),
-        (status = 409, description = "The lease is stale", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 409, description = "The lease is stale", body = Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/deliveries/{id}/nack")]
@@ -408,26 +183,14 @@ pub async fn nack_delivery(
     body: JsonBody<NackRequest>,
 ) -> Result<HttpResponse> {
     let request = body.value;
-    let error: String = request
-        .error
-        .chars()
-        .filter(|c| *c != '\0')
-        .take(500)
-        .collect();
-    let covered = covered(&key, None)?;
-    let mut tx = key.begin(&app.db).await?;
-    let attempt = deliveries::find_attempt(&mut tx, &covered, id).await?;
-    tx.commit().await?;
-    let attempt = attempt.ok_or_else(|| Error::not_found("delivery"))?;
-    let how = if request.retry && attempt < MAX_ATTEMPTS {
-        End::Later {
-            after: backoff(attempt),
-            error: &error,
-        }
+    let delivery = read_lease(id, &request.lease)?;
+    let failure = if request.retry {
+        Failure::Temporary
     } else {
-        End::Dead { error: &error }
+        Failure::Permanent
     };
-    end(&app, &key, id, &request.lease, how).await
+    deliveries::reject(&app, &key, delivery, failure, &request.error).await?;
+    Ok(HttpResponse::NoContent().finish())
 }
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -440,7 +203,7 @@ pub struct ListDeadParams {
     cursor: Option<String>,
 }
 
-/// Those that were given up, newest first.
+/// Dead deliveries, newest first.
 #[utoipa::path(
     operation_id = "list_dead_deliveries",
     tag = "bridges",
@@ -457,27 +220,23 @@ pub async fn list_dead_deliveries(
 ) -> Result<HttpResponse> {
     let name = ListName::of_key(&key, "deliveries/dead");
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
-    let covered = if key.sees_all() {
-        Covered::all()
+    let page = deliveries::list_dead(&app, &key, &page).await?;
+    let show = if key.reads_texts() {
+        DeliveryResponse::new
     } else {
-        Covered::of(key.platforms())
+        DeliveryResponse::without_text
     };
-    let mut tx = key.begin(&app.db).await?;
-    let page = deliveries::list_dead(&mut tx, &covered, &page).await?;
-    tx.commit().await?;
-    let with_text = key.reads_texts();
-    let show = |delivery| DeliveryResponse::new(delivery, with_text);
     Ok(HttpResponse::Ok().json(name.close(&app.keyring, page, show)?))
 }
 
-/// Let one that was given up be tried again.
+/// Let a dead delivery be tried again.
 #[utoipa::path(
     operation_id = "replay_delivery",
     tag = "bridges",
     security(("api_key" = ["admin", "bridge"])),
     extensions(("x-acts-for" = json!("the tenant; a bridge for its platforms"))),
     params(("id" = inline(DeliveryId), Path, description = "The delivery")),
-    responses((status = 200, description = "The delivery, which is given out again", body = DeliveryResponse))
+    responses((status = 200, description = "The delivery, which is pending again", body = DeliveryResponse))
 )]
 #[post("/deliveries/{id}/replay")]
 pub async fn replay_delivery(
@@ -485,10 +244,6 @@ pub async fn replay_delivery(
     key: BridgeKey,
     PathId(id): PathId<DeliveryId>,
 ) -> Result<HttpResponse> {
-    let covered = covered(&key, None)?;
-    let mut tx = key.begin(&app.db).await?;
-    let replayed = deliveries::replay(&mut tx, &covered, id).await?;
-    tx.commit().await?;
-    let replayed = replayed.ok_or_else(|| Error::not_found("dead delivery"))?;
-    Ok(HttpResponse::Ok().json(DeliveryResponse::new(replayed, true)))
+    let delivery = deliveries::replay(&app, &key, id).await?;
+    Ok(HttpResponse::Ok().json(DeliveryResponse::new(delivery)))
 }

@@ -1,29 +1,26 @@
-//! `/v1/inbound`: the bridge's one call. How a message is answered is in `inbound_answers`, what becomes of it in
-//! `inbound`.
+//! `/v1/inbound`: the bridge's one call.
 
 use actix_web::{HttpResponse, post, web};
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::agent_runtime::AgentMember;
 use crate::app::App;
 use crate::domain::bridge::chat::Chat;
-use crate::domain::bridge::command::{self, Said};
 use crate::domain::bridge::delivery::Address;
 use crate::domain::bridge::inbound::{MAX_ATTACHMENTS, MAX_TEXT_CHARS};
 use crate::domain::people::display_name::{DisplayName, without_misleading};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::tenant::agent::{DEFAULT_AGENT, OnBusy};
-use crate::domain::turn::ResetInfo;
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::{Error, FieldError, Result};
 use crate::http::auth::callers::RawCredential;
 use crate::http::auth::identity::{Claim, IdentityCaller};
-use crate::http::request::idempotency_key::IdempotencyKey;
+use crate::http::request::idempotency_key::{self, IdempotencyKey};
 use crate::http::request::json_body::LargeJsonBody;
-use crate::http::v1::bridge::inbound_answers::MessageReceiver;
-use crate::ids::{TurnId, UserId};
-use crate::inbound::{self, Message, Notice, Sender};
+use crate::http::response::problem::Problem;
+use crate::inbound::{self, InboundCaller, InboundMessage, InboundResponse, Sender};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -70,30 +67,6 @@ const fn yes() -> bool {
     true
 }
 
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct InboundResponse {
-    pub turn_id: Option<TurnId>,
-    pub session_key: Option<String>,
-    pub session_id: Option<String>,
-    pub conversation_id: Option<String>,
-    pub user_id: UserId,
-    /// The answer; null where it comes as a delivery, or where there is none.
-    pub reply: Option<ReplyResponse>,
-    /// What the service itself has to say.
-    pub notices: Vec<Notice>,
-    pub reset: Option<ResetInfo>,
-    /// Always null: offers are not here yet.
-    #[schema(value_type = Option<Object>)]
-    pub offer: Option<()>,
-    /// Whether the message was brought before.
-    pub duplicate: bool,
-}
-
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct ReplyResponse {
-    pub text: String,
-}
-
 /// Bring a message in: it is resolved, taken once, and answered by a command or by the agent.
 #[utoipa::path(
     operation_id = "create_inbound",
@@ -104,7 +77,7 @@ pub struct ReplyResponse {
     responses(
         (status = 200, description = "Answered", body = InboundResponse),
         (status = 202, description = "Taken; the answer comes as a delivery", body = InboundResponse),
-        (status = 409, description = "The conversation is busy, and messages are not queued", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 409, description = "The conversation is busy, and messages are not queued", body = Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/inbound")]
@@ -112,76 +85,62 @@ pub async fn create_inbound(
     app: web::Data<App>,
     caller: IdentityCaller,
     credential: RawCredential,
-    retry: IdempotencyKey,
+    idempotency_key: IdempotencyKey,
     body: LargeJsonBody<InboundRequest>,
 ) -> Result<HttpResponse> {
     let mut request = body.value;
     check(&request)?;
+    let display_name = request.display_name.as_ref().map(DisplayName::as_str);
     let verified = caller.vouch(Claim {
         identity: request.identity.clone(),
         chat: request.chat.as_ref(),
-        display_name: request.display_name.as_ref().map(DisplayName::as_str),
+        display_name,
     })?;
-    let known = verified.contact(&app).await?;
-    let speaker = Sender {
-        identity: verified.identity(&known),
-        user_id: known.user_id,
+    let owner = verified.contact(&app).await?;
+    let sender = Sender {
+        identity: verified.identity(&owner),
+        user_id: owner.user_id,
         namespace: verified.namespace(),
         principal: verified.principal(),
         actor: verified.actor(),
     };
-    let chat = request.chat.clone().unwrap_or(Chat::DM);
-    let address = Address::of(&chat, &speaker.identity.name);
-    let name = request
+    let agent = request
         .agent
         .as_ref()
         .map_or(DEFAULT_AGENT, ResourceName::as_str);
-    let tenant_id = verified.tenant_id();
-    let agent = app.models.find(tenant_id, name).await?;
-    let agent = agent.ok_or_else(|| {
-        let error = FieldError::new("/agent", "there is no such agent");
-        Error::invalid(vec![error])
-    })?;
+    let agent = app
+        .models
+        .get(verified.tenant_id(), agent, AgentMember::Agent);
+    let agent = agent.await?;
     let attachments = std::mem::take(&mut request.attachments);
     let attachments: Vec<Value> = attachments.into_iter().map(Value::Object).collect();
-    let message = Message {
+    let chat = request.chat.clone().unwrap_or(Chat::DM);
+    let message = InboundMessage {
         chat: &chat,
-        address: &address,
+        address: &Address::of(&chat, &sender.identity.name),
         text: &request.text,
         attachments: &attachments,
         message_id: request.message_id.as_deref(),
         sent_at: request.sent_at,
-        display_name: request.display_name.as_ref().map(DisplayName::as_str),
+        display_name,
         agent,
         on_busy: request.on_busy,
+        mentioned: request.mentioned,
+        is_edit: request.edit,
         waits: request.wait,
         preview: None,
     };
-    let taking = MessageReceiver {
+    let caller = InboundCaller {
+        app: app.as_ref().clone(),
         credential: credential.share(&app),
-        app,
-        request: retry.request(verified.principal(), body.hash),
-        verified,
-        speaker,
+        idempotency: idempotency_key.request(verified.principal(), body.hash),
+        caller: verified.into_caller(),
+        sender,
     };
-    let public = chat.require_private().is_err();
-    if public {
-        taking.void_codes(message.text).await?;
-    }
-    let silent = public && request.mentioned == Some(false);
-    let taken = match command::read(message.text) {
-        _ if request.edit => taking.edit(&message).await?,
-        // A command is said to the service, whoever else is there.
-        Said::Command(command) => taking.command(message, &command).await?,
-        Said::Text(_) if silent => taking.only_note(&message).await?,
-        Said::Text(text) => {
-            let input = inbound::input(&message, text, &taking.speaker)?;
-            taking.ask(&message, input).await?
-        }
-    };
+    let received = inbound::receive(&caller, message).await?;
     // The model is waited for without the message, and so without the room for it.
     drop((request, attachments, body.memory));
-    taking.finish(taken).await
+    idempotency_key::render(received.finish(&caller).await?)
 }
 
 fn check(request: &InboundRequest) -> Result<()> {

@@ -1,6 +1,5 @@
 //! What bridges call: inbound messages and deliveries.
 
 pub mod deliveries;
+mod delivery_bodies;
 pub mod inbound;
-mod inbound_answers;
-mod inbound_wait;

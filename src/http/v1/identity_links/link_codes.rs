@@ -11,12 +11,11 @@ use crate::domain::people::access::Access;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::platform::PlatformScope;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::conversation::TenantCredential;
 use crate::http::auth::identity::{Claim, IdentityCaller};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::idempotency::Answer;
-use crate::ids::{IdentityId, UserId};
+use crate::ids::UserId;
 use crate::people::{self, Redeem, Redeemed};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -174,7 +173,7 @@ pub async fn redeem_link_code(
         namespace: verified.namespace(),
         dry_run: request.dry_run,
     };
-    guarded(&app, verified.credential(), known.id, async || {
+    people::with_charged_attempt(&app, verified.credential(), known.id, async || {
         let mut tx = verified.begin(&app.db).await?;
         let actor = verified.actor();
         let access = |user_id| {
@@ -199,24 +198,4 @@ pub async fn redeem_link_code(
             .await
     })
     .await
-}
-
-/// Charges an attempt before `work` looks at a code, and gives it back unless the code was wrong.
-pub(in crate::http::v1) async fn guarded<T>(
-    app: &App,
-    credential: &TenantCredential,
-    identity_id: IdentityId,
-    work: impl AsyncFnOnce() -> Result<T>,
-) -> Result<T> {
-    let mut tx = credential.begin(&app.db).await?;
-    people::charge(app, &mut tx, identity_id, credential.key_id()).await?;
-    tx.commit().await?;
-    let outcome = work().await;
-    let guessed = matches!(&outcome, Err(error) if error.code == Code::CodeNotFound);
-    if !guessed {
-        let mut tx = credential.begin(&app.db).await?;
-        people::refund(&mut tx, identity_id, credential.key_id()).await?;
-        tx.commit().await?;
-    }
-    outcome
 }

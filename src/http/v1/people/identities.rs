@@ -17,7 +17,6 @@ use crate::http::request::extract::PathId;
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::ListResponse;
-use crate::http::v1::identity_links::link_codes::guarded;
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
 use crate::people::{self, Unlinked};
@@ -244,7 +243,7 @@ pub async fn undo_unlink_identity(
         let detail = "the account itself brings a link code that the other side showed";
         return Err(Error::new(Code::ProofRequired, detail));
     };
-    guarded(&app, context.credential(), speaker.id, async || {
+    people::with_charged_attempt(&app, context.caller(), speaker.id, async || {
         let tx = context.begin(&app.db).await?;
         retryable
             .answer(&app, tx, context.principal(), body.hash, async |tx| {

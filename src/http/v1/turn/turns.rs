@@ -17,7 +17,8 @@ use crate::http::auth::callers::RawCredential;
 use crate::http::auth::conversation::{CallerContext, ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathId, PathKey, PathSession, Query};
 use crate::http::request::paging::{ListName, ListResponse};
-use crate::http::response::event_stream::{self, Allowed, Watch};
+use crate::http::response::event_stream::{self, ConversationEvents, Scope};
+use crate::http::response::reader::Reader;
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::sessions;
 use crate::store::TenantTx;
@@ -104,7 +105,7 @@ async fn find(
 }
 
 async fn show(tx: &mut TenantTx, turn: Turn, tip: &Tip, access: &Access) -> Result<TurnResponse> {
-    let said = rows::last_said(tx, turn.id).await?;
+    let said = rows::find_last_answer(tx, turn.id).await?;
     let message = said.map(|said| {
         let mut message = serde_json::json!({
             "role": "assistant", "content": said.content.map(|content| content.0),
@@ -252,8 +253,8 @@ struct StreamOpener {
 }
 
 impl StreamOpener {
-    /// Watches a conversation, or one turn of it, and tells the audit.
-    async fn watch(
+    /// Opens the stream of a conversation, or of one turn of it, and audits that.
+    async fn open(
         self,
         mut tx: TenantTx,
         tip: Tip,
@@ -282,12 +283,16 @@ impl StreamOpener {
             Some(turn_id) => Follower::of_turn(&app, tenant_id, conversation_id, turn_id, after),
             None => Follower::of_conversation(&app, tenant_id, conversation_id, after),
         };
-        let allowed = Allowed::new(app, context, credential, conversation_id);
-        Ok(event_stream::respond(Watch {
+        let reader = Reader::new(app, context, credential, conversation_id);
+        Ok(event_stream::respond(ConversationEvents {
             follower,
-            allowed: allowed.through(slot_id),
+            reader: reader.through(slot_id),
             name: tip.name,
-            of_turn: turn_id.is_some(),
+            scope: if turn_id.is_some() {
+                Scope::Turn
+            } else {
+                Scope::Conversation
+            },
             _guard: guard,
         }))
     }
@@ -316,12 +321,12 @@ pub async fn stream_turn_events(
     let context = caller.context(&app, None).await?;
     let mut tx = context.begin(&app.db).await?;
     let (turn, tip) = find(&app, &mut tx, &context.access, id, Permission::Participate).await?;
-    let watcher = StreamOpener {
+    let opener = StreamOpener {
         app,
         context,
         credential,
     };
-    watcher.watch(tx, tip, Some(turn.id), None, last).await
+    opener.open(tx, tip, Some(turn.id), None, last).await
 }
 
 /// What happens in a conversation, from the beginning of the turn that is active or after the event that
@@ -350,12 +355,12 @@ pub async fn stream_session_events(
     let access = &context.access;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
-    let watcher = StreamOpener {
+    let opener = StreamOpener {
         app,
         context,
         credential,
     };
-    watcher.watch(tx, tip, None, None, last).await
+    opener.open(tx, tip, None, None, last).await
 }
 
 /// The same for what a key leads to. When it is led elsewhere the stream closes with `session_moved`.
@@ -386,10 +391,10 @@ pub async fn stream_session_key_events(
     let current = slot.current.ok_or_else(session_key_not_found)?;
     let session = SessionRef::Id(current.session_id);
     let tip = sessions::find(&mut tx, access, &session, Permission::Participate, now).await?;
-    let watcher = StreamOpener {
+    let opener = StreamOpener {
         app,
         context,
         credential,
     };
-    watcher.watch(tx, tip, None, Some(slot.id), last).await
+    opener.open(tx, tip, None, Some(slot.id), last).await
 }
