@@ -11,7 +11,7 @@ use super::unlink;
 use crate::app::App;
 use crate::audit;
 use crate::domain::identity_links::document::{LinkDocument, LinkEntry};
-use crate::domain::identity_links::plan::{Leaving, LinkAction, Plan, Target, plan};
+use crate::domain::identity_links::plan::{GroupUnlink, LinkAction, Plan, Target, plan};
 use crate::domain::identity_links::{MoveKind, UNDO_WINDOW};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::tenant::agent::{DEFAULT_AGENT, DmScope};
@@ -220,7 +220,7 @@ impl Doing<'_> {
 
     /// Gives accounts a person of their own, together, and joins that one with whoever lists them now.
     /// Someone who is to be made is simply that person.
-    async fn part(&mut self, tx: &mut TenantTx, leaving: &Leaving) -> Result<()> {
+    async fn part(&mut self, tx: &mut TenantTx, leaving: &GroupUnlink) -> Result<()> {
         let mut own: Option<UserId> = None;
         for id in &leaving.accounts {
             let gone = || Error::internal(anyhow::anyhow!("an account of someone held is gone"));
@@ -337,7 +337,7 @@ impl Doing<'_> {
 }
 
 /// An account that leaves with no other, and joins nobody.
-fn alone(leaving: &Leaving) -> Option<IdentityId> {
+fn alone(leaving: &GroupUnlink) -> Option<IdentityId> {
     match (leaving.accounts.as_slice(), leaving.into) {
         ([only], None) => Some(*only),
         (_, Some(_)) | (_, None) => None,

@@ -113,7 +113,7 @@ impl Export {
         // After the reading: what was changed before it, is seen here.
         let end = SessionRef::Id(self.tip);
         let seen = find(tx, access, &end, Permission::Manage, now).await?;
-        if seen.asked_undone {
+        if seen.requested_undone {
             Err(Error::new(
                 Code::PreconditionFailed,
                 "the newest compression was taken back meanwhile",

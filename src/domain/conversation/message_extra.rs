@@ -32,7 +32,7 @@ pub struct Extra {
 
 impl Extra {
     /// `None` if there is nothing in it.
-    pub fn kept(self) -> Option<Box<Self>> {
+    pub fn non_empty(self) -> Option<Box<Self>> {
         (self != Self::default()).then(|| Box::new(self))
     }
 }
@@ -44,7 +44,7 @@ pub struct UsageDetails(BTreeMap<String, BTreeMap<String, i64>>);
 
 impl UsageDetails {
     /// As a provider tells them, in the member `usage`.
-    pub fn told(usage: &Value) -> Self {
+    pub fn from_usage(usage: &Value) -> Self {
         let members = usage.as_object().into_iter().flatten();
         let details = members.filter(|(name, _)| name.ends_with("_details"));
         let details = details.take(MAX_MEMBERS).filter_map(|(name, value)| {
@@ -128,8 +128,8 @@ mod tests {
             "prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2, "odd": "x", "less": -1},
             "completion_tokens_details": null, "cost_details": 5,
         });
-        let mut details = UsageDetails::told(&told);
-        details.add(UsageDetails::told(&json!({
+        let mut details = UsageDetails::from_usage(&told);
+        details.add(UsageDetails::from_usage(&json!({
             "prompt_tokens_details": {"cached_tokens": 5}, "completion_tokens_details": {"reasoning_tokens": 7},
         })));
         let mut usage = json!({"prompt_tokens": 8});
@@ -139,7 +139,7 @@ mod tests {
             "completion_tokens_details": {"reasoning_tokens": 7},
         });
         assert_eq!(usage, expected);
-        assert!(UsageDetails::told(&Value::Null).is_empty());
+        assert!(UsageDetails::from_usage(&Value::Null).is_empty());
     }
 
     #[test]

@@ -53,17 +53,17 @@ pub struct ChatKey {
     pub owner: Option<UserId>,
     pub key: String,
     /// The key to take when the slot of the first one is another person's.
-    pub otherwise: Option<String>,
+    pub fallback: Option<String>,
 }
 
 /// Where a message of `speaker` in `chat` belongs.
-pub fn place(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> ChatKey {
+pub fn chat_key(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> ChatKey {
     let keys = Keys::new(policy.agent, speaker.identity, chat);
     let own = Some(speaker.user_id);
     match chat_kind(chat) {
         ChatType::Dm => {
             let shared = speaker.linked && policy.linked_sessions == LinkedSessions::Shared;
-            let (key, otherwise) = match (shared, speaker.linked, policy.dm_scope) {
+            let (key, fallback) = match (shared, speaker.linked, policy.dm_scope) {
                 (true, _, _) => (user_key(policy.agent, speaker.user_id), None),
                 (false, true, _) | (false, false, DmScope::PerChannelPeer) => {
                     (keys.per_channel_peer(), None)
@@ -77,7 +77,7 @@ pub fn place(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> Chat
                 kind: SlotKind::Dm,
                 owner: own,
                 key,
-                otherwise,
+                fallback,
             }
         }
         ChatType::Group | ChatType::Channel => {
@@ -89,14 +89,14 @@ pub fn place(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> Chat
                 kind: SlotKind::Group,
                 owner,
                 key,
-                otherwise: None,
+                fallback: None,
             }
         }
         ChatType::Thread => ChatKey {
             kind: SlotKind::Thread,
             owner: None,
             key: keys.thread(),
-            otherwise: None,
+            fallback: None,
         },
     }
 }

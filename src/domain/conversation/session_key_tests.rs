@@ -34,7 +34,7 @@ fn keys(policy: KeyPolicy<'_>, speaker: &IdentityName, linked: bool, chat: &Chat
         linked,
     };
     let place = place(policy, speaker, chat);
-    [place.key].into_iter().chain(place.otherwise).collect()
+    [place.key].into_iter().chain(place.fallback).collect()
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn play(messages: &[(KeyPolicy<'_>, IdentityName, Chat)]) -> HashMap<String, Mea
                 .get(key)
                 .is_none_or(|there| (there.0, there.1) == (meaning.0, meaning.1))
         };
-        let key = [Some(place.key), place.otherwise]
+        let key = [Some(place.key), place.fallback]
             .into_iter()
             .flatten()
             .find(free_or_own);
@@ -324,7 +324,7 @@ proptest! {
         for (policy, identity, chat) in &messages {
             let speaker = KeySender { identity, user_id: UserId::generate(), linked: false };
             let place = place(*policy, speaker, chat);
-            for key in [Some(place.key), place.otherwise].into_iter().flatten() {
+            for key in [Some(place.key), place.fallback].into_iter().flatten() {
                 prop_assert!(key.len() <= 256 && key.bytes().all(|byte| byte.is_ascii_graphic()));
                 // The key of an account or a chat is never used for anything else.
                 if let Some((kind, _, about)) = slots.get(&key) {
@@ -371,7 +371,7 @@ proptest! {
         let place = place(policy, KeySender { identity: &identity, user_id, linked }, &chat);
         let mut possible = possible_keys("main", &identity, &chat);
         possible.push(user_key("main", user_id));
-        for key in [Some(place.key), place.otherwise].into_iter().flatten() {
+        for key in [Some(place.key), place.fallback].into_iter().flatten() {
             prop_assert!(possible.contains(&key));
         }
     }

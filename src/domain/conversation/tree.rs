@@ -40,15 +40,15 @@ pub const MAX_COST: usize = 16 * 1024 * 1024;
 const VALUE_COST: usize = 32;
 
 /// What is left to spend.
-pub struct Allowance(Cell<usize>);
+pub struct SizeBudget(Cell<usize>);
 
-impl Default for Allowance {
+impl Default for SizeBudget {
     fn default() -> Self {
         Self(Cell::new(MAX_COST))
     }
 }
 
-impl Allowance {
+impl SizeBudget {
     fn spend<E: Error>(&self, bytes: usize) -> Result<(), E> {
         let left = self.0.get().checked_sub(bytes.saturating_add(VALUE_COST));
         self.0
@@ -58,7 +58,7 @@ impl Allowance {
 }
 
 /// Reads a tree, and spends from an allowance for all of it.
-pub struct TreeSeed<'a>(pub &'a Allowance);
+pub struct TreeSeed<'a>(pub &'a SizeBudget);
 
 impl<'de> DeserializeSeed<'de> for TreeSeed<'_> {
     type Value = Tree;
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str, left: usize) -> Result<Tree, serde_json::Error> {
-        let allowance = Allowance(Cell::new(left));
+        let allowance = SizeBudget(Cell::new(left));
         TreeSeed(&allowance).deserialize(&mut serde_json::Deserializer::from_str(text))
     }
 

@@ -36,11 +36,11 @@ pub struct LinkDocument {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkEntry {
     pub name: String,
-    pub accounts: Vec<Listed>,
+    pub accounts: Vec<ListedIdentity>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedIdentity {
     pub name: IdentityName,
     /// Its place in the list, from 0.
     pub place: usize,
@@ -51,7 +51,7 @@ impl LinkEntry {
         pointer_of(&self.name)
     }
 
-    pub fn pointer_to(&self, listed: &Listed) -> String {
+    pub fn pointer_to(&self, listed: &ListedIdentity) -> String {
         format!("{}/{}", self.pointer(), listed.place)
     }
 }
@@ -196,7 +196,7 @@ impl Reader {
                 seen.insert(account, before);
                 continue;
             }
-            entry.accounts.push(Listed {
+            entry.accounts.push(ListedIdentity {
                 name: account,
                 place,
             });
@@ -239,7 +239,7 @@ impl Reader {
 
     /// One account is one person's: each place that lists it is at fault.
     fn refuse_shared(&mut self, entries: &[LinkEntry]) {
-        let mut places: HashMap<&IdentityName, Vec<(&LinkEntry, &Listed)>> = HashMap::new();
+        let mut places: HashMap<&IdentityName, Vec<(&LinkEntry, &ListedIdentity)>> = HashMap::new();
         for entry in entries {
             for listed in &entry.accounts {
                 places
@@ -310,10 +310,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::domain::conversation::tree::{Allowance, TreeSeed};
+    use crate::domain::conversation::tree::{SizeBudget, TreeSeed};
 
     fn read_text(text: &str) -> Result<LinkDocument> {
-        let allowance = Allowance::default();
+        let allowance = SizeBudget::default();
         let mut json = serde_json::Deserializer::from_str(text);
         read(&TreeSeed(&allowance).deserialize(&mut json).unwrap())
     }

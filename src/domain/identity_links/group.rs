@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
 
-use crate::domain::identity_links::document::Listed;
+use crate::domain::identity_links::document::ListedIdentity;
 use crate::domain::people::identity::IdentityName;
 use crate::ids::{IdentityId, UserId};
 
@@ -17,11 +17,11 @@ pub struct LinkedUser {
     pub external_id: Option<String>,
     pub named_by_import: bool,
     /// In the order they came to the person.
-    pub accounts: Vec<LinkedAccount>,
+    pub accounts: Vec<LinkedIdentity>,
 }
 
 #[derive(Debug, Clone)]
-pub struct LinkedAccount {
+pub struct LinkedIdentity {
     pub id: IdentityId,
     pub name: IdentityName,
     /// Whether the document before listed it.
@@ -45,7 +45,7 @@ pub struct Origin {
 #[derive(Debug)]
 pub struct Group<'a> {
     pub is_base: bool,
-    pub members: Vec<&'a LinkedAccount>,
+    pub members: Vec<&'a LinkedIdentity>,
     /// Whether the document before listed any of it.
     pub imported: bool,
     /// The entries that list a member; more than one contradict what is not an import's to undo.
@@ -62,16 +62,16 @@ impl<'a> Group<'a> {
     /// no longer an import's: it belongs to the base.
     pub fn all_of(
         person: &'a LinkedUser,
-        places: &HashMap<&IdentityName, (usize, &Listed)>,
+        places: &HashMap<&IdentityName, (usize, &ListedIdentity)>,
     ) -> Vec<Self> {
-        let mut arrived: Vec<Vec<&LinkedAccount>> = Vec::new();
+        let mut arrived: Vec<Vec<&LinkedIdentity>> = Vec::new();
         let mut base = Vec::new();
         for account in &person.accounts {
             let Some(origin) = &account.origin else {
                 base.push(account);
                 continue;
             };
-            let with = |group: &&mut Vec<&LinkedAccount>| {
+            let with = |group: &&mut Vec<&LinkedIdentity>| {
                 let first = group.first().and_then(|first| first.origin.as_ref());
                 first.is_some_and(|first| !origin.made && !first.made && first.path == origin.path)
             };
@@ -81,10 +81,10 @@ impl<'a> Group<'a> {
             }
         }
         let is_imported =
-            |group: &Vec<&LinkedAccount>| group.iter().any(|account| account.imported);
+            |group: &Vec<&LinkedIdentity>| group.iter().any(|account| account.imported);
         let (arrived, others): (Vec<_>, Vec<_>) = arrived.into_iter().partition(is_imported);
         base.extend(others.into_iter().flatten());
-        let group = |is_base: bool, members: Vec<&'a LinkedAccount>| Self {
+        let group = |is_base: bool, members: Vec<&'a LinkedIdentity>| Self {
             is_base,
             imported: is_imported(&members),
             wanted: members

@@ -6,8 +6,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::Serialize;
 
-use crate::domain::identity_links::document::{LINKS, LinkEntry, Listed, pointer_of};
-use crate::domain::identity_links::group::{Group, LinkedAccount, LinkedUser};
+use crate::domain::identity_links::document::{LINKS, LinkEntry, ListedIdentity, pointer_of};
+use crate::domain::identity_links::group::{Group, LinkedIdentity, LinkedUser};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::user::MAX_IDENTITIES;
 use crate::error::{Error, FieldError, Result};
@@ -23,7 +23,7 @@ pub enum Target {
 
 /// Accounts that leave their person together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leaving {
+pub struct GroupUnlink {
     pub from: UserId,
     pub accounts: Vec<IdentityId>,
     /// Whom they join; else they have a person of their own.
@@ -67,7 +67,7 @@ pub struct Change {
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     pub unnamed: Vec<UserId>,
-    pub leaving: Vec<Leaving>,
+    pub leaving: Vec<GroupUnlink>,
     /// Entries for whom a person is made.
     pub created: Vec<usize>,
     /// People who get the name of an entry.
@@ -125,7 +125,7 @@ struct Planner<'a> {
     /// Who has an account, by its name.
     owners: HashMap<&'a IdentityName, usize>,
     /// Which entry lists an account, and where.
-    places: HashMap<&'a IdentityName, (usize, &'a Listed)>,
+    places: HashMap<&'a IdentityName, (usize, &'a ListedIdentity)>,
     /// For each entry its person; for each person the entry.
     targets: Vec<Option<usize>>,
     claims: Vec<Option<usize>>,
@@ -296,7 +296,7 @@ impl<'a> Planner<'a> {
                     .members
                     .iter()
                     .copied()
-                    .partition(|account: &&LinkedAccount| {
+                    .partition(|account: &&LinkedIdentity| {
                         account.imported
                             || self.places.contains_key(&account.name)
                             || !group.is_base
@@ -342,7 +342,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn leave(&mut self, person: &LinkedUser, leaving: Vec<&LinkedAccount>, into: Option<usize>) {
+    fn leave(&mut self, person: &LinkedUser, leaving: Vec<&LinkedIdentity>, into: Option<usize>) {
         let target = into.map(|entry| self.target(entry));
         for account in &leaving {
             self.tell(Change {
@@ -369,7 +369,7 @@ impl<'a> Planner<'a> {
                 false => {}
             }
         }
-        self.plan.leaving.push(Leaving {
+        self.plan.leaving.push(GroupUnlink {
             from: person.id,
             accounts: leaving.iter().map(|account| account.id).collect(),
             into: target,
@@ -379,7 +379,7 @@ impl<'a> Planner<'a> {
     fn stay(
         &mut self,
         person: &LinkedUser,
-        staying: &[&LinkedAccount],
+        staying: &[&LinkedIdentity],
         home: Option<usize>,
         is_nobodys_target: bool,
     ) {
@@ -415,7 +415,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn warn_of_kept(&mut self, person: &LinkedUser, account: &LinkedAccount) {
+    fn warn_of_kept(&mut self, person: &LinkedUser, account: &LinkedIdentity) {
         let name = person.external_id.as_deref();
         let name = name.filter(|name| self.names.contains(name));
         let pointer = name.map_or_else(|| LINKS.to_owned(), pointer_of);
@@ -426,7 +426,7 @@ impl<'a> Planner<'a> {
         self.plan.warnings.push(FieldError::new(pointer, detail));
     }
 
-    /// Listed accounts that nobody has.
+    /// ListedIdentity accounts that nobody has.
     fn add(&mut self) {
         for (place, entry) in self.entries.iter().enumerate() {
             let target = self.target(place);

@@ -13,8 +13,8 @@ fn minute(minute: i64) -> chrono::DateTime<chrono::Utc> {
 }
 
 /// An account, when it came to its person, and how.
-fn account(name: &str, at: i64, imported: bool, origin: Option<Origin>) -> LinkedAccount {
-    LinkedAccount {
+fn account(name: &str, at: i64, imported: bool, origin: Option<Origin>) -> LinkedIdentity {
+    LinkedIdentity {
         id: IdentityId::generate(),
         name: name.parse().unwrap(),
         imported,
@@ -24,17 +24,17 @@ fn account(name: &str, at: i64, imported: bool, origin: Option<Origin>) -> Linke
 }
 
 /// Came by itself, by a code or by an admin.
-fn own(name: &str, at: i64) -> LinkedAccount {
+fn own(name: &str, at: i64) -> LinkedIdentity {
     account(name, at, false, None)
 }
 
 /// The same, and then a document listed it.
-fn listed(name: &str, at: i64) -> LinkedAccount {
+fn listed(name: &str, at: i64) -> LinkedIdentity {
     account(name, at, true, None)
 }
 
 /// An import made it.
-fn made(name: &str, at: i64) -> LinkedAccount {
+fn made(name: &str, at: i64) -> LinkedIdentity {
     let origin = Origin {
         path: vec![UserId::generate()],
         made: true,
@@ -44,7 +44,7 @@ fn made(name: &str, at: i64) -> LinkedAccount {
 }
 
 /// An import joined the person `from` with it.
-fn joined(name: &str, at: i64, imported: bool, from: UserId) -> LinkedAccount {
+fn joined(name: &str, at: i64, imported: bool, from: UserId) -> LinkedIdentity {
     let origin = Origin {
         path: vec![from],
         made: false,
@@ -54,7 +54,12 @@ fn joined(name: &str, at: i64, imported: bool, from: UserId) -> LinkedAccount {
 }
 
 impl Sample {
-    fn person(mut self, name: Option<&str>, by_import: bool, accounts: Vec<LinkedAccount>) -> Self {
+    fn person(
+        mut self,
+        name: Option<&str>,
+        by_import: bool,
+        accounts: Vec<LinkedIdentity>,
+    ) -> Self {
         self.0.push(LinkedUser {
             id: UserId::generate(),
             external_id: name.map(str::to_owned),
@@ -64,11 +69,11 @@ impl Sample {
         self
     }
 
-    fn imported(self, name: &str, accounts: Vec<LinkedAccount>) -> Self {
+    fn imported(self, name: &str, accounts: Vec<LinkedIdentity>) -> Self {
         self.person(Some(name), true, accounts)
     }
 
-    fn nameless(self, accounts: Vec<LinkedAccount>) -> Self {
+    fn nameless(self, accounts: Vec<LinkedIdentity>) -> Self {
         self.person(None, false, accounts)
     }
 
@@ -82,7 +87,7 @@ impl Sample {
                     .unwrap()
                     .iter()
                     .enumerate()
-                    .map(|(place, text)| Listed {
+                    .map(|(place, text)| ListedIdentity {
                         name: text.as_str().unwrap().parse().unwrap(),
                         place,
                     })
@@ -328,8 +333,8 @@ fn an_account_of_someone_with_another_name_stays_theirs() {
 
 #[test]
 fn a_person_has_a_hundred_accounts_with_what_they_have_besides() {
-    let besides: Vec<LinkedAccount> = (0..60).map(|n| own(&format!("irc:{n}"), 1)).collect();
-    let others: Vec<LinkedAccount> = (0..30).map(|n| own(&format!("sms:{n}"), 1)).collect();
+    let besides: Vec<LinkedIdentity> = (0..60).map(|n| own(&format!("irc:{n}"), 1)).collect();
+    let others: Vec<LinkedIdentity> = (0..30).map(|n| own(&format!("sms:{n}"), 1)).collect();
     let sample = Sample::default()
         .person(Some("ann"), false, besides)
         .nameless(others);

@@ -223,7 +223,7 @@ fn believed(message: &Message) -> Result<Original> {
             reasoning_content: extra.reasoning_content.clone(),
             ..Extra::default()
         };
-        extra.kept()
+        extra.non_empty()
     });
     Ok(Original {
         seq: message.seq,

@@ -300,7 +300,7 @@ impl Reader {
             tool_calls: given.tool_calls,
             tool_call_id: given.tool_call_id,
             token_count: given.token_count,
-            extra: extra.kept(),
+            extra: extra.non_empty(),
         };
         message.check(at, &mut self.errors);
         // Uncompressing takes back what a link was born with, so nothing that was said may be in it.

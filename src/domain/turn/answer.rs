@@ -172,7 +172,7 @@ impl Answer {
             service_tier: self.service_tier.clone(),
             usage_details,
         };
-        extra.kept()
+        extra.non_empty()
     }
 
     /// As a message of the transcript; `None` if it says nothing.

@@ -304,7 +304,7 @@ fn read_message(message: &AskedMessage) -> serde_json::Result<NewMessage> {
         tool_calls: None,
         tool_call_id: tool_call_id.and_then(|id| id.as_str().map(str::to_owned)),
         token_count: None,
-        extra: extra.kept(),
+        extra: extra.non_empty(),
     })
 }
 
@@ -343,7 +343,7 @@ impl TokenUsage {
     }
 
     /// As a provider tells it, in the member `usage` of an answer or of a chunk.
-    pub fn told(usage: &Value) -> Option<Self> {
+    pub fn from_usage(usage: &Value) -> Option<Self> {
         let count = |member: &str| usage[member].as_i64().filter(|count| *count >= 0);
         Some(Self {
             input: count("prompt_tokens")?,
@@ -434,10 +434,10 @@ mod tests {
     #[test]
     fn usage_is_what_the_provider_says_or_a_marked_estimate() {
         let told = json!({"prompt_tokens": 3, "completion_tokens": 5});
-        let usage = TokenUsage::told(&told).unwrap();
+        let usage = TokenUsage::from_usage(&told).unwrap();
         assert_eq!((usage.input, usage.output, usage.estimated), (3, 5, false));
         for untold in [json!({}), json!(null), json!({"prompt_tokens": -1})] {
-            assert_eq!(TokenUsage::told(&untold), None);
+            assert_eq!(TokenUsage::from_usage(&untold), None);
         }
         let estimate = TokenUsage::estimate(6, 9);
         assert_eq!(

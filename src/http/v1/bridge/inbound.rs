@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::domain::bridge::chat::Chat;
-use crate::domain::bridge::command::{self, Said};
+use crate::domain::bridge::command::{self, ParsedText};
 use crate::domain::bridge::delivery::Address;
 use crate::domain::bridge::inbound::{MAX_ATTACHMENTS, MAX_TEXT_CHARS};
 use crate::domain::people::display_name::{DisplayName, without_misleading};
@@ -169,12 +169,12 @@ pub async fn create_inbound(
         taking.void_codes(message.text).await?;
     }
     let silent = public && request.mentioned == Some(false);
-    let taken = match command::read(message.text) {
+    let taken = match command::parse(message.text) {
         _ if request.edit => taking.edit(&message).await?,
         // A command is said to the service, whoever else is there.
-        Said::Command(command) => taking.command(message, &command).await?,
-        Said::Text(_) if silent => taking.only_note(&message).await?,
-        Said::Text(text) => {
+        ParsedText::Command(command) => taking.command(message, &command).await?,
+        ParsedText::Text(_) if silent => taking.only_note(&message).await?,
+        ParsedText::Text(text) => {
             let input = inbound::input(&message, text, &taking.speaker)?;
             taking.ask(&message, input).await?
         }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::inbound::{InboundResponse, ReplyResponse};
 use super::inbound_wait::{Shown, Taken, Waiting, replayed};
 use crate::app::App;
-use crate::domain::bridge::command::{self, Command, Link, Said};
+use crate::domain::bridge::command::{self, Command, Link, ParsedText};
 use crate::domain::bridge::delivery::ReplyVia;
 use crate::domain::people::access::Access;
 use crate::domain::turn::TurnInput;
@@ -325,9 +325,9 @@ impl MessageReceiver {
     }
 
     pub async fn edit(&self, message: &Message<'_>) -> Result<Taken> {
-        let text = match command::read(message.text) {
-            Said::Text(text) => text,
-            Said::Command(_) => message.text,
+        let text = match command::parse(message.text) {
+            ParsedText::Text(text) => text,
+            ParsedText::Command(_) => message.text,
         };
         let input = inbound::input(message, text, &self.speaker)?;
         let mut tx = self.begin().await?;
