@@ -55,7 +55,7 @@ pub fn plan(
 ) -> Result<Plan> {
     let refuse = |detail: &str| Err(Error::new(Code::NothingToCompress, detail));
     if totals.messages == 0 {
-        return refuse("nothing was said yet");
+        return refuse("the session has no messages yet");
     }
     let head_length = messages
         .iter()
@@ -71,7 +71,7 @@ pub fn plan(
         .collect();
     let tokens_after = tokens(head) + summary_tokens + tokens(&tail);
     if tokens_after >= totals.tokens.max(SMALL_TOKENS) {
-        return refuse("the summary and what is kept are not smaller than the session");
+        return refuse("the summary and the kept messages are not smaller than the session");
     }
     Ok(Plan {
         head: head.iter().map(|message| message.seq).collect(),

@@ -89,7 +89,7 @@ pub async fn list_users_page(
         id,
         external_id,
         named_by_import,
-        accounts: accounts.remove(&id).unwrap_or_default(),
+        identities: accounts.remove(&id).unwrap_or_default(),
     });
     Ok(people.collect())
 }
@@ -162,7 +162,7 @@ async fn list_origins(
     .await?;
     let origins = rows
         .into_iter()
-        .map(|(id, path, made, at)| (id, Origin { path, made, at }));
+        .map(|(id, path, created, at)| (id, Origin { path, created, at }));
     Ok(origins.collect())
 }
 
