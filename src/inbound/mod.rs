@@ -260,7 +260,7 @@ pub fn input(message: &Message<'_>, text: &str, speaker: &Sender) -> Result<Turn
         let error = FieldError::new("/attachments", error.to_string());
         Error::fields(Code::InvalidRequest, vec![error])
     })?;
-    Ok(TurnInput::said([content]))
+    Ok(TurnInput::from_contents([content]))
 }
 
 /// Does what a command asks, in `tx`, and keeps the answer.

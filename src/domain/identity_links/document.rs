@@ -97,7 +97,7 @@ impl Parser {
 
     fn unknown(&mut self, at: &str, name: &str) {
         let pointer = format!("{at}/{}", escape_pointer(name));
-        self.warn(pointer, "is not known here, and was left out");
+        self.warn(pointer, "is unknown, and is ignored");
     }
 
     /// The members of an object, without duplicates.
@@ -169,7 +169,7 @@ impl Parser {
             if name.contains(':') {
                 self.warn(
                     pointer_of(name),
-                    "looks like an identity, and is taken as a name",
+                    "looks like an identity, and counts as a name",
                 );
             }
             entries.push(self.entry(name, list));
