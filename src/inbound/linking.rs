@@ -5,7 +5,7 @@ use chrono::TimeDelta;
 use super::{After, CommandAnswer, Done, Message, Sender};
 use crate::app::App;
 use crate::domain::bridge::command::{Command, Link};
-use crate::domain::people::user::KnownIdentity;
+use crate::domain::people::user::IdentityOwner;
 use crate::error::{Code, Error, Result};
 use crate::people::{self, NewHomeChannel, Redeem};
 use crate::store::TenantTx;
@@ -101,7 +101,7 @@ pub async fn run(
 }
 
 async fn show(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandAnswer> {
-    let known = KnownIdentity {
+    let known = IdentityOwner {
         id: speaker.identity.id,
         user_id: speaker.user_id,
     };

@@ -17,7 +17,7 @@ use crate::domain::identity_links::link_code::{
 use crate::domain::identity_links::{Merge, MoveKind};
 use crate::domain::people::access::Namespace;
 use crate::domain::people::platform::PlatformScope;
-use crate::domain::people::user::{Identity, KnownIdentity};
+use crate::domain::people::user::{Identity, IdentityOwner};
 use crate::domain::tenant::agent::DEFAULT_AGENT;
 use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::{Code, Error, Result};
@@ -35,7 +35,7 @@ pub async fn mint(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    minted_by: &KnownIdentity,
+    minted_by: &IdentityOwner,
     platform: Option<&PlatformScope>,
 ) -> Result<(LinkCode, DateTime<Utc>)> {
     let now = app.clock.now();

@@ -7,11 +7,11 @@ use chrono::{DateTime, Utc};
 
 use super::append::put_first;
 use super::find;
+use crate::domain::conversation::compression_plan::{MAX_KEEP_LAST, Plan, Totals, plan};
 use crate::domain::conversation::message;
 use crate::domain::conversation::session::{CompressionRecord, Permission, Session, Tip};
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
 use crate::domain::people::access::Access;
-use crate::domain::tenant::compression_settings::{MAX_KEEP_LAST, Plan, Totals, plan};
 use crate::domain::turn::session_busy;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;

@@ -49,7 +49,7 @@ pub struct Identity {
 
 /// A stored identity and its user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KnownIdentity {
+pub struct IdentityOwner {
     pub id: IdentityId,
     pub user_id: UserId,
 }

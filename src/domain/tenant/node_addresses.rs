@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use url::{Host, Url};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodePlace {
+pub struct NodeAddresses {
     /// The addresses of its machine, without loopback.
     pub addresses: BTreeSet<IpAddr>,
     /// Ports that are refused at an address of a node.
@@ -24,7 +24,7 @@ pub fn address_of(url: &Url) -> Option<IpAddr> {
     }
 }
 
-impl NodePlace {
+impl NodeAddresses {
     /// Adds the addresses and ports of another.
     pub fn merge(&mut self, other: Self) {
         self.addresses.extend(other.addresses);
