@@ -320,7 +320,7 @@ impl<'a> Planner<'a> {
     ) -> GroupPlan {
         let is_named_by_tenant = user.external_id.is_some() && !user.named_by_import;
         let may_leave = group.imported && !(group.is_base && is_named_by_tenant);
-        if group.wanted.len() > 1 {
+        if group.entries.len() > 1 {
             let detail =
                 "is linked with one that is listed under another name, and not by an import";
             self.refuse(group, detail);
