@@ -198,7 +198,8 @@ fn encode_platform(platform: &PlatformScope) -> String {
     }
 }
 
-/// Keys are visible ASCII, separated by colons. Every other byte, colon and percent sign is percent-encoded.
+/// Keys are visible ASCII with colons as separators. In an id, other bytes, colons and percent signs are
+/// percent-encoded.
 pub fn encode(id: &str) -> String {
     let mut encoded = String::with_capacity(id.len());
     for byte in id.bytes() {

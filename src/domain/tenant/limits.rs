@@ -17,7 +17,7 @@ macro_rules! limits {
             }
         }
 
-        /// The limits that an operator overrides. Wide numbers, so that the error names a value out of range.
+        /// The limits that an operator overrides. Wide numbers, so that a value out of range is reported as such.
         #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
         #[serde(deny_unknown_fields, default)]
         pub struct LimitOverrides {
