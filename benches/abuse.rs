@@ -1,9 +1,10 @@
-//! What one tenant can do to a node, and what it costs another tenant on it: bodies of the worst JSON at once by one user
-//! token, requests that wait for one row, stateless calls to a model that says nothing, and a burst of first contacts.
-//! Prints the memory of the node at its peak and a minute later, and the p99 of the quiet tenant beside its own alone.
-//! Fails over a goal.
+//! The effect of a hostile tenant on a node and on another tenant: many bodies of the most expensive JSON by one
+//! user token, requests that wait for one row, stateless calls to a silent model, and a burst of first contacts. Prints
+//! the node's memory at its peak and a minute later, and the p99 of the quiet tenant during the attack and alone. Fails
+//! over a goal.
 //!
-//! `ATTACKS` says how many of them. Requests of the quiet tenant are sent when they are due, whether or not earlier ones were answered.
+//! `ATTACKS` limits their number. Requests of the quiet tenant are sent when they are due, whether or not earlier ones
+//! were answered.
 
 #![allow(
     clippy::disallowed_methods,
@@ -33,9 +34,9 @@ mod dev;
 mod figures;
 #[allow(dead_code, reason = "other benches measure the processor")]
 mod machine;
-#[allow(dead_code, reason = "other benches ask a model of their own")]
+#[allow(dead_code, reason = "other benches call a model of their own")]
 mod node;
-#[allow(dead_code, reason = "other benches ask a model of their own")]
+#[allow(dead_code, reason = "other benches call a model of their own")]
 mod upstream;
 
 use dev::Dev;
@@ -51,8 +52,8 @@ const ROUND: Duration = Duration::from_secs(6);
 const ROUNDS: usize = 3;
 const BODIES: usize = 40;
 const BODY_BYTES: usize = 2_000_000;
-/// Until memory is measured again.
-const REST: Duration = Duration::from_secs(60);
+/// The time between an attack and the next measurement of memory.
+const IDLE_TIME: Duration = Duration::from_secs(60);
 const GOAL_PEAK: f64 = 300.0;
 const GOAL_AFTER: f64 = 80.0;
 const GOAL_P99: f64 = 3.0;
@@ -63,7 +64,7 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if cfg!(debug_assertions) {
-        println!("Only a release build tells something: cargo bench --bench abuse");
+        println!("Only a release build gives useful figures: cargo bench --bench abuse");
         return Ok(ExitCode::SUCCESS);
     }
     println!(
@@ -80,12 +81,12 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What the noisy tenant does.
+/// An attack of the noisy tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attack {
-    /// Objects that come to more than a body may.
+    /// Bodies that exceed the memory limit of a body.
     TooManyObjects,
-    /// As many as are taken.
+    /// Bodies just below that limit.
     ManyObjects,
     OneRow,
     SilentModel,
@@ -101,8 +102,8 @@ impl Attack {
         Self::FirstContacts,
     ];
 
-    /// Whether memory is what it takes: after it the node has its own size again.
-    fn is_of_bodies(self) -> bool {
+    /// Whether it attacks memory: the node must return to its normal size after it.
+    fn attacks_memory(self) -> bool {
         matches!(self, Self::TooManyObjects | Self::ManyObjects)
     }
 
@@ -128,9 +129,9 @@ fn measure(dev: &Dev) -> anyhow::Result<bool> {
     let noisy_runtime = runtime()?;
     let node = quiet_runtime.block_on(Node::start(dev, None))?;
     let scene = noisy_runtime.block_on(Scene::new(dev, &node))?;
-    quiet_runtime.block_on(scene.quiet.ask_steadily())?;
-    let resting = Memory::of(node.pid())?.pss;
-    println!("\nthe node at rest: {resting:.0} MB PSS\n");
+    quiet_runtime.block_on(scene.quiet.send_steadily())?;
+    let idle = Memory::of(node.pid())?.pss;
+    println!("\nthe idle node: {idle:.0} MB PSS\n");
     println!(
         "{:<30} {:>10} {:>10} {:>7} {:>9} {:>9}   answers to the noisy tenant",
         "attack", "p99 alone", "beside", "ratio", "peak MB", "after MB"
@@ -146,12 +147,12 @@ fn measure(dev: &Dev) -> anyhow::Result<bool> {
         let answers = Answers::default();
         let peak = Peak::watch(node.pid());
         for _ in 0..ROUNDS {
-            alone.extend(quiet_runtime.block_on(scene.quiet.ask_steadily())?);
+            alone.extend(quiet_runtime.block_on(scene.quiet.send_steadily())?);
             let stop = CancellationToken::new();
             let round = std::thread::scope(|scope| {
                 let noise =
                     scope.spawn(|| noisy_runtime.block_on(scene.attack(attack, &answers, &stop)));
-                let round = quiet_runtime.block_on(scene.quiet.ask_steadily());
+                let round = quiet_runtime.block_on(scene.quiet.send_steadily());
                 stop.cancel();
                 let noise = noise.join();
                 noise.map_err(|_| anyhow::anyhow!("the noise ended badly"))?;
@@ -160,13 +161,13 @@ fn measure(dev: &Dev) -> anyhow::Result<bool> {
             beside.extend(round);
         }
         let peak = peak.end();
-        std::thread::sleep(REST);
+        std::thread::sleep(IDLE_TIME);
         let after = Memory::of(node.pid())?.pss;
         let alone = p99(&mut alone);
         let beside = p99(&mut beside);
         let ratio = beside / alone;
         met &= ratio <= GOAL_P99 && peak <= GOAL_PEAK;
-        met &= after <= GOAL_AFTER || !attack.is_of_bodies();
+        met &= after <= GOAL_AFTER || !attack.attacks_memory();
         println!(
             "{:<30} {alone:>7.2} ms {beside:>7.2} ms {ratio:>7.2} {peak:>9.0} {after:>9.0}   {}",
             attack.name(),
@@ -183,38 +184,38 @@ fn measure(dev: &Dev) -> anyhow::Result<bool> {
 
 fn p99(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
-    let place = times.len() * 99 / 100;
-    times[place.min(times.len() - 1)].as_secs_f64() * 1000.0
+    let index = times.len() * 99 / 100;
+    times[index.min(times.len() - 1)].as_secs_f64() * 1000.0
 }
 
-/// The most memory that a process has while this watches.
+/// The peak memory of a process during the measurement.
 struct Peak {
-    over: Arc<AtomicBool>,
-    watching: std::thread::JoinHandle<f64>,
+    ended: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<f64>,
 }
 
 impl Peak {
     fn watch(pid: u32) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
-        let ended = over.clone();
-        let watching = std::thread::spawn(move || {
+        let ended = Arc::new(AtomicBool::new(false));
+        let is_ended = ended.clone();
+        let thread = std::thread::spawn(move || {
             let mut peak: f64 = 0.0;
-            while !ended.load(Ordering::Relaxed) {
+            while !is_ended.load(Ordering::Relaxed) {
                 peak = Memory::of(pid).map_or(peak, |memory| peak.max(memory.pss));
                 std::thread::sleep(Duration::from_millis(20));
             }
             peak
         });
-        Self { over, watching }
+        Self { ended, thread }
     }
 
     fn end(self) -> f64 {
-        self.over.store(true, Ordering::Relaxed);
-        self.watching.join().unwrap_or(f64::INFINITY)
+        self.ended.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or(f64::INFINITY)
     }
 }
 
-/// How often the noisy tenant was answered with what; 0 is no answer.
+/// The number of answers to the noisy tenant by status; 0 is no answer.
 #[derive(Default)]
 struct Answers(Mutex<BTreeMap<u16, u64>>);
 
@@ -263,12 +264,12 @@ impl Scene {
         let mut keys = Vec::new();
         for name in ["quiet", "noisy"] {
             let body = json!({ "name": name });
-            let made = call(Method::POST, "/v1/tenants", &operator, body).await?;
-            let of = |member: &str| made[member].as_str().unwrap_or_default().to_owned();
-            keys.push((of("id"), of("api_key")));
+            let created = call(Method::POST, "/v1/tenants", &operator, body).await?;
+            let text_of = |member: &str| created[member].as_str().unwrap_or_default().to_owned();
+            keys.push((text_of("id"), text_of("api_key")));
         }
         let [(_, quiet_key), (noisy_id, noisy_key)] = &keys[..] else {
-            anyhow::bail!("two tenants were made");
+            anyhow::bail!("two tenants were created");
         };
         let issuer =
             json!({"issuer": ISSUER, "platform": "web", "algorithm": "HS256", "secret": SECRET});
@@ -312,7 +313,7 @@ impl Scene {
         answers.count(status);
     }
 
-    /// The worst that one tenant can do, again and again until `stop`.
+    /// Repeats an attack until `stop`.
     async fn attack(&self, attack: Attack, answers: &Answers, stop: &CancellationToken) {
         while !stop.is_cancelled() {
             let began = Instant::now();
@@ -321,12 +322,12 @@ impl Scene {
                 Attack::ManyObjects => self.bodies(1, answers).await,
                 Attack::OneRow => self.one_row(answers).await,
                 Attack::SilentModel => {
-                    // They wait for the model as long as the round lasts.
+                    // The calls wait for the model until the end of the round.
                     let _over = stop.run_until_cancelled(self.silent_calls(answers)).await;
                 }
                 Attack::FirstContacts => self.first_contacts(answers).await,
             }
-            // One burst a second at most: many bursts are what limits are for.
+            // One burst a second at most: limits handle more of them.
             let next = began + Duration::from_secs(1);
             let _over = stop.run_until_cancelled(sleep_until(next.into())).await;
         }
@@ -335,8 +336,8 @@ impl Scene {
     async fn bodies(&self, which: usize, answers: &Answers) {
         let path = "/v1/chat/completions";
         let body = || self.bodies[which].clone();
-        let ask = || self.send(Method::POST, path, &self.token, body(), answers);
-        join_all((0..BODIES).map(|_| ask())).await;
+        let send = || self.send(Method::POST, path, &self.token, body(), answers);
+        join_all((0..BODIES).map(|_| send())).await;
     }
 
     async fn one_row(&self, answers: &Answers) {
@@ -362,18 +363,18 @@ impl Scene {
         let body = json!({"model": AGENT, "messages": [{"role": "user", "content": "hi"}]});
         let body = Bytes::from(body.to_string());
         let path = "/v1/chat/completions";
-        let ask = || self.send(Method::POST, path, &self.noisy_key, body.clone(), answers);
-        join_all((0..2000).map(|_| ask())).await;
+        let send = || self.send(Method::POST, path, &self.noisy_key, body.clone(), answers);
+        join_all((0..2000).map(|_| send())).await;
     }
 
     async fn first_contacts(&self, answers: &Answers) {
-        let ask = |n: u128| {
+        let send = |n: u128| {
             let identity = format!("telegram:{}", nonce() + n);
             let body = json!({"identity": identity, "text": "hello", "agent": "main"});
             let body = Bytes::from(body.to_string());
             self.send(Method::POST, "/v1/inbound", &self.noisy_key, body, answers)
         };
-        join_all((0..48).map(ask)).await;
+        join_all((0..48).map(send)).await;
     }
 }
 
@@ -393,7 +394,7 @@ fn token(tenant: &str) -> anyhow::Result<String> {
     )?)
 }
 
-/// A stateless request of about 2 MB with so many objects.
+/// A stateless request of about 2 MB with this number of objects.
 fn worst_body(objects: usize) -> Bytes {
     let list = r#"{"a":0},"#.repeat(objects);
     let head =
@@ -405,8 +406,8 @@ fn worst_body(objects: usize) -> Bytes {
     ))
 }
 
-fn links(people: usize) -> Bytes {
-    let links: serde_json::Map<String, Value> = (0..people)
+fn links(users: usize) -> Bytes {
+    let links: serde_json::Map<String, Value> = (0..users)
         .map(|n| {
             (
                 format!("p{n}"),
@@ -428,17 +429,17 @@ async fn stay_silent(listener: std::net::TcpListener) -> std::io::Result<()> {
     }
 }
 
-/// A server that takes requests and says nothing; answers its URL.
+/// Starts a server that accepts requests and never answers; returns its URL.
 async fn silent_model() -> anyhow::Result<String> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
     listener.set_nonblocking(true)?;
-    // On a thread of its own: the attacks come and go.
+    // On a thread of its own: the runtime of the attacks does not run all the time.
     std::thread::spawn(move || runtime()?.block_on(stay_silent(listener)));
     Ok(format!("http://{address}/v1"))
 }
 
-/// The tenant that does nothing wrong.
+/// The well-behaved tenant.
 struct Quiet {
     client: Client,
     request: reqwest::Request,
@@ -455,11 +456,11 @@ impl Quiet {
         Ok(Self { client, request })
     }
 
-    /// For one round; answers how long each took.
-    async fn ask_steadily(&self) -> anyhow::Result<Vec<Duration>> {
+    /// Sends requests for one round; returns the latency of each.
+    async fn send_steadily(&self) -> anyhow::Result<Vec<Duration>> {
         let count = QUIET_RATE * ROUND.as_secs() as u32;
         let began = Instant::now();
-        let asks = (0..count).map(async |n| {
+        let requests = (0..count).map(async |n| {
             sleep_until((began + ROUND * n / count).into()).await;
             let sent = Instant::now();
             let request = self.request.try_clone().context("a GET has no body")?;
@@ -469,6 +470,6 @@ impl Quiet {
             ensure!(status == 200, "the quiet tenant was answered {status}");
             Ok(sent.elapsed())
         });
-        futures_util::future::try_join_all(asks).await
+        futures_util::future::try_join_all(requests).await
     }
 }

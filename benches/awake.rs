@@ -1,15 +1,15 @@
-//! Keeps every processor awake while something is measured. In a virtual machine one that has nothing to do is
-//! given back, and woken by the host when it pleases; one client would measure that.
+//! Keeps every processor awake during a measurement. In a virtual machine the host takes an idle processor away
+//! and wakes it with a delay, which would dominate the figures of a single client.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 
-/// While this file is open with a number in it, processors only sleep as deeply as lets them wake within so many
-/// microseconds. Not by programs that keep them busy, of whatever priority: the kernel takes a processor back from
-/// those at the clock's next tick, up to 4 ms late.
+/// While this file is open with a number in it, processors sleep only as deeply as they can wake within that many
+/// microseconds. Busy loops of any priority are no replacement: the kernel preempts them only at the clock's next
+/// tick, up to 4 ms late.
 const LATENCY: &str = "/dev/cpu_dma_latency";
 
-/// Until it is dropped, or we end.
+/// Keeps processors awake until it is dropped, or the program ends.
 pub struct Awake(#[allow(dead_code, reason = "it only has to stay open")] Option<File>);
 
 impl Awake {
@@ -17,7 +17,7 @@ impl Awake {
         match open() {
             Ok(file) => Self(Some(file)),
             Err(error) => {
-                println!("Processors may fall asleep, and few clients be slow: {LATENCY}: {error}");
+                println!("Processors may sleep, which slows down few clients: {LATENCY}: {error}");
                 Self(None)
             }
         }

@@ -1,8 +1,8 @@
-//! Bursts: forty messages at once on two nodes, by somebody new, after a minute's silence, through two linked
-//! identities, in a DM and a group, and chat with a new user token. Prints how long a message waits for its answer,
-//! beside a burst to a conversation that is idle and known. Fails over the goal, or if a message is refused.
+//! Bursts: forty messages at once on two nodes, of a new user, after a minute of silence, through two linked
+//! identities, in a DM and a group, and chat with a new user token. Prints the time until a message's answer, beside
+//! a burst to an existing idle conversation. Fails over the goal, or if a message is refused.
 //!
-//! `ROUNDS` says how many of each. Rounds alternate, so that what else the machine does falls on all of them.
+//! `ROUNDS` sets the number of each. Rounds alternate, so that other load of the machine affects all of them.
 
 #![allow(
     clippy::disallowed_methods,
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 #[allow(dead_code, reason = "other benches seed rows of the tenant")]
 mod database;
 mod dev;
-#[allow(dead_code, reason = "other benches ask for the process")]
+#[allow(dead_code, reason = "other benches need the process")]
 mod node;
 #[allow(dead_code, reason = "other benches measure the model too")]
 mod upstream;
@@ -30,10 +30,10 @@ use dev::Dev;
 use node::Node;
 use upstream::Upstream;
 
-/// The agent that is asked.
+/// The agent of the bench.
 const AGENT: &str = "bench";
 const BURST: usize = 40;
-/// The p99 of a burst, in those of a burst to an idle conversation.
+/// The p99 of a burst, relative to a burst to an idle conversation.
 const GOAL: f64 = 5.0;
 const SECRET: &str = "a secret of the people of a bench, 32 bytes";
 const ISSUER: &str = "https://people.example";
@@ -44,7 +44,7 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if cfg!(debug_assertions) {
-        println!("Only a release build tells something: cargo bench --bench bursts");
+        println!("Only a release build gives useful figures: cargo bench --bench bursts");
         return Ok(ExitCode::SUCCESS);
     }
     let rounds = match std::env::var("ROUNDS") {
@@ -67,7 +67,7 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What a burst is of.
+/// The kind of a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     Idle,
@@ -93,7 +93,7 @@ impl Case {
     fn name(self) -> &'static str {
         match self {
             Self::Idle => "an idle conversation",
-            Self::New => "a new person",
+            Self::New => "a new user",
             Self::Silence => "after a minute's silence",
             Self::Linked => "two linked identities",
             Self::DmAndGroup => "a DM and a group at once",
@@ -102,7 +102,7 @@ impl Case {
         }
     }
 
-    /// What it is compared with.
+    /// The burst that it is compared with.
     fn base(self) -> Self {
         match self {
             Self::Idle | Self::New | Self::Silence | Self::Linked | Self::DmAndGroup => Self::Idle,
@@ -116,29 +116,29 @@ async fn measure(dev: &Dev, rounds: usize) -> anyhow::Result<bool> {
     let node = Node::start(dev, None).await?;
     node.make_agent(dev, &upstream).await?;
     let service = Service::new(dev, &node).await?;
-    let mut waited: Vec<Vec<Duration>> = vec![Vec::new(); Case::ALL.len()];
-    // The first opens connections, and is not counted.
+    let mut latencies: Vec<Vec<Duration>> = vec![Vec::new(); Case::ALL.len()];
+    // The first round opens connections, and is not counted.
     for round in 0..=rounds {
-        for (place, case) in Case::ALL.into_iter().enumerate() {
+        for (index, case) in Case::ALL.into_iter().enumerate() {
             let took = service.burst(case, round).await?;
             if round > 0 {
-                waited[place].extend(took);
+                latencies[index].extend(took);
             }
         }
     }
     let p99 = |case: Case| {
-        let place = Case::ALL.iter().position(|one| *one == case).unwrap_or(0);
-        quantile(&waited[place], 0.99)
+        let index = Case::ALL.iter().position(|one| *one == case).unwrap_or(0);
+        quantile(&latencies[index], 0.99)
     };
     println!(
         "\n{:<28} {:>8} {:>8} {:>8}",
         "a burst of", "p50", "p99", "ratio"
     );
     let mut met = true;
-    for (place, case) in Case::ALL.into_iter().enumerate() {
+    for (index, case) in Case::ALL.into_iter().enumerate() {
         let ratio = p99(case) / p99(case.base());
         met &= ratio <= GOAL;
-        let median = quantile(&waited[place], 0.5);
+        let median = quantile(&latencies[index], 0.5);
         println!(
             "{:<28} {median:>8.1} {:>8.1} {ratio:>8.2}",
             case.name(),
@@ -151,14 +151,14 @@ async fn measure(dev: &Dev, rounds: usize) -> anyhow::Result<bool> {
     Ok(met)
 }
 
-fn quantile(waited: &[Duration], share: f64) -> f64 {
-    let mut sorted = waited.to_vec();
+fn quantile(latencies: &[Duration], share: f64) -> f64 {
+    let mut sorted = latencies.to_vec();
     sorted.sort_unstable();
-    let place = ((sorted.len() as f64 * share).ceil() as usize).clamp(1, sorted.len());
-    sorted[place - 1].as_secs_f64() * 1000.0
+    let index = ((sorted.len() as f64 * share).ceil() as usize).clamp(1, sorted.len());
+    sorted[index - 1].as_secs_f64() * 1000.0
 }
 
-/// Both nodes, as clients call them.
+/// A client of both nodes.
 struct Service<'a> {
     dev: &'a Dev,
     client: Client,
@@ -189,75 +189,75 @@ impl<'a> Service<'a> {
         Ok(service)
     }
 
-    /// How long each message of a burst waits for its answer.
+    /// Sends a burst; returns the time until each message's answer.
     async fn burst(&self, case: Case, round: usize) -> anyhow::Result<Vec<Duration>> {
         let own = format!("telegram:{round}");
         match case {
             Case::Idle => {
-                self.say(&own, 0).await?;
-                self.together(|place| self.say(&own, place)).await
+                self.send_message(&own, 0).await?;
+                self.send_all(|index| self.send_message(&own, index)).await
             }
             Case::New => {
                 let new = format!("telegram:9{round}");
-                self.together(|place| self.say(&new, place)).await
+                self.send_all(|index| self.send_message(&new, index)).await
             }
             Case::Silence => {
                 let sql = "update identity_presence set last_seen_at = now() - interval '61 s'";
                 let mut superuser = database::superuser(self.dev).await?;
                 sqlx::query(sql).execute(&mut superuser).await?;
-                self.together(|place| self.say(&own, place)).await
+                self.send_all(|index| self.send_message(&own, index)).await
             }
             Case::Linked => {
                 let other = format!("slack:{round}");
                 self.link(&own, &other).await?;
                 let names = [own, other];
-                self.together(|place| self.say(&names[place / 2 % 2], place))
+                self.send_all(|index| self.send_message(&names[index / 2 % 2], index))
                     .await
             }
             Case::DmAndGroup => {
-                self.together(|place| {
-                    let mut body = message(&own, place);
-                    if place / 2 % 2 == 1 {
+                self.send_all(|index| {
+                    let mut body = message(&own, index);
+                    if index / 2 % 2 == 1 {
                         body["chat"] = json!({"type": "group", "id": round.to_string()});
                     }
-                    self.post("/v1/inbound", &self.key, body, place)
+                    self.post("/v1/inbound", &self.key, body, index)
                 })
                 .await
             }
             Case::IdleChat => {
-                let token = self.token("known")?;
+                let token = self.token("existing")?;
                 self.chat(&token, 0).await?;
-                self.together(|place| self.chat(&token, place)).await
+                self.send_all(|index| self.chat(&token, index)).await
             }
             Case::NewToken => {
                 let token = self.token(&format!("new-{round}"))?;
-                self.together(|place| self.chat(&token, place)).await
+                self.send_all(|index| self.chat(&token, index)).await
             }
         }
     }
 
-    async fn together<F, W>(&self, send: F) -> anyhow::Result<Vec<Duration>>
+    async fn send_all<F, W>(&self, send: F) -> anyhow::Result<Vec<Duration>>
     where
         F: Fn(usize) -> W,
         W: Future<Output = anyhow::Result<Value>>,
     {
-        let timed = async |sent: W| {
+        let timed = async |request: W| {
             let began = Instant::now();
-            sent.await?;
+            request.await?;
             anyhow::Ok(began.elapsed())
         };
-        try_join_all((0..BURST).map(|place| timed(send(place)))).await
+        try_join_all((0..BURST).map(|index| timed(send(index)))).await
     }
 
-    async fn say(&self, identity: &str, place: usize) -> anyhow::Result<Value> {
-        self.post("/v1/inbound", &self.key, message(identity, place), place)
+    async fn send_message(&self, identity: &str, index: usize) -> anyhow::Result<Value> {
+        self.post("/v1/inbound", &self.key, message(identity, index), index)
             .await
     }
 
-    async fn chat(&self, token: &str, place: usize) -> anyhow::Result<Value> {
-        let said = json!({"role": "user", "content": format!("message {place}")});
-        let body = json!({"model": AGENT, "user": "me", "messages": [said]});
-        self.post("/v1/chat/completions", token, body, place).await
+    async fn chat(&self, token: &str, index: usize) -> anyhow::Result<Value> {
+        let user_message = json!({"role": "user", "content": format!("message {index}")});
+        let body = json!({"model": AGENT, "user": "me", "messages": [user_message]});
+        self.post("/v1/chat/completions", token, body, index).await
     }
 
     async fn link(&self, first: &str, second: &str) -> anyhow::Result<()> {
@@ -270,15 +270,15 @@ impl<'a> Service<'a> {
         Ok(())
     }
 
-    /// To one of the nodes, by the place in the burst.
+    /// Sends a request to one of the nodes, by its index in the burst.
     async fn post(
         &self,
         path: &str,
         key: &str,
         body: Value,
-        place: usize,
+        index: usize,
     ) -> anyhow::Result<Value> {
-        let url = format!("{}{path}", self.urls[place % 2]);
+        let url = format!("{}{path}", self.urls[index % 2]);
         let request = self.client.post(url).bearer_auth(key).json(&body);
         let answer = request.send().await?;
         let status = answer.status();
@@ -303,6 +303,6 @@ impl<'a> Service<'a> {
     }
 }
 
-fn message(identity: &str, place: usize) -> Value {
-    json!({"identity": identity, "agent": AGENT, "text": format!("message {place}"), "wait": true})
+fn message(identity: &str, index: usize) -> Value {
+    json!({"identity": identity, "agent": AGENT, "text": format!("message {index}"), "wait": true})
 }

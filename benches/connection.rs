@@ -1,4 +1,4 @@
-//! Connections that cost little themselves: requests are bytes, and answers are read as they come.
+//! Connections with little overhead: requests are bytes, and answers are read as they arrive.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const HEAD_END: &[u8] = b"\r\n\r\n";
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// A connection that is used again and again.
+/// A keep-alive connection.
 pub struct Connection {
     stream: TcpStream,
-    /// What was read since the last request.
+    /// The bytes that were read since the last request.
     pub read: Vec<u8>,
 }
 
@@ -28,47 +28,46 @@ impl Connection {
         })
     }
 
-    pub async fn more(&mut self) -> anyhow::Result<()> {
+    pub async fn read_more(&mut self) -> anyhow::Result<()> {
         let reading = self.stream.read_buf(&mut self.read);
-        let count = tokio::time::timeout(PATIENCE, reading).await;
-        let count = count.context("nothing comes any more")??;
+        let count = tokio::time::timeout(MAX_WAIT, reading).await;
+        let count = count.context("no answer in time")??;
         ensure!(count > 0, "a connection was closed");
         Ok(())
     }
 
-    /// Sends a request and reads the head of its answer; what comes after it stays to be read. Answers where
-    /// that begins.
-    pub async fn ask_head(&mut self, request: &[u8]) -> anyhow::Result<usize> {
+    /// Sends a request and reads the head of its answer. Returns the index of the body in `read`.
+    pub async fn send_for_head(&mut self, request: &[u8]) -> anyhow::Result<usize> {
         self.read.clear();
         self.stream.write_all(request).await?;
         loop {
-            self.more().await?;
-            if let Some(place) = find(&self.read, HEAD_END) {
+            self.read_more().await?;
+            if let Some(index) = find(&self.read, HEAD_END) {
                 if !self.read.starts_with(b"HTTP/1.1 2") {
                     bail!("answered {}", String::from_utf8_lossy(&self.read));
                 }
-                return Ok(place + HEAD_END.len());
+                return Ok(index + HEAD_END.len());
             }
         }
     }
 
-    /// The same with the whole body of an answer that says how long it is.
-    pub async fn ask_whole(&mut self, request: &[u8]) -> anyhow::Result<&[u8]> {
-        let body = self.ask_head(request).await?;
+    /// Sends a request and reads the whole body of an answer with a content length.
+    pub async fn send_for_body(&mut self, request: &[u8]) -> anyhow::Result<&[u8]> {
+        let body = self.send_for_head(request).await?;
         let length = content_length(&self.read[..body])?.unwrap_or(0);
         while self.read.len() < body + length {
-            self.more().await?;
+            self.read_more().await?;
         }
         Ok(&self.read[body..])
     }
 }
 
-pub fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
-    text.windows(wanted.len())
-        .position(|window| window == wanted)
+pub fn find(text: &[u8], pattern: &[u8]) -> Option<usize> {
+    text.windows(pattern.len())
+        .position(|window| window == pattern)
 }
 
-/// `None` where it comes in chunks.
+/// The content length; `None` for a chunked body.
 pub fn content_length(head: &[u8]) -> anyhow::Result<Option<usize>> {
     let head = std::str::from_utf8(head)?.to_ascii_lowercase();
     let line = head
@@ -77,7 +76,7 @@ pub fn content_length(head: &[u8]) -> anyhow::Result<Option<usize>> {
     Ok(line.map(|number| number.trim().parse()).transpose()?)
 }
 
-/// A POST of a JSON body, ready to be sent; `headers` are whole lines.
+/// A POST of a JSON body, ready to send; `headers` are whole lines.
 pub fn post(path: &str, key: &str, headers: &str, body: &str) -> Bytes {
     Bytes::from(format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\

@@ -14,13 +14,13 @@ pub fn tenant_id(dev: &Dev) -> anyhow::Result<TenantId> {
     text.parse().context("tenant_id")
 }
 
-/// Where Postgres is, and the service's login.
+/// The URL of Postgres with the service's login.
 pub fn database_url(dev: &Dev) -> anyhow::Result<Url> {
     let text = dev.ready["database_url"].as_str();
     Ok(Url::parse(text.context("no database_url")?)?)
 }
 
-/// The superuser's connection: row-level security does not bind it.
+/// The superuser's connection, which bypasses row-level security.
 pub async fn superuser(dev: &Dev) -> anyhow::Result<PgConnection> {
     let url = database_url(dev)?;
     let state = std::fs::read_to_string(dev.dir.join("dev.json"))?;

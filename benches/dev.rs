@@ -1,5 +1,5 @@
-//! `throughline dev` in a directory of its own, for benches. The guard ends it and removes the directory
-//! however we end.
+//! `throughline dev` in a directory of its own, for benches. The guard stops it and removes the directory,
+//! however the bench ends.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,10 +17,10 @@ const DEV_WAIT: Duration = Duration::from_secs(60);
 pub struct Dev {
     guarded: Guarded,
     log: PathBuf,
-    /// Where it keeps everything; gone with it.
-    #[allow(dead_code, reason = "not every bench puts something there")]
+    /// Its data directory, which is removed at its end.
+    #[allow(dead_code, reason = "not every bench uses it")]
     pub dir: PathBuf,
-    /// What it wrote when it was ready.
+    /// The content of its ready file.
     pub ready: serde_json::Value,
 }
 
@@ -29,10 +29,10 @@ impl Dev {
         let name = format!("throughline-{bench}-{}", std::process::id());
         let dir = std::env::temp_dir().join(name);
         fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        // Postgres, as another account when we are root, passes through.
+        // Postgres runs as another user when the bench runs as root, and must enter the directory.
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o711))?;
         let ready_file = dir.join("ready.json");
-        // Beside the directory: it tells why `dev` ended when the directory is gone.
+        // Next to the directory: it says why `dev` ended after the directory is removed.
         let log = dir.with_extension("log");
         let args = ["dev", "--port", "0", "--data-dir"].map(str::to_owned);
         let more = [

@@ -1,4 +1,4 @@
-//! What was measured, round by round, and the ratios that come of it.
+//! The measurements of each round, and their ratios.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,36 +13,36 @@ pub enum Side {
     Http,
 }
 
-/// Of one side in one round.
+/// The durations of one side in one round.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
-    /// New connections learn the tables and plan their statements; nobody is measured then.
+    /// The time in which new connections load catalogs and plan statements, before the measurement.
     pub warm_up: Duration,
     pub measured: Duration,
 }
 
-/// One transaction that was done.
+/// One completed transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// Its place among the tasks.
+    /// The index of its task.
     pub task: usize,
     pub took: Duration,
-    /// Since its side's part of the round began.
+    /// The time of its end since the start of its side's part of the round.
     pub ended: Duration,
 }
 
 /// One side's part of a round.
 #[derive(Debug)]
 pub struct Part {
-    /// Milliseconds for each task, in order; least first.
+    /// Milliseconds of each task, sorted.
     took: Vec<Vec<f64>>,
     seconds: f64,
-    /// Transactions, also before and after.
+    /// Transactions, including those outside of the measured time.
     done: i64,
 }
 
 impl Part {
-    /// Of what ended in `window`.
+    /// The samples that ended in `window`.
     pub fn new(samples: &[Sample], tasks: usize, window: Range<Duration>) -> anyhow::Result<Self> {
         let mut took = vec![Vec::new(); tasks];
         for sample in samples {
@@ -63,8 +63,8 @@ impl Part {
 
     pub fn quantile(&self, task: usize, share: f64) -> f64 {
         let took = &self.took[task];
-        let place = (took.len() as f64 * share) as usize;
-        took[place.min(took.len() - 1)]
+        let index = (took.len() as f64 * share) as usize;
+        took[index.min(took.len() - 1)]
     }
 
     pub fn mean(&self, task: usize) -> f64 {
@@ -106,7 +106,7 @@ impl Figures {
     }
 
     /// The median of a figure of `side`.
-    pub fn middle(&self, side: Side, figure: impl Fn(&Part) -> f64) -> f64 {
+    pub fn median(&self, side: Side, figure: impl Fn(&Part) -> f64) -> f64 {
         let mut each = self.each(side, figure);
         each.sort_by(f64::total_cmp);
         each[each.len() / 2]
@@ -119,7 +119,7 @@ impl Figures {
     }
 }
 
-/// The quotients of the rounds, least first.
+/// The quotients of the rounds, sorted.
 pub struct Ratio(Vec<f64>);
 
 impl Ratio {
@@ -135,14 +135,14 @@ impl Ratio {
         Self::of(&self.0, &other.0)
     }
 
-    /// Tells whether the median keeps the goal.
-    pub fn keeps(&self, goal: f64) -> bool {
+    /// Whether the median is within the goal.
+    pub fn is_within(&self, goal: f64) -> bool {
         self.0[self.0.len() / 2] <= goal
     }
 
-    /// Prints one line; answers whether the median keeps the goal.
+    /// Prints one line; returns whether the median is within the goal.
     pub fn check(&self, name: &str, goal: f64) -> bool {
-        let met = self.keeps(goal);
+        let met = self.is_within(goal);
         let verdict = if met { "goal met" } else { "over the goal" };
         println!("  {name}: {self}, goal: at most {goal}: {verdict}");
         met
@@ -153,8 +153,8 @@ impl fmt::Display for Ratio {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(all) = self;
         let median = all[all.len() / 2];
-        let least = all[0];
-        let most = all[all.len() - 1];
-        write!(f, "{median:.2} ({least:.2} to {most:.2})")
+        let min = all[0];
+        let max = all[all.len() - 1];
+        write!(f, "{median:.2} ({min:.2} to {max:.2})")
     }
 }

@@ -1,8 +1,8 @@
-//! What a node costs while nobody talks to it: its memory, and the time from its start until
-//! `/readyz` answers, on a migrated database. Fails when a median is over its bar.
+//! The cost of an idle node: its memory, and the time from its start until `/readyz` answers, on a
+//! migrated database. Fails when a median is over its bar.
 //!
-//! The nodes run from a copy of the program: PSS shares a page among all who map its file, and `dev`,
-//! which lends them Postgres and Redis, maps the original.
+//! The nodes run from a copy of the program: PSS divides a page among all processes that map its file,
+//! and `dev`, whose Postgres and Redis they use, maps the original.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,7 +44,7 @@ const START: Limit = Limit {
 
 fn main() -> anyhow::Result<ExitCode> {
     if cfg!(debug_assertions) {
-        println!("Only a release build tells something: cargo bench --bench idle");
+        println!("Only a release build gives useful figures: cargo bench --bench idle");
         return Ok(ExitCode::SUCCESS);
     }
     println!("$ cargo bench --bench idle   # {RUNS} starts of an idle node\n");
@@ -66,7 +66,7 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Prints one line; answers whether the median keeps the bar.
+/// Prints one line; returns whether the median is within the bar.
 fn report(name: &str, runs: &[Run], of: impl Fn(&Run) -> f64, limit: Option<Limit>) -> bool {
     let mut values: Vec<f64> = runs.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
@@ -95,7 +95,7 @@ struct Run {
     start: f64,
 }
 
-/// A copy of the program, and what a node of `dev` needs.
+/// A copy of the program, and the environment of a node of `dev`.
 struct Program {
     copy: PathBuf,
     env: BTreeMap<String, String>,
@@ -150,7 +150,7 @@ fn loopback(port: u16) -> SocketAddr {
 }
 
 fn is_ready(address: SocketAddr) -> bool {
-    let ask = || -> std::io::Result<[u8; 12]> {
+    let request_status = || -> std::io::Result<[u8; 12]> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(NODE_WAIT))?;
         stream
@@ -159,10 +159,10 @@ fn is_ready(address: SocketAddr) -> bool {
         stream.read_exact(&mut status)?;
         Ok(status)
     };
-    ask().is_ok_and(|status| &status == b"HTTP/1.1 200")
+    request_status().is_ok_and(|status| &status == b"HTTP/1.1 200")
 }
 
-/// The kernel's "kB" are 1,024 bytes; our megabytes are 1,000,000.
+/// The kernel's "kB" are 1,024 bytes; these megabytes are 1,000,000.
 fn megabytes(rollup: &str, name: &str) -> anyhow::Result<f64> {
     let line = rollup.lines().find_map(|line| line.strip_prefix(name));
     let number = line.and_then(|rest| rest.split_whitespace().next());
@@ -170,17 +170,14 @@ fn megabytes(rollup: &str, name: &str) -> anyhow::Result<f64> {
     Ok(kib * 1024.0 / 1e6)
 }
 
-/// Killed when dropped, should a measurement fail.
+/// A node, killed when it is dropped by a failed measurement.
 struct Node(Child);
 
 impl Node {
     fn stop(mut self) -> anyhow::Result<()> {
         kill(Pid::from_raw(i32::try_from(self.0.id())?), Signal::SIGTERM)?;
         let status = self.0.wait()?;
-        ensure!(
-            status.success(),
-            "SIGTERM did not end a node well: {status}"
-        );
+        ensure!(status.success(), "a node failed on SIGTERM: {status}");
         Ok(())
     }
 }

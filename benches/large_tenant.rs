@@ -1,7 +1,7 @@
-//! What operators and people do in a tenant with millions of rows, which SQL generates: each operation as its client
-//! sees it, and every statement of it that took longer than the goal, from the log of Postgres.
+//! Operations of operators and users in a tenant with millions of rows, which SQL generates: the duration of each
+//! operation for its client, and every statement of it over the goal, from the log of Postgres.
 //!
-//! `TURNS` and `DELIVERIES` say how many.
+//! `TURNS` and `DELIVERIES` set their numbers.
 
 #![allow(
     clippy::disallowed_methods,
@@ -25,13 +25,13 @@ mod dev;
 
 use dev::Dev;
 
-/// For each statement.
+/// The goal of each statement.
 const GOAL: Duration = Duration::from_millis(100);
 const TURNS_EACH: u64 = 100;
 
 fn main() -> anyhow::Result<ExitCode> {
     if cfg!(debug_assertions) {
-        println!("Only a release build tells something: cargo bench --bench large_tenant");
+        println!("Only a release build gives useful figures: cargo bench --bench large_tenant");
         return Ok(ExitCode::SUCCESS);
     }
     let turns = number("TURNS", 10_000_000)?;
@@ -52,10 +52,10 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-fn number(name: &str, otherwise: u64) -> anyhow::Result<u64> {
+fn number(name: &str, default: u64) -> anyhow::Result<u64> {
     match std::env::var(name) {
         Ok(text) => text.parse().with_context(|| format!("{name} is a number")),
-        Err(_) => Ok(otherwise),
+        Err(_) => Ok(default),
     }
 }
 
@@ -79,18 +79,18 @@ async fn measure(dev: &Dev, turns: u64, deliveries: u64) -> anyhow::Result<usize
     let mut sessions = Vec::new();
     for identity in [ada, bob, eve] {
         let body = json!({"identity": identity, "text": "hi", "message_id": "1", "wait": true});
-        let said = bench.ask(Method::POST, "/v1/inbound", body).await?;
+        let response = bench.call(Method::POST, "/v1/inbound", body).await?;
         sessions.push(
-            said["session_id"]
+            response["session_id"]
                 .as_str()
                 .context("no session")?
                 .to_owned(),
         );
     }
-    // One more delivery of each, and one that waits.
+    // One more delivery for each of two users, which stays pending.
     for identity in [ada, bob] {
         let body = json!({"identity": identity, "text": "later", "message_id": "2", "wait": false});
-        bench.ask(Method::POST, "/v1/inbound", body).await?;
+        bench.call(Method::POST, "/v1/inbound", body).await?;
     }
     bench
         .wait_for("select count(*) from deliveries where state = 'pending'", 2)
@@ -117,7 +117,7 @@ impl Bench<'_> {
         self.timed("lease 50 deliveries", Method::GET, "/v1/deliveries", None)
             .await?;
         let code = self
-            .ask(Method::POST, "/v1/link-codes", json!({"identity": ada}))
+            .call(Method::POST, "/v1/link-codes", json!({"identity": ada}))
             .await?;
         let body = json!({"code": code["code"], "identity": eve});
         let linked = self
@@ -126,7 +126,7 @@ impl Bench<'_> {
         let user = linked["user_id"].as_str().or(linked["user"]["id"].as_str());
         let user = user.context("no user")?.to_owned();
         let path = format!("/v1/users/{user}/identities");
-        let identities = self.ask(Method::GET, &path, Value::Null).await?;
+        let identities = self.call(Method::GET, &path, Value::Null).await?;
         let own = identities["data"].as_array().context("no identities")?;
         let of_eve = own.iter().find(|one| one["identity"] == eve);
         let id = of_eve
@@ -150,7 +150,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Value) -> anyhow::Result<Value> {
+    async fn call(&self, method: Method, path: &str, body: Value) -> anyhow::Result<Value> {
         let text = |name: &str| self.dev.ready[name].as_str().context("not ready");
         let key = if path.starts_with("/v1/tenants") {
             text("operator_key")?
@@ -164,9 +164,9 @@ impl Bench<'_> {
         }
         let answer = request.send().await?;
         let status = answer.status();
-        let told = answer.text().await?;
-        ensure!(status.is_success(), "{path}: {status} {told}");
-        Ok(serde_json::from_str(&told).unwrap_or_default())
+        let text = answer.text().await?;
+        ensure!(status.is_success(), "{path}: {status} {text}");
+        Ok(serde_json::from_str(&text).unwrap_or_default())
     }
 
     async fn timed(
@@ -178,12 +178,12 @@ impl Bench<'_> {
     ) -> anyhow::Result<Value> {
         let logged = self.logged()?;
         let began = Instant::now();
-        let answer = self.ask(method, path, body.unwrap_or_default()).await?;
+        let answer = self.call(method, path, body.unwrap_or_default()).await?;
         self.report(name, began.elapsed(), logged)?;
         Ok(answer)
     }
 
-    /// Lets a job run at once, and waits for its end.
+    /// Makes a job due, and waits for its end.
     async fn timed_job(&mut self, name: &str, kind: &str) -> anyhow::Result<()> {
         let logged = self.logged()?;
         let began = Instant::now();
@@ -239,14 +239,14 @@ impl Bench<'_> {
         }
     }
 
-    /// Copies of what is there, with other ids. A tenth of the deliveries waits in chats of its own; some of
-    /// everything is old enough to expire.
+    /// Copies existing rows with other ids. A tenth of the deliveries is pending in chats of its own; some rows of
+    /// each table are old enough to expire.
     async fn generate(&mut self, turns: u64, deliveries: u64) -> anyhow::Result<()> {
         let conversations = (turns / TURNS_EACH).max(1);
         let began = Instant::now();
         let tenant = database::tenant_id(self.dev)?.as_uuid();
         let many = conversations;
-        // Ids that grow, as those of the service do.
+        // Ascending ids, like those of the service.
         let id = |of: &str, n: &str| {
             format!("('0190000{of}-0000-7000-8000-' || lpad(to_hex({n}), 12, '0'))::uuid")
         };
@@ -325,7 +325,7 @@ impl Bench<'_> {
     }
 }
 
-/// Rows that are made of one row of a table: `n` counts them.
+/// Copies of one row of a table, numbered by `n`.
 struct Copy {
     table: &'static str,
     which: &'static str,

@@ -1,9 +1,9 @@
-//! What a noisy tenant costs a quiet one on the same node: the quiet one asks at a steady rate, alone
-//! and while the other offers twenty times its limit. Fails when the quiet one's p99 is more than
+//! The effect of a noisy tenant on a quiet one on the same node: the quiet one sends at a steady rate,
+//! alone and while the other sends twenty times its limit. Fails when the quiet tenant's p99 is more than
 //! twice its p99 alone.
 //!
-//! Requests are sent when they are due, whether or not earlier ones were answered, so that waiting for
-//! a slow answer hides nothing. Rounds alternate, so that what else the machine does falls on both.
+//! Requests are sent when they are due, whether or not earlier ones were answered, so that a slow answer
+//! hides no delay. Rounds alternate, so that other load of the machine affects both.
 
 #![allow(
     clippy::disallowed_methods,
@@ -36,7 +36,7 @@ const GOAL: f64 = 2.0;
 
 fn main() -> anyhow::Result<ExitCode> {
     if cfg!(debug_assertions) {
-        println!("Only a release build tells something: cargo bench --bench limits");
+        println!("Only a release build gives useful figures: cargo bench --bench limits");
         return Ok(ExitCode::SUCCESS);
     }
     let noisy_rate = NOISY_LIMIT_PER_MINUTE / 60 * TIMES_THE_LIMIT;
@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let dev = Dev::start("limits")?;
     let outcome = measure(&dev, noisy_rate);
     dev.stop()?;
-    let Measured {
+    let Latencies {
         mut alone,
         mut beside,
         noise,
@@ -65,7 +65,7 @@ fn main() -> anyhow::Result<ExitCode> {
     );
     ensure!(
         offered * 10 >= u64::from(noisy_rate) * seconds * 9,
-        "this machine could not offer the noise: the result tells nothing"
+        "this machine could not generate the noise: the result is void"
     );
     let ratio = beside / alone;
     let met = ratio <= GOAL;
@@ -78,13 +78,13 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Prints one line; answers the p99.
+/// Prints one line; returns the p99.
 fn report(name: &str, latencies: &mut [Duration]) -> anyhow::Result<f64> {
     ensure!(!latencies.is_empty(), "nothing was measured");
     latencies.sort_unstable();
     let at = |share: f64| {
-        let place = (latencies.len() as f64 * share) as usize;
-        latencies[place.min(latencies.len() - 1)].as_secs_f64() * 1000.0
+        let index = (latencies.len() as f64 * share) as usize;
+        latencies[index.min(latencies.len() - 1)].as_secs_f64() * 1000.0
     };
     let p50 = at(0.5);
     let p99 = at(0.99);
@@ -96,21 +96,21 @@ fn report(name: &str, latencies: &mut [Duration]) -> anyhow::Result<f64> {
     Ok(p99)
 }
 
-struct Measured {
+struct Latencies {
     alone: Vec<Duration>,
     beside: Vec<Duration>,
     noise: Noise,
 }
 
-/// How often the noisy tenant was answered with what.
+/// The number of answers to the noisy tenant by result.
 #[derive(Default)]
 struct Noise {
     admitted: u64,
     refused: u64,
 }
 
-/// Two threads of one each: the noise must not delay what is measured on our side.
-fn measure(dev: &Dev, noisy_rate: u32) -> anyhow::Result<Measured> {
+/// Two runtimes of one thread each: the noise must not delay the measurement in this process.
+fn measure(dev: &Dev, noisy_rate: u32) -> anyhow::Result<Latencies> {
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -123,19 +123,19 @@ fn measure(dev: &Dev, noisy_rate: u32) -> anyhow::Result<Measured> {
     let url = format!("{}/v1/tenant", operator.url);
     let quiet = Target::new(&url, &quiet)?;
     let noisy = Target::new(&url, &noisy)?;
-    let mut measured = Measured {
+    let mut measured = Latencies {
         alone: Vec::new(),
         beside: Vec::new(),
         noise: Noise::default(),
     };
-    quiet_runtime.block_on(quiet.ask_steadily())?;
+    quiet_runtime.block_on(quiet.send_steadily())?;
     for _ in 0..ROUNDS {
-        let alone = quiet_runtime.block_on(quiet.ask_steadily())?;
+        let alone = quiet_runtime.block_on(quiet.send_steadily())?;
         measured.alone.extend(alone);
         let stop = CancellationToken::new();
         let beside = std::thread::scope(|scope| {
             let noise = scope.spawn(|| noisy_runtime.block_on(noisy.hammer(noisy_rate, &stop)));
-            let beside = quiet_runtime.block_on(quiet.ask_steadily());
+            let beside = quiet_runtime.block_on(quiet.send_steadily());
             stop.cancel();
             let noise = noise.join();
             let noise = noise.map_err(|_| anyhow::anyhow!("the noise ended badly"))??;
@@ -182,17 +182,17 @@ impl Operator {
     }
 
     async fn tenant(&self, name: &str, limits: Value) -> anyhow::Result<String> {
-        let made = self
+        let created = self
             .call(Method::POST, "/v1/tenants", json!({ "name": name }))
             .await?;
-        let id = made["id"].as_str().context("no id")?;
+        let id = created["id"].as_str().context("no id")?;
         let path = format!("/v1/operator/tenants/{id}/limits");
         self.call(Method::PUT, &path, limits).await?;
-        Ok(made["api_key"].as_str().context("no key")?.to_owned())
+        Ok(created["api_key"].as_str().context("no key")?.to_owned())
     }
 }
 
-/// What one tenant asks.
+/// The request of one tenant.
 struct Target {
     client: Client,
     request: reqwest::Request,
@@ -205,7 +205,7 @@ impl Target {
         Ok(Self { client, request })
     }
 
-    async fn ask(&self) -> anyhow::Result<u16> {
+    async fn send(&self) -> anyhow::Result<u16> {
         let request = self.request.try_clone().context("a GET has no body")?;
         let response = self.client.execute(request).await?;
         let status = response.status().as_u16();
@@ -213,34 +213,34 @@ impl Target {
         Ok(status)
     }
 
-    /// For one round; answers how long each took. From when it is sent: the timer is good to a
-    /// millisecond, which would make any ratio look better than it is.
-    async fn ask_steadily(&self) -> anyhow::Result<Vec<Duration>> {
+    /// Sends requests for one round; returns the latency of each, from the time it is sent: the timer has
+    /// a resolution of a millisecond, which would improve every ratio.
+    async fn send_steadily(&self) -> anyhow::Result<Vec<Duration>> {
         let count = QUIET_RATE * ROUND.as_secs() as u32;
         let began = Instant::now();
-        let asks = (0..count).map(async |n| {
+        let requests = (0..count).map(async |n| {
             let due = began + ROUND * n / count;
             sleep_until(due.into()).await;
             let sent = Instant::now();
-            let status = self.ask().await?;
+            let status = self.send().await?;
             ensure!(status == 200, "the quiet tenant was answered {status}");
             Ok(sent.elapsed())
         });
-        futures_util::future::try_join_all(asks).await
+        futures_util::future::try_join_all(requests).await
     }
 
-    /// At `rate` until `stop`, on some connections.
+    /// Sends requests at `rate` until `stop`, on several connections.
     async fn hammer(&self, rate: u32, stop: &CancellationToken) -> anyhow::Result<Noise> {
         let counts = Arc::new((AtomicU64::new(0), AtomicU64::new(0)));
         let connections = (0..NOISY_CONNECTIONS).map(async |n| {
             let period = Duration::from_secs(1) * NOISY_CONNECTIONS / rate;
             tokio::time::sleep(period * n / NOISY_CONNECTIONS).await;
             let mut due = interval(period);
-            // What was missed is made up for: the rate stands.
+            // Missed ticks are made up for, so that the rate stays constant.
             due.set_missed_tick_behavior(MissedTickBehavior::Burst);
             while !stop.is_cancelled() {
                 due.tick().await;
-                match self.ask().await? {
+                match self.send().await? {
                     200 => counts.0.fetch_add(1, Ordering::Relaxed),
                     429 => counts.1.fetch_add(1, Ordering::Relaxed),
                     status => anyhow::bail!("the noisy tenant was answered {status}"),

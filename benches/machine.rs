@@ -1,4 +1,4 @@
-//! What processes use, from /proc.
+//! CPU time and memory of processes, from /proc.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,16 +9,16 @@ use anyhow::Context;
 
 use crate::figures::Times;
 
-/// /proc counts in hundredths of a second, whatever the kernel's own clock.
+/// /proc counts in hundredths of a second, independent of the kernel's own clock.
 const TICK: Duration = Duration::from_millis(10);
 
 /// CPU time of one process, user and system.
 pub fn cpu_of(pid: u32) -> anyhow::Result<Duration> {
-    let stat = Stat::of(pid).context("a process has ended that is measured")?;
+    let stat = Stat::of(pid).context("a measured process has ended")?;
     Ok(TICK * u32::try_from(stat.own)?)
 }
 
-/// CPU time of one process while it is measured, and when that was, since `began`.
+/// CPU time of one process during the measurement, and the measurement's start and end since `began`.
 pub async fn cpu_while(
     pid: u32,
     began: Instant,
@@ -34,7 +34,7 @@ pub async fn cpu_while(
     Ok((from..to, used))
 }
 
-/// In megabytes.
+/// The memory of a process in megabytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
     pub pss: f64,
@@ -44,7 +44,7 @@ pub struct Memory {
 impl Memory {
     pub fn of(pid: u32) -> anyhow::Result<Self> {
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-        // The kernel's "kB" are 1,024 bytes; our megabytes are 1,000,000.
+        // The kernel's "kB" are 1,024 bytes; these megabytes are 1,000,000.
         let megabytes = |name: &str| {
             let line = rollup.lines().find_map(|line| line.strip_prefix(name));
             let number = line.and_then(|rest| rest.split_whitespace().next());
@@ -58,7 +58,7 @@ impl Memory {
     }
 }
 
-/// What the machine did up to a moment, in ticks.
+/// The CPU time of the machine up to a moment, in ticks.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
     at: Instant,
@@ -77,10 +77,10 @@ impl Machine {
             .skip(1)
             .flat_map(str::parse)
             .collect();
-        // user, nice, system; steal. Interrupts are nobody's.
+        // user, nice, system; steal. Interrupts belong to no process.
         let busy = [0, 1, 2, 7]
             .iter()
-            .filter_map(|place| numbers.get(*place))
+            .filter_map(|index| numbers.get(*index))
             .sum();
         let mut processes = HashMap::new();
         for entry in fs::read_dir("/proc")? {
@@ -114,7 +114,7 @@ impl Machine {
         })
     }
 
-    /// The part of the machine that others had since `before`.
+    /// The share of the machine that other processes used since `before`.
     pub fn foreign_since(&self, before: &Self) -> anyhow::Result<f64> {
         let foreign =
             (self.busy - before.busy).saturating_sub(self.tree.saturating_sub(before.tree));
@@ -123,7 +123,7 @@ impl Machine {
         Ok(foreign as f64 / (cores * passed))
     }
 
-    /// What Postgres used since `before`.
+    /// The CPU time of Postgres since `before`.
     pub fn postgres_since(&self, before: &Self) -> Duration {
         let ticks = self.postgres.saturating_sub(before.postgres);
         TICK * u32::try_from(ticks).unwrap_or(u32::MAX)
@@ -134,7 +134,7 @@ struct Stat {
     name: String,
     parent: u32,
     own: u64,
-    /// Of children that have ended.
+    /// The CPU time of ended children.
     reaped: u64,
 }
 
@@ -145,7 +145,7 @@ impl Stat {
         let (_, name) = head.split_once('(')?;
         let fields: Vec<&str> = rest.split(' ').collect();
         // From the third field on: state, ppid, …, utime, stime, cutime, cstime.
-        let number = |place: usize| fields.get(place)?.parse::<u64>().ok();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
         Some(Self {
             name: name.to_owned(),
             parent: u32::try_from(number(1)?).ok()?,

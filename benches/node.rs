@@ -1,4 +1,4 @@
-//! The node that is measured: `serve` from a copy of the program, so that its memory is its own, with the
+//! The measured node: `serve` from a copy of the program, so that it shares no memory with `dev`, with the
 //! Postgres and Redis of `dev`.
 
 use std::fs;
@@ -19,7 +19,7 @@ use crate::upstream::Upstream;
 const POLL: Duration = Duration::from_millis(5);
 const WAIT: Duration = Duration::from_secs(20);
 
-/// Killed when dropped, should a measurement fail.
+/// A node, killed when it is dropped by a failed measurement.
 pub struct Node {
     child: Child,
     pub address: SocketAddr,
@@ -27,7 +27,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// With so many connections to Postgres, or as many as it takes by itself.
+    /// Starts a node with this number of connections to Postgres, or the default.
     pub async fn start(dev: &Dev, pool: Option<u32>) -> anyhow::Result<Self> {
         let copy = dev.dir.join("throughline");
         if !copy.exists() {
@@ -77,7 +77,7 @@ impl Node {
         self.child.id()
     }
 
-    /// Makes the agent whose model is `upstream`, and lets the tenant use whatever it can.
+    /// Creates the agent with the model `upstream`, and raises the tenant's limits.
     pub async fn make_agent(&self, dev: &Dev, upstream: &Upstream) -> anyhow::Result<()> {
         let base_url = format!("http://{}/v1", upstream.address);
         let agent = json!({
@@ -103,8 +103,8 @@ impl Node {
         let request = reqwest::Client::new().put(url).bearer_auth(key).json(&body);
         let answer = request.send().await?;
         let status = answer.status();
-        let told = answer.text().await?;
-        ensure!(status.is_success(), "PUT {path}: {status} {told}");
+        let text = answer.text().await?;
+        ensure!(status.is_success(), "PUT {path}: {status} {text}");
         Ok(())
     }
 
@@ -114,10 +114,7 @@ impl Node {
             Signal::SIGTERM,
         )?;
         let status = self.child.wait()?;
-        ensure!(
-            status.success(),
-            "SIGTERM did not end a node well: {status}"
-        );
+        ensure!(status.success(), "a node failed on SIGTERM: {status}");
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! The other side: pgbench, which comes with Postgres, as the service's login. Its scripts are made from
-//! the statements that the service runs, so that they cannot drift apart.
+//! The other side: pgbench, which comes with Postgres, as the service's login. Its scripts are built from
+//! the service's statements, so that they cannot diverge.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,12 +17,12 @@ use crate::database;
 use crate::dev::Dev;
 use crate::figures::{Part, Sample, Times};
 
-/// What a new connection to Postgres takes to read its catalogs and to plan the statements, and a bit.
+/// The time in which a new connection to Postgres reads its catalogs and plans the statements, with a margin.
 const LEARNING: Duration = Duration::from_millis(40);
 
 pub struct Pgbench {
     program: PathBuf,
-    /// For scripts and logs.
+    /// The directory of scripts and logs.
     dir: PathBuf,
     url: Url,
     pub tenant: Uuid,
@@ -41,7 +41,7 @@ impl Pgbench {
         })
     }
 
-    /// Each client chooses among the scripts at random.
+    /// Runs the scripts. Each client chooses among them at random.
     pub fn run(&self, scripts: &[String], clients: u32, times: Times) -> anyhow::Result<Part> {
         let threads = std::thread::available_parallelism()?
             .get()
@@ -50,7 +50,7 @@ impl Pgbench {
             warm_up: times.warm_up + LEARNING * clients,
             ..times
         };
-        // Its time begins before it connects, and is told in whole seconds.
+        // pgbench's time starts before it connects, and is set in whole seconds.
         let connecting = Duration::from_secs(1 + u64::from(clients / 64));
         let time = times.warm_up + times.measured + connecting;
         let time = Duration::from_secs_f64(time.as_secs_f64().ceil());
@@ -68,15 +68,15 @@ impl Pgbench {
             .env("PGPASSWORD", self.url.password().unwrap_or_default())
             .env("PGDATABASE", self.url.path().trim_start_matches('/'))
             .env("PGOPTIONS", self.options());
-        for (place, script) in scripts.iter().enumerate() {
-            let file = self.dir.join(format!("pgbench-{place}.sql"));
+        for (index, script) in scripts.iter().enumerate() {
+            let file = self.dir.join(format!("pgbench-{index}.sql"));
             fs::write(&file, script)?;
             command.arg("--file").arg(file);
         }
         let began = since_1970()?;
         let output = command.output().context("cannot run pgbench")?;
-        let told = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "pgbench failed: {}", told.trim());
+        let text = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "pgbench failed: {}", text.trim());
         let samples = self.take_logs(began)?;
         let first = samples.iter().map(|sample| sample.ended - sample.took);
         let start = first.min().unwrap_or(time) + times.warm_up;
@@ -88,14 +88,14 @@ impl Pgbench {
         Part::new(&samples, scripts.len(), start..end)
     }
 
-    /// The statement of a tip is alone in its script, without a transaction that names the tenant. Plans are made
-    /// once: the service's connections have done their first statements, for which Postgres makes them anew.
+    /// The statement of a tip is alone in its script, without a transaction that sets the tenant. Plans are generic
+    /// from the start: the service's connections have passed their first executions, which Postgres plans individually.
     fn options(&self) -> String {
         let tenant = self.tenant;
         format!("-c app.tenant_id={tenant} -c plan_cache_mode=force_generic_plan")
     }
 
-    /// In a transaction of the tenant, as anyone would write it: each line is a round trip.
+    /// The statements in a plain transaction of the tenant: each line is a round trip.
     pub fn transaction(&self, statements: &str) -> String {
         format!(
             "begin;\n\
@@ -106,7 +106,7 @@ impl Pgbench {
         )
     }
 
-    /// Reads and removes what pgbench's threads wrote.
+    /// Reads and removes the logs of pgbench's threads.
     fn take_logs(&self, began: Duration) -> anyhow::Result<Vec<Sample>> {
         let mut rows = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -131,7 +131,7 @@ impl Pgbench {
     }
 }
 
-/// One transaction, as pgbench logs it.
+/// One transaction in pgbench's log.
 struct LogRow {
     script: usize,
     took: Duration,
@@ -140,7 +140,7 @@ struct LogRow {
 }
 
 impl LogRow {
-    /// "client transaction took-us script ended-s ended-us"
+    /// Parses "client transaction took-us script ended-s ended-us".
     fn read(line: &str) -> Option<Self> {
         let numbers = line.split(' ').map(|word| word.parse().ok());
         let numbers = numbers.collect::<Option<Vec<u64>>>()?;
@@ -160,16 +160,21 @@ fn since_1970() -> anyhow::Result<Duration> {
     Ok(Duration::from_micros(u64::try_from(micros)?))
 }
 
-/// The statement with constants for its parameters.
+/// The statement with constants in place of its parameters.
 pub fn with_values(sql: &str, values: &[&str]) -> String {
-    let put = |sql: String, (place, value): (usize, &&str)| {
-        sql.replace(&format!("${}", place + 1), value)
+    let replace = |sql: String, (index, value): (usize, &&str)| {
+        sql.replace(&format!("${}", index + 1), value)
     };
-    // From the last: $1 is the beginning of $10.
-    values.iter().enumerate().rev().fold(sql.to_owned(), put) + ";\n"
+    // From the last to the first: $1 is a prefix of $10.
+    values
+        .iter()
+        .enumerate()
+        .rev()
+        .fold(sql.to_owned(), replace)
+        + ";\n"
 }
 
-/// A text in SQL. pgbench takes what follows a colon for a variable, also within quotes.
+/// A text in SQL. pgbench parses a name after a colon as a variable, even within quotes.
 #[allow(dead_code, reason = "not every bench has texts in its scripts")]
 pub fn quoted(text: &str) -> String {
     let text = text.replace('\\', "\\\\").replace('\'', "''");

@@ -1,19 +1,19 @@
-//! How long and how often is measured, and of which parts.
+//! The duration, the number and the parts of the measurements.
 
 use std::time::Duration;
 
 use crate::figures::Times;
 
-/// For looking whether everything works: its figures tell nothing.
+/// Only checks that the bench works: its figures are useless.
 pub const SHORT: &str = "short";
 
-/// As many connections to Postgres as a node has where nothing else is said.
+/// A node's default number of connections to Postgres.
 const DEFAULT_POOL: u32 = 16;
 
 pub struct Plan {
     pub rounds: usize,
     pub times: Times,
-    /// Connections to Postgres of the node that is measured.
+    /// Connections to Postgres of the measured node.
     pub pool: u32,
     pub short: bool,
 }
@@ -24,7 +24,7 @@ impl Plan {
         let (rounds, warm_up, measured) = match (short, cfg!(debug_assertions)) {
             (false, _) => (5, 500, 1500),
             (true, false) => (1, 500, 500),
-            // Enough for 64 clients to be answered.
+            // Enough for answers to 64 clients.
             (true, true) => (1, 500, 4000),
         };
         Self {
@@ -38,17 +38,17 @@ impl Plan {
         }
     }
 
-    /// Whether this part is to be measured: one that is named, or all.
-    pub fn is_asked(&self, part: &str) -> bool {
+    /// Whether to measure this part: the named parts, or all.
+    pub fn is_selected(&self, part: &str) -> bool {
         let mut parts = names().filter(|name| name != SHORT && !name.contains('='));
         let first = parts.next();
         first.is_none_or(|first| first == part || parts.any(|name| name == part))
     }
 }
 
-/// The number that is given as `name=number`.
+/// The number of an argument `name=number`.
 pub fn option(name: &str) -> Option<u32> {
-    names().find_map(|given| given.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+    names().find_map(|argument| argument.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
 }
 
 fn names() -> impl Iterator<Item = String> {

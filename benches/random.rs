@@ -1,6 +1,6 @@
-//! Numbers to choose by.
+//! Random numbers.
 
-/// Xorshift: what is chosen matters little, only that all are.
+/// Xorshift: the quality matters little, as long as every number can occur.
 pub fn next(mut random: u64) -> u64 {
     random ^= random << 13;
     random ^= random >> 7;

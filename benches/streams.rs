@@ -1,7 +1,7 @@
-//! What idle event streams cost: many streams on two nodes, on which nothing happens. Prints the transactions a
-//! second that Postgres counts, and the CPU of the node that serves half of them. Fails over the goal.
+//! The cost of idle event streams: many streams on two nodes without events. Prints the transactions a second that
+//! Postgres counts, and the CPU of the node that serves half of them. Fails over the goal.
 //!
-//! `STREAMS` and `CONVERSATIONS` say how many.
+//! `STREAMS` and `CONVERSATIONS` set their numbers.
 
 #![allow(
     clippy::disallowed_methods,
@@ -26,27 +26,27 @@ mod dev;
 mod figures;
 #[allow(dead_code, reason = "other benches measure more")]
 mod machine;
-#[allow(dead_code, reason = "other benches ask a model")]
+#[allow(dead_code, reason = "other benches call a model")]
 mod node;
-#[allow(dead_code, reason = "other benches ask a model")]
+#[allow(dead_code, reason = "other benches call a model")]
 mod upstream;
 
 use dev::Dev;
 use node::Node;
 
-/// The agent that other benches ask.
+/// The agent of other benches.
 const AGENT: &str = "bench";
-/// Transactions a second, of both nodes.
+/// Transactions a second of both nodes.
 const GOAL: f64 = 200.0;
-const MEASURED: Duration = Duration::from_secs(30);
-/// Until what opening them cost is over and counted.
+const MEASURE_TIME: Duration = Duration::from_secs(30);
+/// The time until the cost of opening the streams no longer counts.
 const SETTLE: Duration = Duration::from_secs(10);
-/// That are opened at once.
+/// The number of streams that are opened at once.
 const BURST: usize = 200;
 
 fn main() -> anyhow::Result<ExitCode> {
     if cfg!(debug_assertions) {
-        println!("Only a release build tells something: cargo bench --bench streams");
+        println!("Only a release build gives useful figures: cargo bench --bench streams");
         return Ok(ExitCode::SUCCESS);
     }
     let streams = number("STREAMS", 10_000)?;
@@ -54,7 +54,7 @@ fn main() -> anyhow::Result<ExitCode> {
     println!(
         "$ cargo bench --bench streams   # {streams} idle streams of {conversations} conversations on two nodes, \
          {} s",
-        MEASURED.as_secs()
+        MEASURE_TIME.as_secs()
     );
     let dev = Dev::start("streams")?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -70,10 +70,10 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-fn number(name: &str, otherwise: usize) -> anyhow::Result<usize> {
+fn number(name: &str, default: usize) -> anyhow::Result<usize> {
     match std::env::var(name) {
         Ok(text) => text.parse().with_context(|| format!("{name} is a number")),
-        Err(_) => Ok(otherwise),
+        Err(_) => Ok(default),
     }
 }
 
@@ -110,14 +110,14 @@ async fn measure(dev: &Dev, streams: usize, conversations: usize) -> anyhow::Res
     Ok(met)
 }
 
-/// Transactions a second, and how busy one node is.
+/// Transactions a second, and the CPU of one node in percent.
 async fn rate(superuser: &mut PgConnection, node: &Node) -> anyhow::Result<(f64, f64)> {
     let before = count(superuser).await?;
     let cpu = machine::cpu_of(node.pid())?;
-    tokio::time::sleep(MEASURED).await;
+    tokio::time::sleep(MEASURE_TIME).await;
     let after = count(superuser).await?;
     let used = machine::cpu_of(node.pid())?;
-    let seconds = MEASURED.as_secs_f64();
+    let seconds = MEASURE_TIME.as_secs_f64();
     let busy = used.saturating_sub(cpu).as_secs_f64() / seconds * 100.0;
     Ok(((after - before) as f64 / seconds, busy))
 }
@@ -171,7 +171,7 @@ async fn open_stream(address: &str, path: &str, key: &str) -> anyhow::Result<Tcp
     Ok(socket)
 }
 
-/// Ends with the stream.
+/// Reads until the stream ends.
 async fn read_on(mut socket: TcpStream) {
     let mut piece = [0; 1024];
     while socket.read(&mut piece).await.is_ok_and(|read| read > 0) {}

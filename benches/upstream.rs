@@ -1,5 +1,5 @@
-//! The model: a small server that says the same words to whoever asks, without delay, in a process of its
-//! own (this program again) so that its work is not taken for ours.
+//! The model: a small server with a constant answer, without delay, in a process of its own (this program
+//! again), so that its CPU time does not count as the bench's.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 /// With this argument the program is the model.
 pub const ARGUMENT: &str = "upstream";
-/// In every piece of an answer, and nowhere else.
+/// The word in every piece of an answer, and nowhere else.
 pub const WORD: &str = "wordish";
 pub const PIECES: usize = 20;
-const MOST_BYTES: usize = 64 * 1024 * 1024;
+const MAX_BYTES: usize = 64 * 1024 * 1024;
 
-/// Ended with us: it reads from a pipe that we hold.
+/// The model's process, which ends with the bench: it reads from a pipe of the bench.
 pub struct Upstream {
     child: Child,
     pub address: SocketAddr,
@@ -52,14 +52,14 @@ impl Drop for Upstream {
     }
 }
 
-/// What it says.
+/// The constant answer, whole and streamed.
 #[derive(Clone)]
-struct Said {
+struct CannedAnswer {
     whole: Bytes,
     pieces: Vec<Bytes>,
 }
 
-impl Said {
+impl CannedAnswer {
     fn new() -> Self {
         let text = format!("{WORD} ").repeat(PIECES);
         let usage =
@@ -103,12 +103,12 @@ pub fn serve() -> anyhow::Result<()> {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
-    let said = web::Data::new(Said::new());
+    let answer_data = web::Data::new(CannedAnswer::new());
     actix_web::rt::System::new().block_on(async move {
         let server = HttpServer::new(move || {
             App::new()
-                .app_data(said.clone())
-                .app_data(web::PayloadConfig::new(MOST_BYTES))
+                .app_data(answer_data.clone())
+                .app_data(web::PayloadConfig::new(MAX_BYTES))
                 .route("/v1/chat/completions", web::post().to(answer))
         })
         .workers(1)
@@ -120,14 +120,14 @@ pub fn serve() -> anyhow::Result<()> {
     })
 }
 
-async fn answer(said: web::Data<Said>, body: Bytes) -> HttpResponse {
-    if !asks_for_a_stream(&body) {
+async fn answer(answer_data: web::Data<CannedAnswer>, body: Bytes) -> HttpResponse {
+    if !requests_stream(&body) {
         let head = &mut HttpResponse::Ok();
         return head
             .content_type("application/json")
-            .body(said.whole.clone());
+            .body(answer_data.whole.clone());
     }
-    let pieces = said
+    let pieces = answer_data
         .pieces
         .clone()
         .into_iter()
@@ -137,13 +137,13 @@ async fn answer(said: web::Data<Said>, body: Bytes) -> HttpResponse {
         .streaming(stream::iter(pieces))
 }
 
-/// Without reading a long history: what is asked for stands before or after it.
-fn asks_for_a_stream(body: &[u8]) -> bool {
-    const WANTED: &[u8] = b"\"stream\":true";
-    const LOOKED_AT: usize = 512;
-    let first = &body[..body.len().min(LOOKED_AT)];
-    let last = &body[body.len().saturating_sub(LOOKED_AT)..];
+/// Whether the request asks for a stream. Skips a long history: the member is before or after it.
+fn requests_stream(body: &[u8]) -> bool {
+    const PATTERN: &[u8] = b"\"stream\":true";
+    const EXAMINED_BYTES: usize = 512;
+    let first = &body[..body.len().min(EXAMINED_BYTES)];
+    let last = &body[body.len().saturating_sub(EXAMINED_BYTES)..];
     [first, last]
         .iter()
-        .any(|part| part.windows(WANTED.len()).any(|window| window == WANTED))
+        .any(|part| part.windows(PATTERN.len()).any(|window| window == PATTERN))
 }

@@ -78,7 +78,7 @@ impl Call {
             let detail = "the model's server answered without a choice";
             return Err(Error::new(Code::UpstreamFailed, detail));
         }
-        Ok(answer.renamed(&self.agent.name))
+        Ok(answer.with_model(&self.agent.name))
     }
 
     /// The answer in chunks. What goes wrong before the first is an error and no stream.
@@ -149,7 +149,7 @@ impl Answering {
                 continue;
             }
             self.said += chunk.said;
-            return Ok(Some(chunk.renamed(&self.call.agent.name)));
+            return Ok(Some(chunk.with_model(&self.call.agent.name)));
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Clients that cost little themselves: of an answer is read only where its first word stands and where it
-//! ends.
+//! Clients with little overhead: in an answer they only find the first word and the end.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,23 +16,23 @@ use crate::upstream::WORD;
 const LAST_CHUNK: &[u8] = b"\r\n0\r\n\r\n";
 const DONE: &[u8] = b"[DONE]";
 
-/// How long it took.
-struct Answered {
+/// The time to the first word, and to the end of an answer.
+struct AnswerTimes {
     first: Duration,
     whole: Duration,
 }
 
 impl Connection {
-    async fn ask(&mut self, request: &[u8]) -> anyhow::Result<Answered> {
+    async fn send(&mut self, request: &[u8]) -> anyhow::Result<AnswerTimes> {
         let began = Instant::now();
-        let body = self.ask_head(request).await?;
+        let body = self.send_for_head(request).await?;
         let length = content_length(&self.read[..body])?;
         let mut first = None;
-        let mut looked_at = body;
+        let mut searched = body;
         loop {
             if first.is_none() {
-                first = find(&self.read[looked_at..], WORD.as_bytes()).map(|_| began.elapsed());
-                looked_at = body.max(self.read.len().saturating_sub(WORD.len()));
+                first = find(&self.read[searched..], WORD.as_bytes()).map(|_| began.elapsed());
+                searched = body.max(self.read.len().saturating_sub(WORD.len()));
             }
             let ended = match length {
                 Some(length) => self.read.len() >= body + length,
@@ -42,23 +41,23 @@ impl Connection {
             if ended {
                 break;
             }
-            self.more().await?;
+            self.read_more().await?;
         }
         let whole = began.elapsed();
-        let told = || String::from_utf8_lossy(&self.read).into_owned();
+        let text = || String::from_utf8_lossy(&self.read).into_owned();
         if length.is_none() {
             let last = &self.read[self.read.len().saturating_sub(64)..];
-            ensure!(find(last, DONE).is_some(), "broke off: {}", told());
+            ensure!(find(last, DONE).is_some(), "incomplete: {}", text());
         }
-        let first = first.with_context(|| format!("said nothing: {}", told()))?;
-        Ok(Answered { first, whole })
+        let first = first.with_context(|| format!("no word: {}", text()))?;
+        Ok(AnswerTimes { first, whole })
     }
 }
 
-/// The request that a client (from 0 on) sends next; the second number is a random one.
+/// The next request of a client (numbered from 0); the second number is random.
 pub type Requests = Arc<dyn Fn(u64, u64) -> Bytes + Send + Sync>;
 
-/// A request for a chat completion, ready to be sent.
+/// A request for a chat completion, ready to send.
 pub fn post(key: &str, session: Option<&str>, body: &str) -> Bytes {
     let session = session.map(|id| format!("x-hermes-session-id: {id}\r\n"));
     let headers = session.unwrap_or_default();
@@ -70,22 +69,22 @@ pub struct Load {
     pub requests: Requests,
     pub clients: u32,
     pub times: Times,
-    /// Whose CPU time is taken.
+    /// The process whose CPU time is measured.
     pub pid: u32,
 }
 
-/// What a load came to in one round.
-pub struct Taken {
+/// The result of a load in one round.
+pub struct RoundResult {
     pub whole: Part,
     pub first: Part,
-    /// Microseconds for each request.
+    /// CPU microseconds for each request.
     pub cpu: f64,
-    /// Requests, also before and after what was measured.
+    /// Requests, including those outside of the measured time.
     pub done: usize,
 }
 
 impl Load {
-    pub async fn run(&self) -> anyhow::Result<Taken> {
+    pub async fn run(&self) -> anyhow::Result<RoundResult> {
         let address = self.address;
         let requests = &self.requests;
         let loaded = load::run(self.clients, self.pid, self.times, |client, mut done| {
@@ -96,15 +95,15 @@ impl Load {
                 loop {
                     random = next(random);
                     let request = requests(client, random);
-                    if !done.put(connection.ask(&request).await?) {
+                    if !done.put(connection.send(&request).await?) {
                         return Ok(done);
                     }
                 }
             }
         });
         let loaded = loaded.await?;
-        Ok(Taken {
-            whole: loaded.part(|answered: &Answered| answered.whole)?,
+        Ok(RoundResult {
+            whole: loaded.part(|answered: &AnswerTimes| answered.whole)?,
             first: loaded.part(|answered| answered.first)?,
             cpu: loaded.cpu(),
             done: loaded.count(),

@@ -1,13 +1,13 @@
-//! What a node adds to its model when it passes chat on without a session, what a turn in a session takes
-//! beside pgbench doing the same statements, and the memory of watching. The model is a server that says
-//! the same words to whoever asks, without delay. Fails when a figure is over its goal.
+//! The latency that a node adds to its model for chat without a session, the cost of a turn in a session
+//! beside pgbench with the same statements, and the memory of open event streams. The model is a server
+//! with a constant answer, without delay. Fails when a figure is over its goal.
 //!
-//! Rounds alternate, so that what else the machine does falls on all sides; a figure is the median of those
-//! of the rounds. Clients, node, model and Postgres share the machine, and what others had of it is told.
+//! Rounds alternate, so that other load of the machine affects all sides; a figure is the median of the
+//! rounds. Clients, node, model and Postgres share the machine, and the share of other processes is printed.
 //! CPU is that of the node's process alone.
 //!
-//! `cargo bench --bench chat -- sessions pool=64` measures one part, with other than 16 connections to
-//! Postgres; the parts are `stateless`, `sessions` and `memory`. With `short` it only shows that it works.
+//! `cargo bench --bench chat -- sessions pool=64` measures one part, with 64 instead of 16 connections to
+//! Postgres; the parts are `stateless`, `sessions` and `memory`. `short` only checks that the bench works.
 
 #![allow(
     clippy::disallowed_methods,
@@ -20,14 +20,14 @@ use std::process::ExitCode;
 mod awake;
 mod client;
 #[path = "../connection.rs"]
-#[allow(dead_code, reason = "other benches ask for more")]
+#[allow(dead_code, reason = "other benches use more")]
 mod connection;
 #[path = "../database.rs"]
 mod database;
 #[path = "../dev.rs"]
 mod dev;
 #[path = "../figures.rs"]
-#[allow(dead_code, reason = "other benches tell more")]
+#[allow(dead_code, reason = "other benches print more")]
 mod figures;
 #[path = "../load.rs"]
 mod load;
@@ -57,7 +57,7 @@ use node::Node;
 use plan::{Plan, SHORT};
 use upstream::Upstream;
 
-/// The agent that is asked.
+/// The agent of the bench.
 const AGENT: &str = "bench";
 const CLIENTS: [u32; 3] = [1, 16, 64];
 
@@ -68,7 +68,7 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     let plan = Plan::from_args();
     if cfg!(debug_assertions) && !std::env::args().any(|name| name == SHORT) {
-        println!("Only a release build tells something: cargo bench --bench chat");
+        println!("Only a release build gives useful figures: cargo bench --bench chat");
         return Ok(ExitCode::SUCCESS);
     }
     println!(
@@ -77,7 +77,7 @@ fn main() -> anyhow::Result<ExitCode> {
     );
     let dev = Dev::start("chat")?;
     let awake = Awake::start();
-    // Of one thread: the machine is needed for what is measured.
+    // One thread: the measured processes need the machine.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -91,20 +91,20 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Answers whether every goal was met.
+/// Returns whether every goal was met.
 async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<bool> {
     let upstream = Upstream::start()?;
     let node = Node::start(dev, Some(plan.pool)).await?;
     node.make_agent(dev, &upstream).await?;
     let mut met = true;
-    if plan.is_asked("stateless") {
+    if plan.is_selected("stateless") {
         met &= stateless::measure(plan, &node, &upstream).await?;
     }
-    if plan.is_asked("sessions") {
+    if plan.is_selected("sessions") {
         met &= sessions::measure(plan, dev, &node, &upstream).await?;
     }
     node.stop()?;
-    if plan.is_asked("memory") {
+    if plan.is_selected("memory") {
         memory::measure(plan, dev).await?;
     }
     Ok(met)

@@ -1,4 +1,4 @@
-//! The memory of a node, idle and while many watch their conversations; and what their watching costs.
+//! The memory of a node, idle and with many open event streams, and the CPU of the streams.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use crate::plan::Plan;
 use crate::seed::{Seed, Sessions};
 
 const IDLE: Duration = Duration::from_secs(2);
-/// Longer than it takes until every watcher was judged again.
-const WATCHED: Duration = Duration::from_secs(7);
+/// Longer than the interval in which each stream's rights are checked again.
+const WATCH_TIME: Duration = Duration::from_secs(7);
 
 pub async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<()> {
     let count = if plan.short { 100 } else { 1000 };
@@ -19,21 +19,21 @@ pub async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<()> {
     let mut seed = Seed::new(dev).await?;
     seed.plant(&[sessions]).await?;
     seed.close().await?;
-    // With the pool of connections that it has by itself.
+    // With the default pool of connections.
     let node = Node::start(dev, None).await?;
     tokio::time::sleep(IDLE).await;
     let idle = Memory::of(node.pid())?;
     let mut open = Vec::new();
-    for place in 0..count {
-        let session = sessions.choose(place, count, 0);
+    for index in 0..count {
+        let session = sessions.choose(index, count, 0);
         let request = get(&format!("/v1/sessions/{session}/events"), &node.key);
         let mut connection = Connection::open(node.address).await?;
-        connection.ask_head(&request).await?;
+        connection.send_for_head(&request).await?;
         open.push(connection);
     }
     let began = Instant::now();
     let before = cpu_of(node.pid())?;
-    tokio::time::sleep(WATCHED).await;
+    tokio::time::sleep(WATCH_TIME).await;
     let used = (cpu_of(node.pid())? - before).as_secs_f64() / began.elapsed().as_secs_f64();
     let watched = Memory::of(node.pid())?;
     println!("\nmemory, MB                   PSS     RSS");
@@ -43,7 +43,7 @@ pub async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<()> {
         watched.pss, watched.rss
     );
     println!(
-        "  a stream: {:.1} kB, and {:.1} us of CPU a second while nothing happens",
+        "  a stream: {:.1} kB, and {:.1} us of CPU a second while it is idle",
         (watched.pss - idle.pss) * 1000.0 / count as f64,
         used * 1e6 / count as f64
     );

@@ -1,5 +1,5 @@
-//! What the service runs for a turn in a session, as a script for pgbench: the transaction that accepts it
-//! and the one that ends it.
+//! The service's statements for a turn in a session, as a script for pgbench: the transaction that accepts
+//! it and the one that ends it.
 
 use serde_json::json;
 use throughline::domain::conversation::message::{Content, MessageKind, NewMessage, Role};
@@ -14,11 +14,11 @@ use crate::pgbench::{Pgbench, quoted, with_values};
 use crate::seed::{Sessions, TEXT, session_sql};
 use crate::upstream::{PIECES, WORD};
 
-/// Who asks in these turns.
+/// The principal of these turns.
 pub const PRINCIPAL: &str = "pgbench";
 const LEASE_MS: &str = "15000::bigint";
 const TOKENS: &str = "9000000::bigint";
-/// More than run at one time.
+/// More turns than run at one time.
 const RUNNING: &str = "1000000::bigint";
 
 /// One row and a commit.
@@ -42,7 +42,7 @@ pub fn turn(pgbench: &Pgbench, sessions: Sessions, clients: u32) -> anyhow::Resu
     Ok(choose + &accept + &end)
 }
 
-/// SQL for what both transactions name.
+/// SQL of the values that both transactions use.
 pub struct Values {
     tenant: String,
     session: String,
@@ -51,7 +51,7 @@ pub struct Values {
     origin: Origin,
 }
 
-/// SQL for who speaks on which platform, and for where the answer goes.
+/// SQL of the sender, the platform and the target of the answer.
 pub struct Origin {
     pub identity: String,
     pub platform: String,
@@ -59,7 +59,7 @@ pub struct Origin {
     pub reply_via: String,
 }
 
-/// Nobody in particular, on no platform.
+/// No sender, no platform, no target.
 impl Default for Origin {
     fn default() -> Self {
         Self {
@@ -72,7 +72,7 @@ impl Default for Origin {
 }
 
 impl Values {
-    /// Of the turn and the session with these ids, in SQL.
+    /// The values of a turn and a session with these ids, in SQL.
     pub fn new(pgbench: &Pgbench, session: String, turn: String, origin: Origin) -> Self {
         Self {
             tenant: format!("'{}'::uuid", pgbench.tenant),
@@ -115,7 +115,7 @@ impl Values {
             "null::uuid".to_owned(),
             "array[null]".to_owned(),
         ];
-        let start = self.written(START, &said, &events, &more)?;
+        let start = self.write_statement(START, &said, &events, &more)?;
         Ok(find + &start)
     }
 
@@ -143,11 +143,11 @@ impl Values {
             "false".to_owned(),
             "array[null]".to_owned(),
         ];
-        self.written(WRITE, &message(Role::Assistant, &answer), &events, &more)
+        self.write_statement(WRITE, &message(Role::Assistant, &answer), &events, &more)
     }
 
-    /// A statement that writes one message with its events; `more` are the values that are its own.
-    fn written(
+    /// A statement that writes one message with its events; `more` are the additional values of the statement.
+    fn write_statement(
         &self,
         statement: &str,
         said: &NewMessage,
@@ -156,7 +156,7 @@ impl Values {
     ) -> anyhow::Result<String> {
         let kinds: Vec<String> = events.iter().map(|event| quoted(event.kind)).collect();
         let named = events.iter().map(|event| match event.message {
-            Some(place) => place.to_string(),
+            Some(index) => index.to_string(),
             None => "null".to_owned(),
         });
         let data = events.iter().map(|event| match &event.data {

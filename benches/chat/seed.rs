@@ -1,5 +1,5 @@
-//! The sessions to talk in, in the demo tenant of `dev`. Ids are made from numbers, so that every side can
-//! compute them, and each client has sessions of its own: nobody waits for another.
+//! The sessions of the bench, in the demo tenant of `dev`. Ids are computed from numbers, so that every side
+//! knows them, and each client has its own sessions, so that no client waits for another.
 
 use anyhow::ensure;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -10,15 +10,15 @@ use crate::AGENT;
 use crate::database;
 use crate::dev::Dev;
 
-/// Two hundred letters, none of which JSON or SQL would escape.
+/// Two hundred characters that neither JSON nor SQL escapes.
 pub const TEXT: &str = "It is a truth universally acknowledged that a single conversation in possession of \
                         a good fortune of platforms must be in want of a service which finds its end \
                         however often that was moved away from it";
-/// Between the numbers of sessions of one size and those of the next.
-const APART: u64 = 0x100_0000;
+/// The distance between the first numbers of two sizes of sessions.
+const SIZE_STRIDE: u64 = 0x100_0000;
 
-/// Sessions that had so many messages when it began. A turn adds two: there are so many sessions that they
-/// stay about as long.
+/// Sessions with a number of messages at the start. A turn adds two; there are so many sessions that their
+/// length stays about the same.
 #[derive(Debug, Clone, Copy)]
 pub struct Sessions {
     pub messages: u64,
@@ -28,17 +28,17 @@ pub struct Sessions {
 
 impl Sessions {
     fn first(&self) -> u64 {
-        APART * self.messages
+        SIZE_STRIDE * self.messages
     }
 
-    /// One of a client's own, chosen with a random number.
+    /// One of a client's own sessions, chosen with a random number.
     pub fn choose(&self, client: u64, clients: u64, random: u64) -> SessionId {
-        let place = client + clients * (random % (self.count / clients));
-        let number = u128::from(self.first() + place);
+        let index = client + clients * (random % (self.count / clients));
+        let number = u128::from(self.first() + index);
         SessionId::from_uuid(Uuid::from_u128((0x7000 << 64) | (0x8000 << 48) | number))
     }
 
-    /// The same in a script of pgbench: sets `number`.
+    /// The same choice in a script of pgbench: sets `number`.
     pub fn choose_sql(&self, clients: u32) -> String {
         let first = self.first();
         let last = self.count / u64::from(clients) - 1;
@@ -46,21 +46,21 @@ impl Sessions {
     }
 }
 
-/// SQL for the id of the session with this number.
+/// SQL of the id of the session with this number.
 pub fn session_sql(number: &str) -> String {
     format!("('00000000-0000-7000-8000-' || lpad(to_hex({number}::bigint), 12, '0'))::uuid")
 }
 
-/// The superuser's connection: row-level security does not bind it.
+/// The superuser's connection, which bypasses row-level security.
 pub struct Seed {
     connection: PgConnection,
     tenant: String,
 }
 
-/// What has become of all turns.
+/// Statistics of all turns.
 pub struct Turns {
     pub of_service: i64,
-    /// Writes of a turn of the service, each of them a commit.
+    /// Writes per turn of the service, each of them a commit.
     pub writes: f64,
 }
 
@@ -74,7 +74,7 @@ impl Seed {
 
     pub async fn plant(&mut self, all: &[Sessions]) -> anyhow::Result<()> {
         for sessions in all {
-            // Together: a conversation and its tip name each other.
+            // In one transaction: a conversation and its tip reference each other.
             let statements = self.statements(*sessions).join(";\n");
             self.run(&format!("begin;\n{statements};\ncommit")).await?;
         }
@@ -84,7 +84,7 @@ impl Seed {
         Ok(())
     }
 
-    /// Fails unless every turn has ended well, with what was said and what was answered.
+    /// Fails unless every turn is completed, with a user's message and an answer.
     pub async fn turns(&mut self, by: &str) -> anyhow::Result<Turns> {
         let sql = format!(
             "select count(*), count(*) filter (where state <> 'completed'),
@@ -99,12 +99,12 @@ impl Seed {
             sqlx::query_as(AssertSqlSafe(sql))
                 .fetch_one(&mut self.connection)
                 .await?;
-        ensure!(bad == 0, "{bad} of {all} turns have not ended well");
+        ensure!(bad == 0, "{bad} of {all} turns are not completed");
         ensure!(messages == 2 * all, "{all} turns left {messages} messages");
         Ok(Turns { of_service, writes })
     }
 
-    /// How many messages these sessions have now.
+    /// The mean number of messages of these sessions.
     pub async fn mean_length(&mut self, sessions: Sessions) -> anyhow::Result<f64> {
         let sql = format!(
             "select avg(message_count)::float8

@@ -1,12 +1,12 @@
-//! Turns in sessions, streamed, beside the model called directly with the same messages, and beside pgbench
-//! doing the statements of a turn.
+//! Streamed turns in sessions, beside direct calls of the model with the same messages, and beside pgbench
+//! with the statements of a turn.
 
 use std::sync::Arc;
 
 use anyhow::ensure;
 use serde_json::{Value, json};
 
-use crate::client::{Load, Requests, Taken, post};
+use crate::client::{Load, Requests, RoundResult, post};
 use crate::dev::Dev;
 use crate::figures::{Part, Ratio};
 use crate::machine::Machine;
@@ -15,13 +15,13 @@ use crate::pgbench::Pgbench;
 use crate::plan::Plan;
 use crate::script;
 use crate::seed::{Seed, Sessions, TEXT};
-use crate::table::{Table, check, middle};
+use crate::table::{Table, check, median};
 use crate::upstream::Upstream;
 use crate::{AGENT, CLIENTS};
 
 /// pgbench's turns a second to ours: 60 % of pgbench.
 const RATE_GOAL: f64 = 1.67;
-/// Milliseconds to the first token over the direct call and a commit, of one client.
+/// Milliseconds to the first token in addition to the direct call and a commit, for one client.
 const FIRST_GOAL: f64 = 2.0;
 const GOAL_CLIENTS: u32 = 1;
 const WARM_UPS: usize = 2;
@@ -40,7 +40,7 @@ const COLUMNS: [&str; 12] = [
     "foreign %",
 ];
 
-/// Answers whether every goal was met.
+/// Returns whether every goal was met.
 pub async fn measure(
     plan: &Plan,
     dev: &Dev,
@@ -48,10 +48,10 @@ pub async fn measure(
     upstream: &Upstream,
 ) -> anyhow::Result<bool> {
     let mut seed = Seed::new(dev).await?;
-    let all = planned(plan);
+    let all = session_sizes(plan);
     seed.plant(&all).await?;
     let pgbench = Pgbench::new(dev)?;
-    let measuring = Measuring {
+    let bench = SessionBench {
         plan,
         node,
         upstream,
@@ -62,7 +62,7 @@ pub async fn measure(
         let table = Table::begin(format!("sessions of {}", sessions.messages), &COLUMNS);
         for clients in CLIENTS {
             let before = Machine::now()?;
-            let figures = measuring.run(sessions, clients).await?;
+            let figures = bench.run(sessions, clients).await?;
             let foreign = Machine::now()?.foreign_since(&before)?;
             table.row(clients, &figures.row(foreign));
             met &= figures.check(clients);
@@ -79,7 +79,7 @@ pub async fn measure(
     Ok(met)
 }
 
-fn planned(plan: &Plan) -> [Sessions; 3] {
+fn session_sizes(plan: &Plan) -> [Sessions; 3] {
     let counts = if plan.short {
         [640, 128, 64]
     } else {
@@ -89,11 +89,11 @@ fn planned(plan: &Plan) -> [Sessions; 3] {
     [(10, few), (100, some), (1_000, many)].map(|(messages, count)| Sessions { messages, count })
 }
 
-/// Round by round.
+/// The results of each round.
 #[derive(Default)]
 struct Figures {
-    direct: Vec<Taken>,
-    ours: Vec<Taken>,
+    direct: Vec<RoundResult>,
+    ours: Vec<RoundResult>,
     /// Microseconds of Postgres for a turn of ours.
     postgres: Vec<f64>,
     pgbench: Vec<Part>,
@@ -108,14 +108,14 @@ enum Side {
     Commit,
 }
 
-struct Measuring<'a> {
+struct SessionBench<'a> {
     plan: &'a Plan,
     node: &'a Node,
     upstream: &'a Upstream,
     pgbench: Pgbench,
 }
 
-impl Measuring<'_> {
+impl SessionBench<'_> {
     async fn run(&self, sessions: Sessions, clients: u32) -> anyhow::Result<Figures> {
         ensure!(
             sessions.count.is_multiple_of(u64::from(clients)),
@@ -131,7 +131,7 @@ impl Measuring<'_> {
         let ours = self.load(clients, self.node.address, self.node.pid(), requests);
         let turn = [script::turn(&self.pgbench, sessions, clients)?];
         let commit = [script::commit(&self.pgbench, sessions, clients)];
-        // Until its connections to Postgres have done what they do later.
+        // Until its connections to Postgres have prepared their statements.
         for _ in 0..WARM_UPS {
             ours.run().await?;
         }
@@ -143,12 +143,12 @@ impl Measuring<'_> {
                     Side::Direct => figures.direct.push(direct.run().await?),
                     Side::Ours => {
                         let before = Machine::now()?;
-                        let taken = ours.run().await?;
+                        let result = ours.run().await?;
                         let used = Machine::now()?.postgres_since(&before);
                         figures
                             .postgres
-                            .push(used.as_secs_f64() * 1e6 / taken.done as f64);
-                        figures.ours.push(taken);
+                            .push(used.as_secs_f64() * 1e6 / result.done as f64);
+                        figures.ours.push(result);
                     }
                     Side::Pgbench => {
                         let times = self.plan.times;
@@ -156,7 +156,7 @@ impl Measuring<'_> {
                             .pgbench
                             .push(self.pgbench.run(&turn, clients, times)?);
                     }
-                    // Only the goal needs it.
+                    // Only the goal uses it.
                     Side::Commit if clients != GOAL_CLIENTS => {}
                     Side::Commit => {
                         let times = self.plan.times;
@@ -188,10 +188,10 @@ impl Measuring<'_> {
     }
 }
 
-/// What a client without a session would send: all of it.
+/// The request of a client without a session: with the whole history.
 fn direct(sessions: Sessions) -> Requests {
-    let said = |place: u64| json!({"role": if place.is_multiple_of(2) { "user" } else { "assistant" }, "content": TEXT});
-    let messages: Vec<Value> = (0..=sessions.messages).map(said).collect();
+    let message = |index: u64| json!({"role": if index.is_multiple_of(2) { "user" } else { "assistant" }, "content": TEXT});
+    let messages: Vec<Value> = (0..=sessions.messages).map(message).collect();
     let body = json!({"model": AGENT, "stream": true, "messages": messages});
     let request = post("none", None, &body.to_string());
     Arc::new(move |_, _| request.clone())
@@ -211,19 +211,19 @@ fn in_session(key: &str, sessions: Sessions, clients: u32) -> Requests {
 
 impl Figures {
     fn row(&self, foreign: f64) -> [f64; 12] {
-        let ours = |figure: fn(&Taken) -> f64| middle(self.ours.iter().map(figure));
-        let direct = |figure: fn(&Taken) -> f64| middle(self.direct.iter().map(figure));
-        let pgbench = |figure: fn(&Part) -> f64| middle(self.pgbench.iter().map(figure));
+        let ours = |figure: fn(&RoundResult) -> f64| median(self.ours.iter().map(figure));
+        let direct = |figure: fn(&RoundResult) -> f64| median(self.direct.iter().map(figure));
+        let pgbench = |figure: fn(&Part) -> f64| median(self.pgbench.iter().map(figure));
         [
-            ours(|taken| taken.whole.rate()),
-            ours(|taken| taken.whole.quantile(0, 0.5)),
-            ours(|taken| taken.whole.quantile(0, 0.99)),
-            ours(|taken| taken.first.quantile(0, 0.5)),
-            ours(|taken| taken.first.quantile(0, 0.99)),
-            direct(|taken| taken.first.quantile(0, 0.5)),
-            direct(|taken| taken.first.quantile(0, 0.99)),
-            ours(|taken| taken.cpu),
-            middle(self.postgres.iter().copied()),
+            ours(|result| result.whole.rate()),
+            ours(|result| result.whole.quantile(0, 0.5)),
+            ours(|result| result.whole.quantile(0, 0.99)),
+            ours(|result| result.first.quantile(0, 0.5)),
+            ours(|result| result.first.quantile(0, 0.99)),
+            direct(|result| result.first.quantile(0, 0.5)),
+            direct(|result| result.first.quantile(0, 0.99)),
+            ours(|result| result.cpu),
+            median(self.postgres.iter().copied()),
             pgbench(Part::rate),
             pgbench(|part| part.quantile(0, 0.5)),
             foreign * 100.0,
@@ -232,21 +232,21 @@ impl Figures {
 
     fn check(&self, clients: u32) -> bool {
         let theirs: Vec<f64> = self.pgbench.iter().map(Part::rate).collect();
-        let ours: Vec<f64> = self.ours.iter().map(|taken| taken.whole.rate()).collect();
+        let ours: Vec<f64> = self.ours.iter().map(|result| result.whole.rate()).collect();
         let ratio = Ratio::of(&theirs, &ours);
         let mut met = ratio.check("  pgbench / ours", RATE_GOAL);
         if clients == GOAL_CLIENTS {
-            let first = |taken: &Taken| taken.first.quantile(0, 0.5);
+            let first = |result: &RoundResult| result.first.quantile(0, 0.5);
             let commit = |part: &Part| part.quantile(0, 0.5);
             println!(
                 "    a commit: {:.3} ms",
-                middle(self.commit.iter().map(commit))
+                median(self.commit.iter().map(commit))
             );
             let rounds = self.ours.iter().zip(&self.direct).zip(&self.commit);
             let over =
                 rounds.map(|((ours, direct), one)| first(ours) - first(direct) - commit(one));
             let name = "  first token over the direct call and a commit, ms";
-            met &= check(name, middle(over), FIRST_GOAL);
+            met &= check(name, median(over), FIRST_GOAL);
         }
         met
     }

@@ -1,20 +1,20 @@
-//! Chat without a session, beside its model called directly.
+//! Chat without a session, beside direct calls of its model.
 
 use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::client::{Load, Requests, Taken, post};
+use crate::client::{Load, Requests, RoundResult, post};
 use crate::figures::Part;
 use crate::machine::Machine;
 use crate::node::Node;
 use crate::plan::Plan;
 use crate::seed::TEXT;
-use crate::table::{Table, check, middle};
+use crate::table::{Table, check, median};
 use crate::upstream::Upstream;
 use crate::{AGENT, CLIENTS};
 
-/// Microseconds of our process for a request, not streamed, of so many clients.
+/// CPU microseconds of the node for a request that is not streamed, with `GOAL_CLIENTS` clients.
 const CPU_GOAL: f64 = 80.0;
 const GOAL_CLIENTS: u32 = 16;
 const COLUMNS: [&str; 11] = [
@@ -31,7 +31,7 @@ const COLUMNS: [&str; 11] = [
     "foreign %",
 ];
 
-/// Answers whether the goal was met.
+/// Returns whether the goal was met.
 pub async fn measure(plan: &Plan, node: &Node, upstream: &Upstream) -> anyhow::Result<bool> {
     let mut met = true;
     for stream in [false, true] {
@@ -55,23 +55,23 @@ pub async fn measure(plan: &Plan, node: &Node, upstream: &Upstream) -> anyhow::R
     Ok(met)
 }
 
-/// Round by round.
+/// The results of each round.
 struct Figures {
-    direct: Vec<Taken>,
-    ours: Vec<Taken>,
+    direct: Vec<RoundResult>,
+    ours: Vec<RoundResult>,
 }
 
 impl Figures {
-    /// Of our process, and of the model's that is called directly.
+    /// The CPU of the node's process, and of the model's in direct calls.
     fn cpu(&self) -> (f64, f64) {
-        let of = |taken: &[Taken]| middle(taken.iter().map(|taken| taken.cpu));
+        let of = |results: &[RoundResult]| median(results.iter().map(|result| result.cpu));
         (of(&self.ours), of(&self.direct))
     }
 
-    /// What ours is behind the direct call, in the median of the rounds.
-    fn added(&self, figure: impl Fn(&Taken) -> f64) -> f64 {
+    /// The figure that the node adds to the direct call, as the median of the rounds.
+    fn added(&self, figure: impl Fn(&RoundResult) -> f64) -> f64 {
         let rounds = self.ours.iter().zip(&self.direct);
-        middle(rounds.map(|(ours, direct)| figure(ours) - figure(direct)))
+        median(rounds.map(|(ours, direct)| figure(ours) - figure(direct)))
     }
 }
 
@@ -113,10 +113,11 @@ async fn run(
 }
 
 fn row(figures: &Figures, foreign: f64) -> [f64; 11] {
-    let direct =
-        |figure: fn(&Part) -> f64| middle(figures.direct.iter().map(|taken| figure(&taken.whole)));
+    let direct = |figure: fn(&Part) -> f64| {
+        median(figures.direct.iter().map(|result| figure(&result.whole)))
+    };
     let ours =
-        |figure: fn(&Part) -> f64| middle(figures.ours.iter().map(|taken| figure(&taken.whole)));
+        |figure: fn(&Part) -> f64| median(figures.ours.iter().map(|result| figure(&result.whole)));
     let (cpu, direct_cpu) = figures.cpu();
     [
         direct(Part::rate),
@@ -126,23 +127,24 @@ fn row(figures: &Figures, foreign: f64) -> [f64; 11] {
         ours(Part::rate),
         ours(|part| part.quantile(0, 0.5)),
         ours(|part| part.quantile(0, 0.99)),
-        figures.added(|taken| taken.whole.quantile(0, 0.5)),
-        figures.added(|taken| taken.whole.quantile(0, 0.99)),
+        figures.added(|result| result.whole.quantile(0, 0.5)),
+        figures.added(|result| result.whole.quantile(0, 0.99)),
         cpu,
         foreign * 100.0,
     ]
 }
 
 fn print_first(figures: &Figures) {
-    let of =
-        |taken: &[Taken], share| middle(taken.iter().map(|taken| taken.first.quantile(0, share)));
+    let of = |result: &[RoundResult], share| {
+        median(result.iter().map(|result| result.first.quantile(0, share)))
+    };
     println!(
         "    first token: direct {:.3} / {:.3}, ours {:.3} / {:.3}, added {:.3} / {:.3}",
         of(&figures.direct, 0.5),
         of(&figures.direct, 0.99),
         of(&figures.ours, 0.5),
         of(&figures.ours, 0.99),
-        figures.added(|taken| taken.first.quantile(0, 0.5)),
-        figures.added(|taken| taken.first.quantile(0, 0.99)),
+        figures.added(|result| result.first.quantile(0, 0.5)),
+        figures.added(|result| result.first.quantile(0, 0.99)),
     );
 }

@@ -1,15 +1,15 @@
-//! What a message of a platform takes, from `POST /v1/inbound` to the acknowledgement of its answer, beside
-//! pgbench doing the same statements; and how long it takes until a bridge has the answer in hand, by long poll
-//! and from the stream. The model is a server that says the same words to whoever asks, without delay.
+//! The cost of a platform's message, from `POST /v1/inbound` to the acknowledgement of its answer, beside
+//! pgbench with the same statements; and the time until a bridge receives the answer, by long poll and from the
+//! stream. The model is a server with a constant answer, without delay.
 //!
-//! A client brings a message of one of its own people without waiting for the answer, which the bridge gets as
-//! a delivery; the client acknowledges that, and only then brings the next. So there are as many messages under
-//! way as clients, as in pgbench. Rounds alternate, so that what else the machine does falls on both sides; a
-//! figure is the median of those of the rounds. Clients, bridge, node, model and Postgres share the machine, and
-//! what others had of it is told. CPU is that of the node's process alone.
+//! A client sends a message of one of its own users without waiting for the answer, which the bridge gets as a
+//! delivery; the client acknowledges it, and only then sends the next. So there are as many messages in flight as
+//! clients, as in pgbench. Rounds alternate, so that other load of the machine affects both sides; a figure is the
+//! median of the rounds. Clients, bridge, node, model and Postgres share the machine, and the share of other
+//! processes is printed. CPU is that of the node's process alone.
 //!
-//! `cargo bench --bench inbound -- stream consumers=4 pool=64` measures one way (`poll` or `stream`), with other
-//! than one consumer and 16 connections to Postgres. With `short` it only shows that it works.
+//! `cargo bench --bench inbound -- stream consumers=4 pool=64` measures one mode (`poll` or `stream`), with 4
+//! instead of one consumer and 64 instead of 16 connections to Postgres. `short` only checks that the bench works.
 
 #![allow(
     clippy::disallowed_methods,
@@ -30,18 +30,16 @@ mod database;
 #[path = "../dev.rs"]
 mod dev;
 #[path = "../figures.rs"]
-#[allow(dead_code, reason = "other benches tell more")]
+#[allow(dead_code, reason = "other benches print more")]
 mod figures;
 #[path = "../load.rs"]
 mod load;
 #[path = "../machine.rs"]
-#[allow(dead_code, reason = "other benches tell more")]
+#[allow(dead_code, reason = "other benches print more")]
 mod machine;
 mod messages;
 #[path = "../node.rs"]
 mod node;
-#[path = "../people.rs"]
-mod people;
 #[path = "../pgbench.rs"]
 mod pgbench;
 #[path = "../plan.rs"]
@@ -62,21 +60,23 @@ mod turn;
 #[path = "../upstream.rs"]
 #[allow(dead_code, reason = "other benches measure the model too")]
 mod upstream;
+#[path = "../users.rs"]
+mod users;
 
 use awake::Awake;
-use bridge::{Waiting, Way};
+use bridge::{DeliveryMode, PendingAnswers};
 use dev::Dev;
 use node::Node;
-use people::FirstContact;
 use pgbench::Pgbench;
 use plan::Plan;
-use rounds::Measuring;
+use rounds::InboundBench;
 use seed::{Seed, TEXT};
 use upstream::Upstream;
+use users::UserSeed;
 
-/// The agent that is asked.
+/// The agent of the bench.
 const AGENT: &str = "bench";
-/// In every session when it begins.
+/// The messages of every session at the start.
 const MESSAGES: u32 = 10;
 
 fn main() -> anyhow::Result<()> {
@@ -85,7 +85,7 @@ fn main() -> anyhow::Result<()> {
     }
     let plan = Plan::from_args();
     if cfg!(debug_assertions) && !plan.short {
-        println!("Only a release build tells something: cargo bench --bench inbound");
+        println!("Only a release build gives useful figures: cargo bench --bench inbound");
         return Ok(());
     }
     println!(
@@ -94,7 +94,7 @@ fn main() -> anyhow::Result<()> {
     );
     let dev = Dev::start("inbound")?;
     let awake = Awake::start();
-    // Of one thread: the machine is needed for what is measured.
+    // One thread: the measured processes need the machine.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -108,24 +108,27 @@ async fn measure(plan: &Plan, dev: &Dev) -> anyhow::Result<()> {
     let upstream = Upstream::start()?;
     let node = Node::start(dev, Some(plan.pool)).await?;
     node.make_agent(dev, &upstream).await?;
-    // A multiple of every number of clients, and so many that their sessions stay about as long.
-    let people = if plan.short { 640 } else { 64_000 };
-    let mut planted = FirstContact::new(dev).await?;
-    planted.grow_to(people).await?;
-    planted.say(MESSAGES, TEXT).await?;
-    let measuring = Measuring {
+    // A multiple of every number of clients, and so many that the length of their sessions stays about the same.
+    let users = if plan.short { 640 } else { 64_000 };
+    let mut user_seed = UserSeed::new(dev).await?;
+    user_seed.grow_to(users).await?;
+    user_seed.add_messages(MESSAGES, TEXT).await?;
+    let bench = InboundBench {
         plan,
         node: &node,
         pgbench: Arc::new(Pgbench::new(dev)?),
-        people,
+        users,
         consumers: plan::option("consumers").unwrap_or(1),
-        waiting: Waiting::default(),
+        pending: PendingAnswers::default(),
     };
-    // The stream comes last: nobody notices at once that its reader has left.
-    for (name, way) in [("poll", Way::LongPoll), ("stream", Way::Stream)] {
-        if plan.is_asked(name) {
-            measuring.table(name, way).await?;
-            tokio::time::sleep(bridge::GONE).await;
+    // The stream comes last: the node does not notice at once that its reader has left.
+    for (name, mode) in [
+        ("poll", DeliveryMode::LongPoll),
+        ("stream", DeliveryMode::Stream),
+    ] {
+        if plan.is_selected(name) {
+            bench.table(name, mode).await?;
+            tokio::time::sleep(bridge::CONSUMER_TIMEOUT).await;
         }
     }
     let mut seed = Seed::new(dev).await?;

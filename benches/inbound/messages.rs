@@ -1,5 +1,5 @@
-//! Messages of people on a platform: each client brings one, waits until the bridge has the answer in hand,
-//! acknowledges it, and brings the next.
+//! Messages of users on a platform: each client sends one, waits until the bridge receives the answer,
+//! acknowledges it, and sends the next.
 
 use std::time::{Duration, Instant};
 
@@ -8,54 +8,54 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::AGENT;
-use crate::bridge::Waiting;
-use crate::connection::{Connection, PATIENCE, post};
+use crate::bridge::PendingAnswers;
+use crate::connection::{Connection, MAX_WAIT, post};
 use crate::figures::{Part, Times};
 use crate::load;
 use crate::node::Node;
-use crate::people::identity;
 use crate::random::next;
 use crate::seed::TEXT;
+use crate::users::identity;
 
 pub struct Messages<'a> {
     pub node: &'a Node,
-    pub waiting: &'a Waiting,
-    pub people: u32,
+    pub pending: &'a PendingAnswers,
+    pub users: u32,
     pub clients: u32,
     pub times: Times,
 }
 
-/// How long one message took.
-struct Brought {
+/// The durations of one message.
+struct MessageTimes {
     call: Duration,
     delivery: Duration,
     written: Duration,
 }
 
-/// What all of them came to in one round.
-pub struct Taken {
-    /// Until the call was answered.
+/// The result of one round.
+pub struct RoundResult {
+    /// From the call to its response.
     pub call: Part,
-    /// From the call until the bridge had the answer in hand.
+    /// From the call until the bridge received the answer.
     pub delivery: Part,
-    /// The same from when the answer was written.
+    /// From the write of the answer until the bridge received it.
     pub written: Part,
     /// Microseconds of the node for each message.
     pub cpu: f64,
-    /// Messages, also before and after what was measured.
+    /// Messages, including those outside of the measured time.
     pub done: usize,
-    /// Deliveries in each answer to a consumer.
+    /// Deliveries per answer to a consumer.
     pub batch: f64,
 }
 
 impl Messages<'_> {
-    pub async fn run(&self) -> anyhow::Result<Taken> {
-        self.waiting.take_answers();
+    pub async fn run(&self) -> anyhow::Result<RoundResult> {
+        self.pending.take_answers();
         let pid = self.node.pid();
         let clients = u64::from(self.clients);
-        let people = u64::from(self.people);
+        let users = u64::from(self.users);
         let loaded = load::run(self.clients, pid, self.times, |client, mut done| {
-            let waiting = self.waiting.clone();
+            let pending = self.pending.clone();
             let key = self.node.key.clone();
             let address = self.node.address;
             async move {
@@ -63,49 +63,49 @@ impl Messages<'_> {
                 let mut random = client + 1;
                 loop {
                     random = next(random);
-                    let number = 1 + client + clients * (random % (people / clients));
-                    if !done.put(bring(&mut connection, &waiting, &key, number).await?) {
+                    let number = 1 + client + clients * (random % (users / clients));
+                    if !done.put(send(&mut connection, &pending, &key, number).await?) {
                         return Ok(done);
                     }
                 }
             }
         });
         let loaded = loaded.await?;
-        Ok(Taken {
-            call: loaded.part(|brought: &Brought| brought.call)?,
-            delivery: loaded.part(|brought| brought.delivery)?,
-            written: loaded.part(|brought| brought.written)?,
+        Ok(RoundResult {
+            call: loaded.part(|times: &MessageTimes| times.call)?,
+            delivery: loaded.part(|times| times.delivery)?,
+            written: loaded.part(|times| times.written)?,
             cpu: loaded.cpu(),
             done: loaded.count(),
-            batch: loaded.count() as f64 / self.waiting.take_answers() as f64,
+            batch: loaded.count() as f64 / self.pending.take_answers() as f64,
         })
     }
 }
 
-async fn bring(
+async fn send(
     connection: &mut Connection,
-    waiting: &Waiting,
+    pending: &PendingAnswers,
     key: &str,
     number: u64,
-) -> anyhow::Result<Brought> {
-    let (message_id, arrived) = waiting.next_message();
+) -> anyhow::Result<MessageTimes> {
+    let (message_id, received) = pending.next_message();
     let body = json!({
         "identity": identity(number), "chat": {"type": "dm"}, "text": TEXT, "message_id": message_id,
         "agent": AGENT, "wait": false,
     });
     let request = post("/v1/inbound", key, "", &body.to_string());
     let began = Instant::now();
-    connection.ask_whole(&request).await?;
+    connection.send_for_body(&request).await?;
     let call = began.elapsed();
-    let arrived = timeout(PATIENCE, arrived).await;
-    let arrived = arrived.context("there is no answer")??;
-    let path = format!("/v1/deliveries/{}/ack", arrived.delivery.id);
-    let body = json!({ "lease": arrived.delivery.lease });
+    let received = timeout(MAX_WAIT, received).await;
+    let received = received.context("no answer in time")??;
+    let path = format!("/v1/deliveries/{}/ack", received.delivery.id);
+    let body = json!({ "lease": received.delivery.lease });
     let ack = post(&path, key, "", &body.to_string());
-    connection.ask_whole(&ack).await?;
-    Ok(Brought {
+    connection.send_for_body(&ack).await?;
+    Ok(MessageTimes {
         call,
-        delivery: arrived.at - began,
-        written: arrived.written,
+        delivery: received.at - began,
+        written: received.written,
     })
 }

@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 
-use crate::bridge::{self, Waiting, Way};
+use crate::bridge::{self, DeliveryMode, PendingAnswers};
 use crate::figures::{Part, Ratio, Times};
 use crate::machine::Machine;
-use crate::messages::{Messages, Taken};
+use crate::messages::{Messages, RoundResult};
 use crate::node::Node;
 use crate::pgbench::Pgbench;
 use crate::plan::Plan;
 use crate::script;
-use crate::table::{Table, middle};
+use crate::table::{Table, median};
 
 const CLIENTS: [u32; 3] = [1, 16, 64];
-/// What a new connection of the node's to Postgres takes until it no longer plans each of the many statements
-/// anew, which it does the first five times.
+/// The time until a new connection of the node to Postgres uses generic plans for the many statements, which
+/// it plans individually the first five times.
 const LEARNING: Duration = Duration::from_millis(150);
 const COLUMNS: [&str; 14] = [
     "ours/s",
@@ -36,13 +36,13 @@ const COLUMNS: [&str; 14] = [
     "foreign %",
 ];
 
-pub struct Measuring<'a> {
+pub struct InboundBench<'a> {
     pub plan: &'a Plan,
     pub node: &'a Node,
     pub pgbench: Arc<Pgbench>,
-    pub people: u32,
+    pub users: u32,
     pub consumers: u32,
-    pub waiting: Waiting,
+    pub pending: PendingAnswers,
 }
 
 #[derive(Clone, Copy)]
@@ -51,18 +51,18 @@ enum Side {
     Pgbench,
 }
 
-/// Round by round.
+/// The results of each round.
 #[derive(Default)]
 struct Figures {
-    ours: Vec<Taken>,
+    ours: Vec<RoundResult>,
     /// Microseconds of Postgres for a message of ours.
     postgres: Vec<f64>,
     pgbench: Vec<Part>,
 }
 
-impl Measuring<'_> {
-    /// Measures with answers taken this way, and prints a row for each number of clients.
-    pub async fn table(&self, name: &str, way: Way) -> anyhow::Result<()> {
+impl InboundBench<'_> {
+    /// Measures with deliveries in this mode, and prints a row for each number of clients.
+    pub async fn table(&self, name: &str, mode: DeliveryMode) -> anyhow::Result<()> {
         let table = Table::begin(format!("deliveries by {name}"), &COLUMNS);
         let rows = async {
             for clients in CLIENTS {
@@ -75,21 +75,21 @@ impl Measuring<'_> {
             anyhow::Ok(())
         };
         tokio::select! {
-            served = bridge::serve(self.node, way, self.consumers, &self.waiting) => served,
+            served = bridge::serve(self.node, mode, self.consumers, &self.pending) => served,
             measured = rows => measured,
         }
     }
 
     async fn run(&self, clients: u32) -> anyhow::Result<Figures> {
-        let scripts = [script::message(&self.pgbench, self.people, clients)?];
+        let scripts = [script::message(&self.pgbench, self.users, clients)?];
         let learning = Times {
             warm_up: self.plan.times.warm_up + LEARNING * clients,
             ..self.plan.times
         };
         let messages = |times: Times| Messages {
             node: self.node,
-            waiting: &self.waiting,
-            people: self.people,
+            pending: &self.pending,
+            users: self.users,
             clients,
             times,
         };
@@ -102,15 +102,15 @@ impl Measuring<'_> {
                 match side {
                     Side::Ours => {
                         let before = Machine::now()?;
-                        let taken = ours.run().await?;
+                        let result = ours.run().await?;
                         let used = Machine::now()?.postgres_since(&before).as_secs_f64() * 1e6;
-                        figures.postgres.push(used / taken.done as f64);
-                        figures.ours.push(taken);
+                        figures.postgres.push(used / result.done as f64);
+                        figures.ours.push(result);
                     }
                     Side::Pgbench => {
                         let pgbench = self.pgbench.clone();
                         let scripts = scripts.clone();
-                        // Not in this thread: the bridge goes on asking, or its connection is closed.
+                        // In another thread: the bridge must continue to poll, or its connection is closed.
                         let times = self.plan.times;
                         let run = move || pgbench.run(&scripts, clients, times);
                         figures.pgbench.push(spawn_blocking(run).await??);
@@ -125,19 +125,19 @@ impl Measuring<'_> {
 
 impl Figures {
     fn row(&self, foreign: f64) -> [f64; COLUMNS.len()] {
-        let ours = |figure: fn(&Taken) -> f64| middle(self.ours.iter().map(figure));
-        let pgbench = |figure: fn(&Part) -> f64| middle(self.pgbench.iter().map(figure));
+        let ours = |figure: fn(&RoundResult) -> f64| median(self.ours.iter().map(figure));
+        let pgbench = |figure: fn(&Part) -> f64| median(self.pgbench.iter().map(figure));
         [
-            ours(|taken| taken.call.rate()),
-            ours(|taken| taken.call.quantile(0, 0.5)),
-            ours(|taken| taken.call.quantile(0, 0.99)),
-            ours(|taken| taken.delivery.quantile(0, 0.5)),
-            ours(|taken| taken.delivery.quantile(0, 0.99)),
-            ours(|taken| taken.written.quantile(0, 0.5)),
-            ours(|taken| taken.written.quantile(0, 0.99)),
-            ours(|taken| taken.cpu),
-            middle(self.postgres.iter().copied()),
-            ours(|taken| taken.batch),
+            ours(|result| result.call.rate()),
+            ours(|result| result.call.quantile(0, 0.5)),
+            ours(|result| result.call.quantile(0, 0.99)),
+            ours(|result| result.delivery.quantile(0, 0.5)),
+            ours(|result| result.delivery.quantile(0, 0.99)),
+            ours(|result| result.written.quantile(0, 0.5)),
+            ours(|result| result.written.quantile(0, 0.99)),
+            ours(|result| result.cpu),
+            median(self.postgres.iter().copied()),
+            ours(|result| result.batch),
             pgbench(Part::rate),
             pgbench(|part| part.quantile(0, 0.5)),
             pgbench(|part| part.quantile(0, 0.99)),
@@ -147,7 +147,7 @@ impl Figures {
 
     fn ratio(&self) -> Ratio {
         let theirs: Vec<f64> = self.pgbench.iter().map(Part::rate).collect();
-        let ours: Vec<f64> = self.ours.iter().map(|taken| taken.call.rate()).collect();
+        let ours: Vec<f64> = self.ours.iter().map(|result| result.call.rate()).collect();
         Ratio::of(&theirs, &ours)
     }
 }

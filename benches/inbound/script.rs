@@ -1,5 +1,5 @@
-//! What the service runs for a message of a platform and for its answer, as a script for pgbench: whose account
-//! it is, the transaction that accepts it, the one that ends its turn, and its delivery's lease and end.
+//! The service's statements for a message of a platform and its answer, as a script for pgbench: the look-up of
+//! its identity, the transaction that accepts it, the one that ends its turn, and its delivery's lease and end.
 
 use serde_json::json;
 use throughline::domain::bridge::chat::Chat;
@@ -16,20 +16,20 @@ use throughline::store::people::identities::FIND;
 use throughline::store::people::presence::WRITE as NOTE;
 use uuid::Uuid;
 
-use crate::people::{Kind, id_sql, identity, resolve_sql};
 use crate::pgbench::{Pgbench, quoted, with_values};
 use crate::seed::session_sql;
 use crate::turn::{Origin, Values};
 use crate::upstream::{PIECES, WORD};
+use crate::users::{Kind, id_sql, identity, resolve_sql};
 
-/// Where pgbench's deliveries go: no bridge of ours fetches them. Each client has a scope of its own, so that what
-/// it leases is what it has written.
+/// The platform of pgbench's deliveries, which no other bridge leases. Each client has its own scope, so that it
+/// leases the deliveries that it wrote.
 const PLATFORM: &str = "'pgbench'";
 const SCOPE: &str = "(:client_id)::text";
 
-/// A message of one of a client's own people, from the call to the acknowledgement.
-pub fn message(pgbench: &Pgbench, people: u32, clients: u32) -> anyhow::Result<String> {
-    let last = people / clients - 1;
+/// A message of one of a client's own users, from the call to the acknowledgement.
+pub fn message(pgbench: &Pgbench, users: u32, clients: u32) -> anyhow::Result<String> {
+    let last = users / clients - 1;
     let choose = format!(
         "\\set number 1 + :client_id + {clients} * random(0, {last})\n\
          \\set turn random(1, 281474976710655)\n"
@@ -46,7 +46,7 @@ pub fn message(pgbench: &Pgbench, people: u32, clients: u32) -> anyhow::Result<S
     Ok(choose + &transactions.concat())
 }
 
-/// SQL for what several statements name.
+/// SQL of the values that several statements use.
 struct Message {
     tenant: String,
     account: String,
@@ -62,7 +62,7 @@ struct Message {
 impl Message {
     fn new(pgbench: &Pgbench) -> anyhow::Result<Self> {
         let [account, session, slot] =
-            [Kind::Account, Kind::Session, Kind::Slot].map(|kind| id_sql(kind, ":number"));
+            [Kind::Identity, Kind::Session, Kind::Slot].map(|kind| id_sql(kind, ":number"));
         let turn = session_sql(":turn");
         let reply_to = ReplyTo {
             address: Address::of(&Chat::DM, &identity(12_345).parse()?),
@@ -160,8 +160,8 @@ impl Message {
             &MAX_ATTEMPTS.to_string(),
             "interval '1 minute'",
         ];
-        let lock = answered(&with_values(LOCK_DUE, &due), "due_");
-        lock + &answered(&with_values(LEASE, &values), "leased_")
+        let lock = into_variables(&with_values(LOCK_DUE, &due), "due_");
+        lock + &into_variables(&with_values(LEASE, &values), "leased_")
     }
 
     fn acknowledge(&self) -> String {
@@ -181,7 +181,7 @@ impl Message {
     }
 }
 
-/// A statement whose answer, one row, is kept in variables that begin with `prefix`.
-fn answered(statement: &str, prefix: &str) -> String {
+/// A statement whose result, one row, is stored in variables that start with `prefix`.
+fn into_variables(statement: &str, prefix: &str) -> String {
     format!("{} \\gset {prefix}\n", statement.trim_end_matches(";\n"))
 }

@@ -1,4 +1,4 @@
-//! Our side: a node in this process, called over HTTP by clients that resolve one account after the other.
+//! The service's side: a node in this process, called over HTTP by clients that resolve identities sequentially.
 
 use std::time::Instant;
 
@@ -13,8 +13,8 @@ use throughline::server::Node;
 
 use crate::dev::Dev;
 use crate::figures::{Part, Sample, Times};
-use crate::people::identity;
 use crate::random::next;
+use crate::users::identity;
 
 pub struct Service {
     node: Node,
@@ -26,12 +26,12 @@ struct Caller {
     http: Client,
     url: String,
     key: String,
-    people: u64,
+    users: u64,
 }
 
 impl Service {
-    /// With as many connections to Postgres as it has clients.
-    pub async fn start(dev: &Dev, people: u32, clients: u32) -> anyhow::Result<Self> {
+    /// Starts a node with one connection to Postgres for each client.
+    pub async fn start(dev: &Dev, users: u32, clients: u32) -> anyhow::Result<Self> {
         let lookup = |name: &str| match name {
             "THROUGHLINE_DATABASE_POOL" => Some(clients.to_string()),
             "THROUGHLINE_LISTEN" => Some("127.0.0.1:0".to_owned()),
@@ -44,7 +44,7 @@ impl Service {
             http: Client::new(),
             url: format!("http://{}/v1/resolve", node.address),
             key: key.to_owned(),
-            people: people.into(),
+            users: users.into(),
         };
         Ok(Self { node, caller })
     }
@@ -63,10 +63,10 @@ impl Service {
                 let mut random = number;
                 loop {
                     random = next(random);
-                    let asked = Instant::now();
-                    caller.resolve(1 + random % caller.people).await?;
+                    let sent = Instant::now();
+                    caller.resolve(1 + random % caller.users).await?;
                     let ended = began.elapsed();
-                    let took = asked.elapsed();
+                    let took = sent.elapsed();
                     samples.push(Sample {
                         task: 0,
                         took,

@@ -1,10 +1,10 @@
-//! What the service adds to Postgres' own work when it finds a tip, reads a history and appends a turn.
-//! Each is measured through the library and over HTTP, beside pgbench running `begin`, `set local`, the
-//! same statements and `commit` as the same role. Fails when a ratio is over its goal.
+//! The cost that the service adds to Postgres' own work when it finds a tip, reads a history and appends a
+//! turn: through the library and over HTTP, beside pgbench running `begin`, `set local`, the same statements
+//! and `commit` as the same role. Fails when a ratio is over its goal.
 //!
-//! Rounds alternate, so that what else the machine does falls on all sides, and a ratio is the median of
-//! those of the rounds. pgbench's statements hold constants and are planned once; ours opens a transaction
-//! with its settings in one round trip, where pgbench takes two.
+//! Rounds alternate, so that other load of the machine affects all sides, and a ratio is the median of the
+//! rounds. pgbench's statements contain constants and are planned once; the service opens a transaction with
+//! its settings in one round trip, where pgbench needs two.
 
 #![allow(
     clippy::disallowed_methods,
@@ -21,7 +21,7 @@ mod database;
 #[path = "../dev.rs"]
 mod dev;
 #[path = "../figures.rs"]
-#[allow(dead_code, reason = "other benches tell more")]
+#[allow(dead_code, reason = "other benches print more")]
 mod figures;
 #[path = "../pgbench.rs"]
 mod pgbench;
@@ -40,22 +40,22 @@ const ROUNDS: usize = 7;
 const DEPTHS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 const LIMITS: [u32; 3] = [10, 100, 1_000];
 const CLIENTS: [u32; 3] = [1, 16, 64];
-/// Depth 10,000 to depth 1.
+/// The ratio of depth 10,000 to depth 1.
 const TIP_GOAL: f64 = 1.2;
-/// Our mean time to pgbench's.
+/// The service's mean time to pgbench's.
 const HISTORY_GOAL: f64 = 1.5;
-/// pgbench's transactions a second to ours.
+/// pgbench's transactions a second to the service's.
 const APPEND_GOAL: f64 = 1.3;
 
 /// One transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
-    /// From the first link of a chain of so many compressions; the statement alone is timed, because what
-    /// opens and ends the transaction is the same for every depth.
+    /// From the first link of a chain with `depth` compressions. Only the statement is timed, because the
+    /// begin and the end of the transaction are the same for every depth.
     Tip { depth: u32 },
     /// The newest messages of the long session.
     History { limit: u32 },
-    /// What a person said and what was answered, in a session chosen at random.
+    /// A user's message and an answer, in a random session.
     Append,
 }
 
@@ -70,11 +70,11 @@ const WRITING: Times = Times {
 
 fn main() -> anyhow::Result<ExitCode> {
     if cfg!(debug_assertions) {
-        println!("Only a release build tells something: cargo bench --bench sessions");
+        println!("Only a release build gives useful figures: cargo bench --bench sessions");
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "$ cargo bench --bench sessions   # {ROUNDS} rounds each way; times in ms, ratios as median (least to most)"
+        "$ cargo bench --bench sessions   # {ROUNDS} rounds each way; times in ms, ratios as median (min to max)"
     );
     let dev = Dev::start("sessions")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -89,24 +89,24 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Answers whether every goal was met.
+/// Returns whether every goal was met.
 async fn measure(dev: &Dev) -> anyhow::Result<bool> {
     let seed = Seed::plant(dev).await?;
     let mut met = true;
-    if is_asked("tip") {
+    if is_selected("tip") {
         met &= measure_tips(dev).await?;
     }
-    if is_asked("history") {
+    if is_selected("history") {
         met &= measure_history(dev).await?;
     }
-    if is_asked("append") {
+    if is_selected("append") {
         met &= measure_append(dev, seed).await?;
     }
     Ok(met)
 }
 
-/// `cargo bench --bench sessions -- history` measures one part, no name measures all.
-fn is_asked(part: &str) -> bool {
+/// Whether to measure a part: `cargo bench --bench sessions -- history` selects one, no name selects all.
+fn is_selected(part: &str) -> bool {
     let mut names = std::env::args().skip(1).filter(|name| name != "--bench");
     let first = names.next();
     first.is_none_or(|first| first == part || names.any(|name| name == part))
@@ -119,8 +119,8 @@ async fn measure_tips(dev: &Dev) -> anyhow::Result<bool> {
     for (task, depth) in DEPTHS.iter().enumerate() {
         print!("  {depth:>10}");
         for (side, width) in [(Side::Library, 16), (Side::Pgbench, 14), (Side::Http, 11)] {
-            let p50 = figures.middle(side, |part| part.quantile(task, 0.5));
-            let p99 = figures.middle(side, |part| part.quantile(task, 0.99));
+            let p50 = figures.median(side, |part| part.quantile(task, 0.5));
+            let p99 = figures.median(side, |part| part.quantile(task, 0.99));
             print!("{p50:>width$.3}{p99:>8.3}");
         }
         println!();
@@ -143,17 +143,17 @@ async fn measure_history(dev: &Dev) -> anyhow::Result<bool> {
     for (task, limit) in LIMITS.iter().enumerate() {
         print!("  {limit:>10}");
         for (side, width) in [(Side::Library, 18), (Side::Pgbench, 14), (Side::Http, 11)] {
-            let p50 = figures.middle(side, |part| part.quantile(task, 0.5));
-            let mean = figures.middle(side, |part| part.mean(task));
+            let p50 = figures.median(side, |part| part.quantile(task, 0.5));
+            let mean = figures.median(side, |part| part.mean(task));
             print!("{p50:>width$.3}{mean:>8.3}");
         }
         println!();
-        let beside = |side| {
+        let ratio_to_pgbench = |side| {
             let p50 = |side| figures.each(side, |part| part.quantile(task, 0.5));
             Ratio::of(&p50(side), &p50(Side::Pgbench))
         };
-        println!("    HTTP / pgbench: {}", beside(Side::Http));
-        met &= beside(Side::Library).check("ours / pgbench", HISTORY_GOAL);
+        println!("    HTTP / pgbench: {}", ratio_to_pgbench(Side::Http));
+        met &= ratio_to_pgbench(Side::Library).check("ours / pgbench", HISTORY_GOAL);
     }
     Ok(met)
 }
@@ -169,17 +169,17 @@ async fn measure_append(dev: &Dev, seed: Seed) -> anyhow::Result<bool> {
         appended += figures.done();
         print!("  {clients:>2} clients  ");
         for (side, width) in [(Side::Library, 18), (Side::Pgbench, 19), (Side::Http, 16)] {
-            let rate = figures.middle(side, Part::rate);
-            let p50 = figures.middle(side, |part| part.quantile(0, 0.5));
+            let rate = figures.median(side, Part::rate);
+            let p50 = figures.median(side, |part| part.quantile(0, 0.5));
             print!("{rate:>width$.0}{p50:>9.3}");
         }
         println!();
-        let beside = |side| {
+        let ratio_to_pgbench = |side| {
             let rates = |side| figures.each(side, Part::rate);
             Ratio::of(&rates(Side::Pgbench), &rates(side))
         };
-        println!("    pgbench / HTTP: {}", beside(Side::Http));
-        met &= beside(Side::Library).check("pgbench / ours", APPEND_GOAL);
+        println!("    pgbench / HTTP: {}", ratio_to_pgbench(Side::Http));
+        met &= ratio_to_pgbench(Side::Library).check("pgbench / ours", APPEND_GOAL);
     }
     let stored = seed.appended().await?;
     ensure!(

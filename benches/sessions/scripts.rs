@@ -1,4 +1,4 @@
-//! What the service runs, as scripts for pgbench.
+//! The service's statements, as scripts for pgbench.
 
 use throughline::domain::conversation::message::NewMessage;
 use throughline::store::conversation::messages::{APPEND, LIST_NEWEST};

@@ -1,5 +1,5 @@
-//! The rows to measure on, in the demo tenant of `dev`. Ids are made from numbers, so that every side can
-//! compute them.
+//! The rows of the bench, in the demo tenant of `dev`. Ids are computed from numbers, so that every side
+//! knows them.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use throughline::ids::SessionId;
@@ -32,7 +32,7 @@ pub fn short_session(number: u64) -> SessionId {
     session(number)
 }
 
-/// The first link of the chain with `depth` compressions. Chains are far enough apart to hold their links.
+/// The first link of the chain with `depth` compressions. The numbers of chains leave room for their links.
 pub fn first_link(depth: u32) -> SessionId {
     session(CHAINS * u64::from(depth))
 }
@@ -41,12 +41,12 @@ pub fn last_link(depth: u32) -> SessionId {
     session(CHAINS * u64::from(depth) + u64::from(depth))
 }
 
-/// SQL for the id of the session with this number.
+/// SQL of the id of the session with this number.
 pub fn session_sql(number: &str) -> String {
     format!("('00000000-0000-7000-8000-' || lpad(to_hex({number}::bigint), 12, '0'))::uuid")
 }
 
-/// The superuser's connection: row-level security does not bind it.
+/// The superuser's connection, which bypasses row-level security.
 pub struct Seed {
     connection: PgConnection,
     tenant: String,
@@ -69,7 +69,7 @@ impl Seed {
         Ok(seed)
     }
 
-    /// How many messages were appended since.
+    /// The number of messages that were appended since.
     pub async fn appended(mut self) -> anyhow::Result<i64> {
         let sql = format!(
             "select count(*) from messages where tenant_id = {} and session_id <> '{}'",
@@ -103,7 +103,7 @@ impl Seed {
         statements
     }
 
-    /// A conversation whose tip, after `depth` compressions, has so many messages.
+    /// A conversation whose tip, after `depth` compressions, has `messages` messages.
     fn chain(&self, first: u64, depth: u32, messages: i64) -> [String; 3] {
         let tenant = &self.tenant;
         [

@@ -1,4 +1,4 @@
-//! Our side: a node in this process, called through the library and over HTTP.
+//! The service's side: a node in this process, called through the library and over HTTP.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,12 +27,12 @@ use crate::dev::Dev;
 use crate::figures::{Part, Sample, Side, Times};
 use crate::seed::{self, LONG_SESSION, SHORT_SESSIONS};
 
-/// Two hundred letters, none of which JSON or SQL would escape.
+/// Two hundred characters that neither JSON nor SQL escapes.
 pub const TEXT: &str = "It is a truth universally acknowledged that a single conversation in possession of \
                         a good fortune of platforms must be in want of a service which finds its end \
                         however often that was moved away from it";
 
-/// What a person said, and the answer.
+/// A user's message, and the answer.
 pub fn turn() -> [NewMessage; 2] {
     [Role::User, Role::Assistant].map(|role| NewMessage {
         role,
@@ -53,7 +53,7 @@ pub struct Service {
 struct ServiceClient {
     app: App,
     caller: ServiceCaller,
-    viewer: Access,
+    access: Access,
     http: Client,
     url: String,
     key: String,
@@ -61,7 +61,7 @@ struct ServiceClient {
 }
 
 impl Service {
-    /// With as many connections to Postgres as it has clients.
+    /// Starts a node with one connection to Postgres for each client.
     pub async fn start(dev: &Dev, clients: u32) -> anyhow::Result<Self> {
         let lookup = |name: &str| match name {
             "THROUGHLINE_DATABASE_POOL" => Some(clients.to_string()),
@@ -70,18 +70,19 @@ impl Service {
         };
         let app = App::build(Config::from_lookup(&lookup)?, Clock::system()).await?;
         let node = Node::start(app.clone(), None).await?;
-        let said = [Role::User, Role::Assistant].map(|role| json!({"role": role, "content": TEXT}));
+        let messages =
+            [Role::User, Role::Assistant].map(|role| json!({"role": role, "content": TEXT}));
         let client = ServiceClient {
             app,
             caller: ServiceCaller::for_tenant(database::tenant_id(dev)?),
-            viewer: Access::of_admin_key(None, None),
+            access: Access::of_admin_key(None, None),
             http: Client::new(),
             url: format!("http://{}/v1/sessions", node.address),
             key: dev.ready["api_key"]
                 .as_str()
                 .context("no api_key")?
                 .to_owned(),
-            turn: json!({ "messages": said }),
+            turn: json!({ "messages": messages }),
         };
         Ok(Self {
             node,
@@ -93,8 +94,8 @@ impl Service {
         self.node.stop().await;
     }
 
-    /// Each client chooses a task at random, again and again, as pgbench's do: what a task costs depends on
-    /// the one before it.
+    /// Each client repeatedly chooses a random task, like those of pgbench: the cost of a task depends on the
+    /// one before it.
     pub async fn run(
         &self,
         side: Side,
@@ -129,7 +130,7 @@ impl Service {
 }
 
 impl ServiceClient {
-    /// Answers how long it took.
+    /// Performs a task; returns its duration.
     async fn perform(
         &self,
         side: Side,
@@ -156,7 +157,7 @@ impl ServiceClient {
         let now = self.app.clock.now();
         let mut tx = self.caller.begin(&self.app.db).await?;
         let began = Instant::now();
-        let tip = tips::find(&mut tx, &self.viewer, &session, now).await?;
+        let tip = tips::find(&mut tx, &self.access, &session, now).await?;
         let took = began.elapsed();
         tx.commit().await?;
         let found = tip.map(|tip| tip.session_id);
@@ -181,7 +182,7 @@ impl ServiceClient {
         let session = SessionRef::Id(session);
         let now = self.app.clock.now();
         let mut tx = self.caller.begin(&self.app.db).await?;
-        sessions::append(&mut tx, &self.viewer, &session, &turn(), None, now).await?;
+        sessions::append(&mut tx, &self.access, &session, &turn(), None, now).await?;
         Ok(tx.commit().await?)
     }
 
@@ -191,7 +192,7 @@ impl ServiceClient {
         Ok(response.error_for_status()?.json().await?)
     }
 
-    /// Page by page: one holds no more than `MAX_LIMIT`.
+    /// Reads page by page: one page has at most `MAX_LIMIT` messages.
     async fn read_pages(&self, limit: u32) -> anyhow::Result<()> {
         let mut read = 0;
         let mut cursor = String::new();
@@ -215,7 +216,7 @@ impl ServiceClient {
     }
 }
 
-/// Xorshift: what is chosen matters little, only that all are.
+/// Xorshift: the quality matters little, as long as every number can occur.
 struct Random(u64);
 
 impl Random {

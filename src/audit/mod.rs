@@ -4,7 +4,7 @@
 use chrono::{DateTime, Utc};
 
 use crate::crypto::{BadMac, Keyring, Mac};
-use crate::domain::tenant::audit::{BEGINNING, Entry, Head, Link};
+use crate::domain::tenant::audit::{Entry, GENESIS_HASH, Head, Link};
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
 use crate::store::TenantTx;
@@ -88,7 +88,7 @@ async fn lock_head(keyring: &Keyring, tx: &mut TenantTx, now: DateTime<Utc>) -> 
     }
     let head = Head {
         seq: 0,
-        hash: BEGINNING.to_vec(),
+        hash: GENESIS_HASH.to_vec(),
         at: now,
     };
     let mac = sign_head(keyring, tx.tenant_id(), &head);

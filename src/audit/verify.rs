@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::{BadMac, Keyring};
 use crate::domain::tenant::TenantState;
-use crate::domain::tenant::audit::{Action, BEGINNING, Link};
+use crate::domain::tenant::audit::{Action, GENESIS_HASH, Link};
 use crate::domain::values::paging::{MAX_LIMIT, PageRequest};
 use crate::error::Result;
 use crate::ids::TenantId;
@@ -93,7 +93,7 @@ struct Walked {
 pub async fn verify(keyring: &Keyring, tx: &mut TenantTx) -> Result<Verdict> {
     let mut walked = Walked {
         seq: 0,
-        hash: BEGINNING.to_vec(),
+        hash: GENESIS_HASH.to_vec(),
     };
     // From before the first, so that an entry with a number below 1 is seen too.
     let mut after = None;

@@ -2,7 +2,7 @@
 //! identities. Who vouches has been judged before.
 
 use crate::clock::Clock;
-use crate::domain::people::user::{KnownIdentity, NewIdentity};
+use crate::domain::people::user::{IdentityOwner, NewIdentity};
 use crate::domain::tenant::limits::Limits;
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
@@ -31,7 +31,7 @@ impl FirstContact {
         tenant_id: TenantId,
         account: &NewIdentity,
         limits: &Limits,
-    ) -> Result<KnownIdentity> {
+    ) -> Result<IdentityOwner> {
         let mut tx = self.db.begin_tenant(tenant_id, Urgency::Request).await?;
         let known = identities::find(&mut tx, &account.name).await?;
         // The limiter may wait for Redis: not while a connection is held.

@@ -1,4 +1,4 @@
-//! Types and rules. No IO, no async, no HTTP, no SQL: everything here can be tested as data.
+//! Types and rules. No IO, no async, no HTTP, no SQL: every rule can be tested as data.
 
 pub mod bridge;
 pub mod conversation;

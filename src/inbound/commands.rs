@@ -274,7 +274,7 @@ async fn retry(
     let said = replies::list_said(tx, session_id, id).await?;
     let conversation_id = here.tip.name.conversation_id;
     replies::undo(tx, conversation_id, &[id], app.clock.now()).await?;
-    Ok(Ok(TurnInput::said(said)))
+    Ok(Ok(TurnInput::from_contents(said)))
 }
 
 /// Stops what is being written, and what waits.

@@ -5,7 +5,7 @@ use chrono::TimeDelta;
 use super::{CommandAnswer, CommandResult, InboundMessage, Sender};
 use crate::app::App;
 use crate::domain::bridge::command::{Command, Link};
-use crate::domain::people::user::KnownIdentity;
+use crate::domain::people::user::IdentityOwner;
 use crate::error::{Code, Error, Result};
 use crate::people::{self, NewHomeChannel, Redeem};
 use crate::store::TenantTx;
@@ -93,7 +93,7 @@ pub async fn run(
 }
 
 async fn show(app: &App, tx: &mut TenantTx, sender: &Sender) -> Result<CommandAnswer> {
-    let known = KnownIdentity {
+    let known = IdentityOwner {
         id: sender.identity.id,
         user_id: sender.user_id,
     };

@@ -262,7 +262,7 @@ fn input(message: &InboundMessage<'_>, text: &str, sender: &Sender) -> Result<Tu
         let error = FieldError::new("/attachments", error.to_string());
         Error::fields(Code::InvalidRequest, vec![error])
     })?;
-    Ok(TurnInput::said([content]))
+    Ok(TurnInput::from_contents([content]))
 }
 
 /// Runs a command, and stores its answer.

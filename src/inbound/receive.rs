@@ -10,7 +10,7 @@ use super::{
 };
 use crate::app::App;
 use crate::auth::TenantCaller;
-use crate::domain::bridge::command::{self as slash, Command, Link, Said};
+use crate::domain::bridge::command::{self as slash, Command, Link, ParsedText};
 use crate::domain::bridge::delivery::ReplyVia;
 use crate::domain::people::access::Access;
 use crate::domain::turn::TurnInput;
@@ -51,13 +51,13 @@ pub async fn receive(caller: &InboundCaller, message: InboundMessage<'_>) -> Res
     if message.is_edit {
         return caller.edit(&message).await;
     }
-    match slash::read(message.text) {
+    match slash::parse(message.text) {
         // A command is for the service, whoever else was mentioned.
-        Said::Command(command) => caller.run_command(message, &command).await,
-        Said::Text(_) if is_public && message.mentioned == Some(false) => {
+        ParsedText::Command(command) => caller.run_command(message, &command).await,
+        ParsedText::Text(_) if is_public && message.mentioned == Some(false) => {
             caller.note(&message).await
         }
-        Said::Text(text) => {
+        ParsedText::Text(text) => {
             let input = input(&message, text, &caller.sender)?;
             caller.ask(&message, input).await
         }
@@ -335,9 +335,9 @@ impl InboundCaller {
     }
 
     async fn edit(&self, message: &InboundMessage<'_>) -> Result<Received> {
-        let text = match slash::read(message.text) {
-            Said::Text(text) => text,
-            Said::Command(_) => message.text,
+        let text = match slash::parse(message.text) {
+            ParsedText::Text(text) => text,
+            ParsedText::Command(_) => message.text,
         };
         let input = input(message, text, &self.sender)?;
         let mut tx = self.begin().await?;

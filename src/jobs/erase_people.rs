@@ -71,7 +71,7 @@ async fn look_for(
             }
         }
     }
-    let accounts = erasure.account_ids();
+    let accounts = erasure.identity_id_texts();
     let acted_for = erasure.acted_for();
     let users = erasure.user_ids();
     for task in [

@@ -12,13 +12,13 @@ use crate::crypto::Keyring;
 use crate::domain::bridge::chat::Chat;
 use crate::domain::conversation::session::SessionHandle;
 use crate::domain::identity_links::link_code::{
-    AttemptLimit, IDENTITY_ATTEMPTS, KEY_ATTEMPTS, LINK_LIFE, LinkCode, TENANT_ATTEMPTS,
+    AttemptLimit, IDENTITY_ATTEMPTS, KEY_ATTEMPTS, LINK_CODE_TTL, LinkCode, TENANT_ATTEMPTS,
     code_not_found,
 };
 use crate::domain::identity_links::{Merge, MoveKind};
 use crate::domain::people::access::Namespace;
 use crate::domain::people::platform::PlatformScope;
-use crate::domain::people::user::{Identity, KnownIdentity};
+use crate::domain::people::user::{Identity, IdentityOwner};
 use crate::domain::tenant::agent::DEFAULT_AGENT;
 use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::error::{Code, Error, Result};
@@ -36,12 +36,12 @@ pub async fn mint(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    minted_by: &KnownIdentity,
+    minted_by: &IdentityOwner,
     platform: Option<&PlatformScope>,
 ) -> Result<(LinkCode, DateTime<Utc>)> {
     let now = app.clock.now();
     let code = LinkCode::generate()?;
-    let expires_at = now + LINK_LIFE;
+    let expires_at = now + LINK_CODE_TTL;
     let new = NewCode {
         digest: &app.keyring.mac(CONTEXT, &message(tx, code.as_str())).tag,
         user_id: minted_by.user_id,

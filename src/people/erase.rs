@@ -108,7 +108,7 @@ async fn delete(
     erasures::delete_slots(tx, erasure).await?;
     erasures::blank_notices(tx, erasure, now).await?;
     erasures::delete_chats(tx, accounts).await?;
-    let accounts = erasure.account_ids();
+    let accounts = erasure.identity_id_texts();
     let acted_for = erasure.acted_for();
     idempotency::delete_of_person(tx, &accounts, &acted_for, ANSWERS).await?;
     erasures::delete_person(tx, erasure).await

@@ -13,7 +13,7 @@ use crate::domain::people::user::User;
 use crate::domain::tenant::audit::{Action, Entry};
 use crate::domain::transfer::document::DocumentSignature;
 use crate::domain::transfer::export::JsonWriter;
-use crate::domain::transfer::person_document::{Head, UserDocumentWriter};
+use crate::domain::transfer::user_document::{Head, UserDocumentWriter};
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, UserId};
 use crate::sessions::{self, Export};
@@ -107,7 +107,7 @@ pub async fn export(
     let heard = presence::list(tx, access, user_id).await?;
     let head = Head::new(user, now)
         .with_identities(accounts, merged)
-        .with_places(homes, heard, access);
+        .with_channels_and_presence(homes, heard, access);
     if access.reach == Visibility::Tenant {
         let entry = Entry::new(actor, Action::UserExport, &user_id);
         audit::append(&app.keyring, tx, entry, now).await?;

@@ -11,7 +11,7 @@ use super::unlink;
 use crate::app::App;
 use crate::audit;
 use crate::domain::identity_links::document::{LinkDocument, LinkEntry};
-use crate::domain::identity_links::plan::{Leaving, LinkAction, Plan, Target, plan};
+use crate::domain::identity_links::plan::{GroupUnlink, LinkAction, Plan, Target, plan};
 use crate::domain::identity_links::{MoveKind, UNDO_WINDOW};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::tenant::agent::{DEFAULT_AGENT, DmScope};
@@ -84,7 +84,7 @@ pub async fn import(
         action: change.action,
         name: change.name,
         user_id: match change.user {
-            Target::Known(id) => Some(id),
+            Target::Existing(id) => Some(id),
             Target::New(entry) => made.get(&entry).copied(),
         },
         identity: change.identity,
@@ -137,7 +137,7 @@ async fn put_settings(
 /// they may have been joined or parted while we waited.
 async fn settle(tx: &mut TenantTx, entries: &[LinkEntry]) -> Result<Plan> {
     let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-    let accounts = entries.iter().flat_map(|entry| &entry.accounts);
+    let accounts = entries.iter().flat_map(|entry| &entry.identities);
     let accounts: Vec<&IdentityName> = accounts.map(|listed| &listed.name).collect();
     let mut held = BTreeSet::new();
     for _ in 0..ATTEMPTS {
@@ -220,9 +220,9 @@ impl Doing<'_> {
 
     /// Gives accounts a person of their own, together, and joins that one with whoever lists them now.
     /// Someone who is to be made is simply that person.
-    async fn part(&mut self, tx: &mut TenantTx, leaving: &Leaving) -> Result<()> {
+    async fn part(&mut self, tx: &mut TenantTx, leaving: &GroupUnlink) -> Result<()> {
         let mut own: Option<UserId> = None;
-        for id in &leaving.accounts {
+        for id in &leaving.identities {
             let gone = || Error::internal(anyhow::anyhow!("an account of someone held is gone"));
             let account = identities::get(tx, *id).await?.ok_or_else(gone)?;
             let parting = unlink::part(tx, &account, self.now).await?.parting;
@@ -233,7 +233,7 @@ impl Doing<'_> {
             }
         }
         match (own, leaving.into) {
-            (Some(own), Some(Target::Known(into))) => {
+            (Some(own), Some(Target::Existing(into))) => {
                 self.join(tx, into, own, MoveKind::Import).await
             }
             (Some(own), Some(Target::New(entry))) => match self.made.get(&entry).copied() {
@@ -330,15 +330,15 @@ impl Doing<'_> {
     fn id_of(&self, target: Target) -> Result<UserId> {
         let nobody = || Error::internal(anyhow::anyhow!("an entry has no person"));
         match target {
-            Target::Known(id) => Ok(id),
+            Target::Existing(id) => Ok(id),
             Target::New(entry) => self.made.get(&entry).copied().ok_or_else(nobody),
         }
     }
 }
 
 /// An account that leaves with no other, and joins nobody.
-fn alone(leaving: &Leaving) -> Option<IdentityId> {
-    match (leaving.accounts.as_slice(), leaving.into) {
+fn alone(leaving: &GroupUnlink) -> Option<IdentityId> {
+    match (leaving.identities.as_slice(), leaving.into) {
         ([only], None) => Some(*only),
         (_, Some(_)) | (_, None) => None,
     }

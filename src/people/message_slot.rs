@@ -35,8 +35,8 @@ pub async fn obtain(
         user_id: who.user_id,
         linked: who.linked,
     };
-    let place = session_key::place(policy, speaker, chat);
-    for key in [Some(&place.key), place.otherwise.as_ref()]
+    let place = session_key::chat_key(policy, speaker, chat);
+    for key in [Some(&place.key), place.fallback.as_ref()]
         .into_iter()
         .flatten()
     {

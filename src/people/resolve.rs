@@ -116,7 +116,7 @@ fn wanted(request: ResolveRequest<'_>, known: &Known) -> Result<ChatKey> {
         user_id: known.user_id,
         linked: known.linked,
     };
-    Ok(session_key::place(
+    Ok(session_key::chat_key(
         policy_of(request, known)?,
         speaker,
         request.chat,
@@ -133,10 +133,10 @@ fn settled(
     let with_key = |key: &str| known.places.iter().find(|place| place.key == key);
     let is_own = |place: &&KnownPlace| place.user_id == wanted.owner;
     let first = with_key(&wanted.key);
-    let found = match (first.filter(is_own), first, &wanted.otherwise) {
+    let found = match (first.filter(is_own), first, &wanted.fallback) {
         (Some(own), _, _) => Some(own),
         // Another person has it, so this one has the other.
-        (None, Some(_), Some(otherwise)) => with_key(otherwise).filter(is_own),
+        (None, Some(_), Some(fallback)) => with_key(fallback).filter(is_own),
         (None, _, _) => None,
     };
     let Some((place, current)) = found.and_then(|place| Some((place, place.current.as_ref()?)))

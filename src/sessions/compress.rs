@@ -7,11 +7,11 @@ use chrono::{DateTime, Utc};
 
 use super::append::put_first;
 use super::find;
+use crate::domain::conversation::compression_plan::{MAX_KEEP_LAST, Plan, Totals, plan};
 use crate::domain::conversation::message;
 use crate::domain::conversation::session::{CompressionRecord, Permission, Session, Tip};
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
 use crate::domain::people::access::Access;
-use crate::domain::tenant::compression_settings::{MAX_KEEP_LAST, Plan, Totals, plan};
 use crate::domain::turn::session_busy;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
@@ -66,7 +66,7 @@ pub async fn compress(
     // Whoever asked for a link that was compressed meanwhile, or before and nothing was said since, gets
     // the child that is there: retries and racers end with one id.
     let moved_on = tip.session_id != seen.session_id && tip.depth > seen.depth;
-    let late = tip.asked_id != tip.session_id && !tip.asked_undone && tip.is_fresh_child();
+    let late = tip.requested_id != tip.session_id && !tip.requested_undone && tip.is_fresh_child();
     if moved_on || late {
         let child = if moved_on {
             sessions::find_child(tx, seen.session_id).await?
@@ -199,7 +199,7 @@ pub async fn uncompress(
         .await?
         .ok_or_else(session_not_found)?;
     let tip = find(tx, access, session, Permission::Manage, now).await?;
-    if tip.asked_undone || tip.depth < seen.depth {
+    if tip.requested_undone || tip.depth < seen.depth {
         return Ok(tip.session_id);
     }
     if tip.depth == 0 {

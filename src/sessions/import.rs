@@ -62,14 +62,14 @@ pub async fn import(
 /// Whoever may write only as a person may also bring back what this service gave out.
 fn check_roles(app: &App, tx: &TenantTx, access: &Access, document: &Import) -> Result<()> {
     let Some(pointer) = document
-        .not_a_person_s
+        .restricted_role_pointer
         .as_ref()
         .filter(|_| !access.may_write_any_role)
     else {
         return Ok(());
     };
     let detail = match &document.signature {
-        Some(signature) if signature.fits(&app.keyring, tx.tenant_id(), &document.digest) => {
+        Some(signature) if signature.is_valid(&app.keyring, tx.tenant_id(), &document.digest) => {
             return Ok(());
         }
         Some(_) => "the document was changed since it was exported, or not exported here",

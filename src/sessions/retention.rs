@@ -149,7 +149,7 @@ pub async fn step(
 /// The sweep that runs, held until `tx` ends. One that would delete what the tenant now keeps ends here.
 async fn hold_running(app: &App, tx: &mut TenantTx, days: Option<u32>) -> Result<Option<Sweep>> {
     match retention::lock_running(tx).await? {
-        Some(running) if !running.keeps_to(days) => {
+        Some(running) if !running.conforms_to(days) => {
             finish(app, tx, running).await?;
             Ok(None)
         }

@@ -274,7 +274,7 @@ pub async fn update(
         LimitsChange::Keep => {}
         LimitsChange::Reset => tenants::update_limits(tx, &LimitOverrides::default(), now).await?,
         LimitsChange::Some(limits) => {
-            tenants::change_limits(tx, &limits.dropped(), &limits.overrides(), now).await?;
+            tenants::change_limits(tx, &limits.reset_names(), &limits.overrides(), now).await?;
         }
     }
     tx.operator_enter(TenantId::OPERATOR).await?;

@@ -189,7 +189,7 @@ impl Follower {
         if let Some(last) = events.last() {
             self.after = last.seq;
             self.place = self.place.map(|place| place.max(last.seq));
-            self.may_rest |= last.idle_turn();
+            self.may_rest |= last.is_turn_idle();
         }
     }
 

@@ -21,7 +21,7 @@ use super::own_ports::{OwnPorts, is_of_this_machine};
 use super::url_rules::{self, UrlRefused};
 use crate::config::PrivateUpstreams;
 use crate::domain::tenant::hop;
-use crate::domain::tenant::node_place::NodePlace;
+use crate::domain::tenant::node_addresses::NodeAddresses;
 
 /// Name, handshake and all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -159,12 +159,12 @@ impl GuardedClient {
     }
 
     /// Where this node listens, for the others.
-    pub fn own_place(&self) -> NodePlace {
+    pub fn own_place(&self) -> NodeAddresses {
         self.inner.rules.own_ports.place()
     }
 
     /// Where the others listen.
-    pub fn set_other_nodes(&self, places: NodePlace) {
+    pub fn set_other_nodes(&self, places: NodeAddresses) {
         self.inner.rules.own_ports.set_others(places);
     }
 

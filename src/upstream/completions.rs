@@ -19,7 +19,7 @@ use super::breaker::Breaker;
 use super::call_error::CallError;
 use super::client::{FetchError, GuardedClient};
 use super::sse::Events;
-use crate::domain::turn::completion_object::{CompletionObject, NoCompletion};
+use crate::domain::turn::completion_object::{CompletionObject, InvalidCompletion};
 use crate::domain::values::json_text;
 
 /// Of an answer that is no success.
@@ -303,10 +303,10 @@ async fn refusal(status: u16, mut response: Response, server: &ModelServer) -> C
 }
 
 /// Why a text that came with a success is no completion.
-fn no_completion(why: NoCompletion, server: &ModelServer) -> CallError {
+fn no_completion(why: InvalidCompletion, server: &ModelServer) -> CallError {
     let error = match why {
-        NoCompletion::Malformed => return CallError::Malformed,
-        NoCompletion::Error(error) => error,
+        InvalidCompletion::Malformed => return CallError::Malformed,
+        InvalidCompletion::Error(error) => error,
     };
     let error = json_text::read_value(&error, MAX_ERROR_COST).unwrap_or_default();
     let too_long = is_too_long(&error);

@@ -12,7 +12,7 @@ use url::Url;
 
 use super::interfaces;
 use crate::config::Config;
-use crate::domain::tenant::node_place::{NodePlace, address_of};
+use crate::domain::tenant::node_addresses::{NodeAddresses, address_of};
 
 const POSTGRES_PORT: u16 = 5432;
 const REDIS_PORT: u16 = 6379;
@@ -26,7 +26,7 @@ pub struct OwnPorts {
     /// Of this node's listener for other nodes.
     internal: BTreeSet<u16>,
     /// The other nodes, as they said last.
-    others: RwLock<NodePlace>,
+    others: RwLock<NodeAddresses>,
     /// Refused at every address there is, because these servers move and have replicas, and nobody
     /// serves a model there.
     everywhere: BTreeSet<u16>,
@@ -79,9 +79,9 @@ impl OwnPorts {
     }
 
     /// What the other nodes are told.
-    pub(super) fn place(&self) -> NodePlace {
+    pub(super) fn place(&self) -> NodeAddresses {
         let here = read(&self.here);
-        NodePlace {
+        NodeAddresses {
             addresses: self.addresses.clone(),
             // Zero is a port that is known once it is bound.
             ports: here.iter().copied().filter(|port| *port > 0).collect(),
@@ -89,7 +89,7 @@ impl OwnPorts {
         }
     }
 
-    pub(super) fn set_others(&self, others: NodePlace) {
+    pub(super) fn set_others(&self, others: NodeAddresses) {
         *self.others.write().unwrap_or_else(PoisonError::into_inner) = others;
     }
 
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_port_of_any_node_is_refused_at_the_address_of_any_node() {
         let own = OwnPorts::new([8080], []);
-        own.set_others(NodePlace {
+        own.set_others(NodeAddresses {
             addresses: BTreeSet::from(["10.0.0.7".parse().unwrap()]),
             ports: BTreeSet::from([9000]),
             internal_ports: BTreeSet::from([9001]),

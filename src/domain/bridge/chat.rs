@@ -1,4 +1,4 @@
-//! A chat on a platform, as a bridge describes it: where a message came from, or where one is to go.
+//! A chat on a platform, as a bridge describes it: the origin or the target of a message.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,15 +14,15 @@ const MAX_ID: usize = 256;
 pub struct Chat {
     #[serde(rename = "type")]
     pub kind: ChatType,
-    /// The platform's id of the chat; needed for all but a DM.
+    /// The platform's id of the chat; required for every type but a DM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 256)]
     pub id: Option<String>,
-    /// The platform's id of the thread or topic; needed for a thread.
+    /// The platform's id of the thread or topic; required for a thread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 256)]
     pub thread_id: Option<String>,
-    /// The workspace or bot account that the chat belongs to, where the identity does not say it.
+    /// The workspace or bot account that the chat belongs to, where the identity has no scope.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 128, pattern = "^[!-~]+$")]
     pub scope: Option<String>,
@@ -36,17 +36,17 @@ impl Chat {
         scope: None,
     };
 
-    /// What breaks a rule, each with a pointer below `pointer`.
+    /// Validates the chat. Each error has a pointer below `pointer`.
     pub fn check(&self, pointer: &str) -> Vec<FieldError> {
         let mut errors = Vec::new();
-        let mut wrong = |member: &str, detail: &str| {
+        let mut refuse = |member: &str, detail: &str| {
             errors.push(FieldError::new(format!("{pointer}/{member}"), detail));
         };
         for (member, value) in [("id", &self.id), ("thread_id", &self.thread_id)] {
             if let Some(value) = value {
                 let length = value.chars().count();
                 if !(1..=MAX_ID).contains(&length) || value.chars().any(char::is_control) {
-                    wrong(
+                    refuse(
                         member,
                         "must be 1 to 256 characters, none of them control characters",
                     );
@@ -56,27 +56,27 @@ impl Chat {
         if let Some(scope) = &self.scope {
             let visible = scope.bytes().all(|byte| byte.is_ascii_graphic());
             if !(1..=128).contains(&scope.len()) || !visible {
-                wrong("scope", "must be 1 to 128 visible ASCII characters");
+                refuse("scope", "must be 1 to 128 visible ASCII characters");
             }
         }
         if self.kind != ChatType::Dm && self.id.is_none() {
-            wrong("id", "is needed for a group, a channel and a thread");
+            refuse("id", "is needed for a group, a channel and a thread");
         }
         if self.kind == ChatType::Thread && self.thread_id.is_none() {
-            wrong("thread_id", "is needed for a thread");
+            refuse("thread_id", "is needed for a thread");
         }
         errors
     }
 
-    /// The platform with the scope this chat is in: its own, or that of the identity that speaks there.
-    pub fn platform_of(&self, speaker: &IdentityName) -> PlatformScope {
+    /// The platform with the chat's scope: its own, or that of the sending identity.
+    pub fn platform_of(&self, sender: &IdentityName) -> PlatformScope {
         match &self.scope {
-            Some(scope) => speaker.platform().with_scope(scope),
-            None => speaker.platform().clone(),
+            Some(scope) => sender.platform().with_scope(scope),
+            None => sender.platform().clone(),
         }
     }
 
-    /// Secrets are shown and taken where nobody else reads.
+    /// Refuses chats with other readers. Secrets are exchanged in direct chats only.
     pub fn require_private(&self) -> Result<()> {
         match self.kind {
             ChatType::Dm => Ok(()),

@@ -1,6 +1,6 @@
-//! Slash commands in what people write. `//` escapes; what is no command of ours goes to the agent.
+//! Slash commands in the text of messages. `//` escapes; text without a command goes to the agent.
 
-/// What somebody asks the service itself to do.
+/// A command to the service itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     New {
@@ -27,40 +27,40 @@ pub enum Command {
     SetHome,
     Stop,
     Help,
-    /// Known, and not here yet.
+    /// A command that is reserved, and not available yet.
     NotYet(&'static str),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Link {
-    /// Show a code.
+    /// Create and show a link code.
     Show,
-    /// Show who would be joined by this one.
+    /// Preview the merge for this code.
     Code(String),
-    /// Do it.
+    /// Confirm the merge.
     Yes,
 }
 
-/// What a text is.
+/// The text of a message: a command, or text for the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Said<'a> {
+pub enum ParsedText<'a> {
     Command(Command),
-    /// For the agent, without the escape.
+    /// Text for the agent, without the escape.
     Text(&'a str),
 }
 
-/// As many turns as one `/undo` takes back.
+/// The most turns that one `/undo` can undo.
 const MAX_UNDO: u32 = 50;
 
-pub fn read(text: &str) -> Said<'_> {
+pub fn parse(text: &str) -> ParsedText<'_> {
     let trimmed = text.trim();
     if trimmed.starts_with("//") {
         let start = text.len() - text.trim_start().len();
-        return Said::Text(&text[start + 1..]);
+        return ParsedText::Text(&text[start + 1..]);
     }
     match command(trimmed) {
-        Some(command) => Said::Command(command),
-        None => Said::Text(text),
+        Some(command) => ParsedText::Command(command),
+        None => ParsedText::Text(text),
     }
 }
 
@@ -70,23 +70,31 @@ fn command(text: &str) -> Option<Command> {
         Some((word, argument)) => (word, argument.trim()),
         None => (rest, ""),
     };
-    // In groups platforms add the name of the bot: /new@our_bot.
+    // In groups, platforms append the name of the bot: /new@our_bot.
     let word = word.split('@').next().unwrap_or_default();
-    let given = (!argument.is_empty()).then(|| argument.to_owned());
+    let argument_text = (!argument.is_empty()).then(|| argument.to_owned());
     Some(match word.to_ascii_lowercase().as_str() {
-        "new" => Command::New { title: given },
+        "new" => Command::New {
+            title: argument_text,
+        },
         "reset" => Command::Reset,
-        "resume" => Command::Resume { which: given },
+        "resume" => Command::Resume {
+            which: argument_text,
+        },
         "sessions" => Command::Sessions,
-        "branch" => Command::Branch { name: given },
-        "title" => Command::Title { name: given },
+        "branch" => Command::Branch {
+            name: argument_text,
+        },
+        "title" => Command::Title {
+            name: argument_text,
+        },
         "undo" => Command::Undo {
             turns: argument.parse().unwrap_or(1).clamp(1, MAX_UNDO),
         },
         "retry" => Command::Retry,
         "status" => Command::Status,
         "link" if argument.eq_ignore_ascii_case("yes") => Command::Link(Link::Yes),
-        "link" => Command::Link(given.map_or(Link::Show, Link::Code)),
+        "link" => Command::Link(argument_text.map_or(Link::Show, Link::Code)),
         "unlink" => Command::Unlink,
         "sethome" => Command::SetHome,
         "stop" => Command::Stop,
@@ -100,7 +108,7 @@ fn command(text: &str) -> Option<Command> {
 }
 
 impl Command {
-    /// Whether it shows or changes what others in a chat must not see.
+    /// Whether it reads or changes data that the other members of a chat must not see.
     pub fn is_private(&self) -> bool {
         match self {
             Self::Link(_) | Self::Unlink | Self::SetHome => true,
@@ -121,84 +129,87 @@ impl Command {
 }
 
 pub const HELP: &str = "\
-/new [title]: begin a new session
+/new [title]: start a new session
 /reset: the same, without a title
 /sessions: list the sessions here
-/resume [number, title or id]: go on with one of them
-/branch [name]: go on in a copy
+/resume [number, title or id]: continue one of them
+/branch [name]: continue in a copy
 /title [name]: show or change the title
-/undo [n]: take back the last n of your messages and their answers
-/retry: have your last message answered again
-/stop: stop the answer that is being written
-/status: where this conversation stands
-/link: show a code that joins another account of yours; /link CODE: join the one that shows it
-/unlink: part this account from your others
-/sethome: be reached here on this platform
-/help: this list
-A text that begins with // is sent to the assistant with one slash.";
+/undo [n]: undo your last n messages and their answers
+/retry: answer your last message again
+/stop: stop the running answer
+/status: show the state of this conversation
+/link: show a code to link another account of yours; /link CODE: link the account that shows it
+/unlink: unlink this account from your others
+/sethome: get messages from the service here on this platform
+/help: show this list
+A text that starts with // goes to the assistant with one slash.";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_read_and_everything_else_goes_to_the_agent() {
+    fn commands_are_parsed_and_other_text_goes_to_the_agent() {
         let some = |text: &str| Some(text.to_owned());
-        for (text, said) in [
-            ("/new", Said::Command(Command::New { title: None })),
+        for (text, expected) in [
+            ("/new", ParsedText::Command(Command::New { title: None })),
             (
                 "  /NEW My trip ",
-                Said::Command(Command::New {
+                ParsedText::Command(Command::New {
                     title: some("My trip"),
                 }),
             ),
             (
                 "/new@our_bot x",
-                Said::Command(Command::New { title: some("x") }),
+                ParsedText::Command(Command::New { title: some("x") }),
             ),
-            ("/reset", Said::Command(Command::Reset)),
+            ("/reset", ParsedText::Command(Command::Reset)),
             (
                 "/resume 2",
-                Said::Command(Command::Resume { which: some("2") }),
+                ParsedText::Command(Command::Resume { which: some("2") }),
             ),
-            ("/undo", Said::Command(Command::Undo { turns: 1 })),
-            ("/undo 3", Said::Command(Command::Undo { turns: 3 })),
-            ("/undo 0", Said::Command(Command::Undo { turns: 1 })),
-            ("/undo many", Said::Command(Command::Undo { turns: 1 })),
+            ("/undo", ParsedText::Command(Command::Undo { turns: 1 })),
+            ("/undo 3", ParsedText::Command(Command::Undo { turns: 3 })),
+            ("/undo 0", ParsedText::Command(Command::Undo { turns: 1 })),
+            (
+                "/undo many",
+                ParsedText::Command(Command::Undo { turns: 1 }),
+            ),
             (
                 "/undo 4000000000",
-                Said::Command(Command::Undo { turns: MAX_UNDO }),
+                ParsedText::Command(Command::Undo { turns: MAX_UNDO }),
             ),
-            ("/link", Said::Command(Command::Link(Link::Show))),
-            ("/link Yes", Said::Command(Command::Link(Link::Yes))),
+            ("/link", ParsedText::Command(Command::Link(Link::Show))),
+            ("/link Yes", ParsedText::Command(Command::Link(Link::Yes))),
             (
                 "/link ABCD2345",
-                Said::Command(Command::Link(Link::Code("ABCD2345".to_owned()))),
+                ParsedText::Command(Command::Link(Link::Code("ABCD2345".to_owned()))),
             ),
             (
                 "/handoff telegram",
-                Said::Command(Command::NotYet("handoff")),
+                ParsedText::Command(Command::NotYet("handoff")),
             ),
-            ("//new", Said::Text("/new")),
-            (" //new", Said::Text("/new")),
-            ("/unknown thing", Said::Text("/unknown thing")),
-            ("/", Said::Text("/")),
-            ("a /new", Said::Text("a /new")),
-            ("", Said::Text("")),
+            ("//new", ParsedText::Text("/new")),
+            (" //new", ParsedText::Text("/new")),
+            ("/unknown thing", ParsedText::Text("/unknown thing")),
+            ("/", ParsedText::Text("/")),
+            ("a /new", ParsedText::Text("a /new")),
+            ("", ParsedText::Text("")),
         ] {
-            assert_eq!(read(text), said, "{text}");
+            assert_eq!(parse(text), expected, "{text}");
         }
     }
 
     #[test]
-    fn help_names_every_command_that_is_here() {
+    fn help_names_every_available_command() {
         for word in [
             "new", "reset", "resume", "sessions", "branch", "title", "undo", "retry", "status",
             "link", "unlink", "sethome", "stop", "help",
         ] {
             assert!(HELP.contains(&format!("/{word}")), "{word}");
             assert!(
-                !matches!(read(&format!("/{word}")), Said::Text(_)),
+                !matches!(parse(&format!("/{word}")), ParsedText::Text(_)),
                 "{word}"
             );
         }

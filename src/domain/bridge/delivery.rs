@@ -1,4 +1,4 @@
-//! What is to be said on a platform: where, by which rules it is given out, and when it is given up.
+//! Deliveries to platforms: their address, their lease, their retries and the dead letter.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
@@ -11,16 +11,16 @@ use crate::domain::tenant::agent::ChatType;
 use crate::error::{Error, Result};
 use crate::ids::{DeliveryId, IdentityId, SessionId, TurnId};
 
-/// How long a bridge has for one delivery.
-pub const VISIBILITY: TimeDelta = TimeDelta::seconds(60);
-/// Then it is dead.
+/// How long a bridge's lease of a delivery lasts.
+pub const LEASE_TTL: TimeDelta = TimeDelta::seconds(60);
+/// After this many attempts a delivery is a dead letter.
 pub const MAX_ATTEMPTS: i32 = 10;
 
 words!(
     DeliveryKind { Reply = "reply", Handoff = "handoff", Notice = "notice", Security = "security" }
 );
 
-/// A chat on a platform, as deliveries name it.
+/// The address of a delivery: a chat on a platform.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     pub platform: String,
@@ -31,12 +31,12 @@ pub struct Address {
 }
 
 impl Address {
-    /// Of a chat in which `speaker` speaks. Their own chat is theirs, whatever id the platform gives it.
-    pub fn of(chat: &Chat, speaker: &IdentityName) -> Self {
-        let platform = chat.platform_of(speaker);
+    /// The address of a chat of `sender`. A DM is addressed by its user, whatever id the platform gives it.
+    pub fn of(chat: &Chat, sender: &IdentityName) -> Self {
+        let platform = chat.platform_of(sender);
         let id = encode(chat.id.as_deref().unwrap_or_default());
         let chat_ref = match chat.kind {
-            ChatType::Dm => format!("dm:{}", speaker.external_id()),
+            ChatType::Dm => format!("dm:{}", sender.external_id()),
             ChatType::Group => format!("group:{id}"),
             ChatType::Channel => format!("channel:{id}"),
             ChatType::Thread => {
@@ -53,7 +53,7 @@ impl Address {
     }
 }
 
-/// Where the answer of a turn goes when it becomes a delivery.
+/// The target of a turn's answer when it becomes a delivery.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplyTo {
     pub address: Address,
@@ -63,11 +63,11 @@ pub struct ReplyTo {
 }
 
 words!(
-    /// How the answer of a turn gets to who asked. `Failed`: it could not become a delivery.
+    /// How the answer of a turn reaches the sender. `Failed`: it could not become a delivery.
     ReplyVia { Waiting = "waiting", Returned = "returned", Delivery = "delivery", Failed = "failed" }
 );
 
-/// A delivery that is to be written.
+/// A delivery to insert.
 #[derive(Debug, Clone)]
 pub struct NewDelivery<'a> {
     pub kind: DeliveryKind,
@@ -80,7 +80,7 @@ pub struct NewDelivery<'a> {
     pub in_reply_to: Option<&'a str>,
 }
 
-/// A delivery as it stands.
+/// A stored delivery.
 #[derive(Debug, Clone)]
 pub struct Delivery {
     pub id: DeliveryId,
@@ -123,8 +123,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chats_are_told_apart_whatever_their_ids_hold() {
-        let speaker: IdentityName = "telegram:5".parse().unwrap();
+    fn chats_have_distinct_addresses_whatever_their_ids_contain() {
+        let sender: IdentityName = "telegram:5".parse().unwrap();
         let chat = |kind, id: &str, thread: Option<&str>| Chat {
             kind,
             id: Some(id.to_owned()),
@@ -139,11 +139,11 @@ mod tests {
             chat(ChatType::Thread, "9:a", Some("b")),
         ]
         .iter()
-        .map(|chat| Address::of(chat, &speaker).chat_ref)
+        .map(|chat| Address::of(chat, &sender).chat_ref)
         .collect();
         assert_eq!(refs[0], "dm:5");
-        for (place, one) in refs.iter().enumerate() {
-            assert!(!refs[..place].contains(one), "{one}");
+        for (index, one) in refs.iter().enumerate() {
+            assert!(!refs[..index].contains(one), "{one}");
         }
     }
 

@@ -1,5 +1,4 @@
-//! A message as a bridge brings it: what of it becomes the content of a turn, and whose name it has where
-//! several speak.
+//! An inbound message of a bridge: the content of its turn, and the sender's name in a shared session.
 
 use serde_json::{Value, json};
 
@@ -9,14 +8,14 @@ pub const MAX_TEXT_CHARS: usize = 100_000;
 pub const MAX_ATTACHMENTS: usize = 32;
 const MAX_NAME_CHARS: usize = 100;
 
-/// The content of a message: its text and its attachments as parts. Where several speak in one session, the
-/// text says who does.
+/// The content of a message: its text, and its attachments as parts. In a session with several senders the
+/// text starts with the name of its sender.
 pub fn content(
     text: &str,
     attachments: &[Value],
-    speaks: Option<&str>,
+    sender_name: Option<&str>,
 ) -> serde_json::Result<Content> {
-    let text = match speaks {
+    let text = match sender_name {
         Some(name) => format!("[{}] {text}", name_line(name)),
         None => text.to_owned(),
     };
@@ -31,10 +30,14 @@ pub fn content(
     serde_json::from_value(Value::Array(parts))
 }
 
-/// A name that cannot pass for anything but a name.
+/// The name without control characters and brackets, so that it cannot pass for other text.
 fn name_line(name: &str) -> String {
-    let kept = |c: &char| !c.is_control() && !matches!(c, '[' | ']');
-    let line: String = name.chars().filter(kept).take(MAX_NAME_CHARS).collect();
+    let is_allowed = |c: &char| !c.is_control() && !matches!(c, '[' | ']');
+    let line: String = name
+        .chars()
+        .filter(is_allowed)
+        .take(MAX_NAME_CHARS)
+        .collect();
     match line.trim() {
         "" => "someone".to_owned(),
         line => line.to_owned(),
@@ -55,12 +58,15 @@ mod tests {
         let alone = content("", std::slice::from_ref(&image), None).unwrap();
         assert_eq!(value(alone), json!([image]));
         assert!(content("x", &[json!(5)], None).is_err());
-        for (name, shown) in [
+        for (name, expected) in [
             ("Ada", "[Ada] hi"),
             ("Ada]\n[system", "[Adasystem] hi"),
             (" \u{7}", "[someone] hi"),
         ] {
-            assert_eq!(value(content("hi", &[], Some(name)).unwrap()), json!(shown));
+            assert_eq!(
+                value(content("hi", &[], Some(name)).unwrap()),
+                json!(expected)
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What bridges bring in and take out: chats, commands, deliveries.
+//! The exchange with bridges: chats, inbound messages, commands, deliveries.
 
 pub mod chat;
 pub mod command;

@@ -1,4 +1,4 @@
-//! Grants: the right of another person to read and speak in one conversation, for a time.
+//! Grants: the right of another user to read and write in one conversation, for a limited time.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ids::UserId;
 
 words!(
-    /// How a grant came to be.
+    /// The origin of a grant.
     GrantVia { Continuation = "continuation" }
 );
 

@@ -1,4 +1,4 @@
-//! Messages: what a client may give, what is stored, and how large it is for a model.
+//! Messages: what a client may send, what is stored, and how many tokens a model counts.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -14,28 +14,28 @@ use crate::domain::conversation::session::words;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{SessionId, TurnId};
 
-/// As many as one call may give.
+/// The most messages of one call.
 pub const MAX_MESSAGES: usize = 1000;
 const MAX_PARTS: usize = 256;
 const MAX_TOOL_CALLS: usize = 128;
 const MAX_ID_CHARS: usize = 256;
 pub const MAX_CONTENT_CHARS: usize = 1024 * 1024;
-/// What a value in a part, or in a tool call, costs beside its characters; and how much of that is not counted: so a
-/// message in parts may say as much as one in a text.
+/// The cost of a value in a part or a tool call, in addition to its characters, and how much of that cost is
+/// free: so a message in parts may be as long as one text.
 const VALUE_CHARS: usize = 16;
 const FRAME_CHARS: usize = 64 * MAX_PARTS;
 pub const MAX_TOKENS: u32 = 10_000_000;
 
 words!(
-    /// Who says it.
+    /// The role of a message's author.
     Role { System = "system", User = "user", Assistant = "assistant", Tool = "tool" }
 );
 words!(
-    /// What it is to the conversation.
+    /// The purpose of a message in the conversation.
     MessageKind { Normal = "normal", Summary = "summary", Handoff = "handoff", Notice = "notice" }
 );
 
-/// A text, or a list of parts as OpenAI's API has them; kept as it was given.
+/// A text, or a list of parts as in OpenAI's API; stored as the client sent it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Content(Value);
@@ -45,7 +45,7 @@ impl Content {
         Self(Value::from(text))
     }
 
-    /// Of an assistant that refuses to answer, in OpenAI's words, after what it said before.
+    /// An assistant's refusal in OpenAI's form, after the text before it.
     pub fn refusal(text: &str, refusal: &str) -> Self {
         let refusal = json!({"type": "refusal", "refusal": refusal});
         Self(if text.is_empty() {
@@ -60,12 +60,12 @@ impl Content {
     }
 }
 
-/// Whether a text has more characters; they are only counted where its bytes leave it open.
-pub fn is_longer(text: &str, most_chars: usize) -> bool {
-    text.len() > most_chars && text.chars().count() > most_chars
+/// Whether a text has more characters. They are only counted where the number of bytes does not decide it.
+pub fn is_longer(text: &str, max_chars: usize) -> bool {
+    text.len() > max_chars && text.chars().count() > max_chars
 }
 
-/// The characters of all names and texts in a value, and what the values cost beside them.
+/// The characters of all names and texts in a value, and the cost of the values.
 fn count_chars(value: &Value) -> usize {
     let inside = match value {
         Value::String(text) => text.chars().count(),
@@ -79,7 +79,7 @@ fn count_chars(value: &Value) -> usize {
     VALUE_CHARS + inside
 }
 
-/// What people read of a content: its texts, and why an answer was refused.
+/// The readable text of a content: its texts and refusals.
 pub fn shown_text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
@@ -116,14 +116,14 @@ impl<'de> Deserialize<'de> for Content {
             );
             return Err(serde::de::Error::custom(detail));
         }
-        let fine = match &value {
+        let is_valid = match &value {
             Value::String(_) => true,
             Value::Array(parts) => {
                 (1..=MAX_PARTS).contains(&parts.len()) && parts.iter().all(is_part)
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => false,
         };
-        if fine {
+        if is_valid {
             Ok(Self(value))
         } else {
             Err(serde::de::Error::custom(format!(
@@ -155,7 +155,7 @@ impl utoipa::PartialSchema for Content {
 
 impl utoipa::ToSchema for Content {}
 
-/// A tool that an assistant called. What else a provider put in is kept.
+/// A tool call of an assistant. Additional members of a provider are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ToolCall {
     #[schema(min_length = 1, max_length = 256)]
@@ -173,7 +173,7 @@ pub struct ToolCall {
 pub struct ToolFunction {
     #[schema(min_length = 1, max_length = 256)]
     pub name: String,
-    /// JSON, as the model wrote it.
+    /// JSON text, as the model wrote it.
     #[schema(max_length = 1_048_576)]
     pub arguments: String,
     #[serde(flatten)]
@@ -189,7 +189,7 @@ impl ToolCall {
     }
 }
 
-/// A message as a client gives it. Place, time, identity and platform are the service's to set.
+/// A message from a client. The service sets its position, time, identity and platform.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NewMessage {
     pub role: Role,
@@ -197,14 +197,14 @@ pub struct NewMessage {
     pub content: Option<Content>,
     pub tool_calls: Option<Vec<ToolCall>>,
     pub tool_call_id: Option<String>,
-    /// As its maker counted; estimated where nobody did.
+    /// The author's count; estimated if it is missing.
     pub token_count: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extra: Option<Box<Extra>>,
 }
 
 impl NewMessage {
-    /// What a tool answered, or what is to be said of it.
+    /// A tool's result, or a notice in its place.
     pub fn tool_result(call_id: &str, text: &str) -> Self {
         Self {
             role: Role::Tool,
@@ -217,7 +217,7 @@ impl NewMessage {
         }
     }
 
-    /// What people read of it.
+    /// The readable text of the message.
     pub fn text(&self) -> String {
         self.content
             .as_ref()
@@ -225,7 +225,7 @@ impl NewMessage {
             .unwrap_or_default()
     }
 
-    /// An assistant's answer without a word.
+    /// An assistant's answer without text.
     pub fn silence() -> Self {
         Self {
             role: Role::Assistant,
@@ -238,7 +238,7 @@ impl NewMessage {
         }
     }
 
-    /// What breaks a rule, with pointers below `at`.
+    /// Validates the message. Errors have pointers below `at`.
     pub fn check(&self, at: &str, errors: &mut Vec<FieldError>) {
         let mut refuse = |member: &str, detail: String| {
             errors.push(FieldError::new(format!("{at}/{member}"), detail));
@@ -254,17 +254,17 @@ impl NewMessage {
             refuse("tool_calls", format!("must be 1 to {MAX_TOOL_CALLS}"));
         }
         let long = |text: &str| !(1..=MAX_ID_CHARS).contains(&text.chars().count());
-        for (place, call) in calls.iter().enumerate() {
-            let twice = calls[..place].iter().any(|other| other.id == call.id);
-            if long(&call.id) || long(&call.function.name) || long(&call.kind) || twice {
+        for (index, call) in calls.iter().enumerate() {
+            let is_duplicate = calls[..index].iter().any(|other| other.id == call.id);
+            if long(&call.id) || long(&call.function.name) || long(&call.kind) || is_duplicate {
                 let detail = format!(
                     "id, type and name have 1 to {MAX_ID_CHARS} characters, and an id is given once"
                 );
-                refuse(&format!("tool_calls/{place}"), detail);
+                refuse(&format!("tool_calls/{index}"), detail);
             }
             if is_longer(&call.function.arguments, MAX_CONTENT_CHARS) {
                 let detail = format!("must have at most {MAX_CONTENT_CHARS} characters");
-                refuse(&format!("tool_calls/{place}/function/arguments"), detail);
+                refuse(&format!("tool_calls/{index}/function/arguments"), detail);
             }
         }
         let chars: usize = calls.iter().map(ToolCall::count_chars).sum();
@@ -299,7 +299,7 @@ impl NewMessage {
         }
     }
 
-    /// That a client gave its author.
+    /// The author's name, from the client.
     pub fn name(&self) -> Option<&str> {
         self.extra.as_ref()?.name.as_deref()
     }
@@ -321,10 +321,10 @@ impl NewMessage {
     }
 }
 
-/// What framing a message costs most models.
+/// The tokens that most models need to frame a message.
 const PER_MESSAGE: u32 = 4;
 
-/// A summary that stands for earlier messages: data that is quoted to the model, in nobody's name.
+/// A summary in place of earlier messages: data that is quoted to the model, without an author.
 pub fn summary(text: &str) -> NewMessage {
     NewMessage {
         role: Role::User,
@@ -337,23 +337,23 @@ pub fn summary(text: &str) -> NewMessage {
     }
 }
 
-/// Checks a list of messages that stands at `pointer`, and that whoever gives it may write such roles.
-pub fn check_all(messages: &[NewMessage], pointer: &str, every_role: bool) -> Result<()> {
+/// Validates the list of messages at `pointer`, and the caller's right to write their roles.
+pub fn check_all(messages: &[NewMessage], pointer: &str, may_write_any_role: bool) -> Result<()> {
     if messages.len() > MAX_MESSAGES {
         let detail = format!("at most {MAX_MESSAGES} messages at once");
         return Err(Error::invalid(vec![FieldError::new(pointer, detail)]));
     }
     let mut errors = Vec::new();
-    for (place, message) in messages.iter().enumerate() {
-        message.check(&format!("{pointer}/{place}"), &mut errors);
+    for (index, message) in messages.iter().enumerate() {
+        message.check(&format!("{pointer}/{index}"), &mut errors);
     }
     Error::check(errors)?;
     let foreign = messages
         .iter()
         .position(|message| message.role != Role::User);
     match foreign {
-        Some(place) if !every_role => {
-            let pointer = format!("{pointer}/{place}/role");
+        Some(index) if !may_write_any_role => {
+            let pointer = format!("{pointer}/{index}/role");
             let detail = "only admin and chat keys write other roles than user";
             Err(Error::fields(
                 Code::RoleNotAllowed,
@@ -364,7 +364,7 @@ pub fn check_all(messages: &[NewMessage], pointer: &str, every_role: bool) -> Re
     }
 }
 
-/// The size of every text in a value, in quarters of a token.
+/// The size of all texts in a value, in quarters of a token.
 fn weigh(value: &Value) -> u64 {
     match value {
         Value::String(text) => weigh_text(text),
@@ -379,7 +379,7 @@ fn weigh_text(text: &str) -> u64 {
     text.chars().map(|c| if c.is_ascii() { 1 } else { 4 }).sum()
 }
 
-/// A message as it is stored.
+/// A stored message.
 #[derive(Debug, Clone)]
 pub struct Message {
     pub session_id: SessionId,
@@ -389,15 +389,15 @@ pub struct Message {
     pub content: Option<Box<RawValue>>,
     pub tool_calls: Option<Box<RawValue>>,
     pub tool_call_id: Option<String>,
-    /// `platform:external_id` of who spoke.
+    /// The sender's identity as `platform:external_id`.
     pub identity: Option<String>,
     pub platform: Option<String>,
     pub token_count: i32,
     pub turn_id: Option<TurnId>,
-    /// Where the original is, of a copy.
+    /// The session and seq of the original, for a copy.
     pub copied_from: Option<(SessionId, i64)>,
     pub created_at: DateTime<Utc>,
-    /// When it was taken back: no model is shown it.
+    /// The time of its undo. No model receives an undone message.
     pub undone_at: Option<DateTime<Utc>>,
     pub extra: Option<Box<Extra>>,
 }

@@ -1,23 +1,22 @@
-//! What belongs to a message beside what it says: the name that a client gave its author, and what a model told
-//! along with its answer.
+//! Additional members of a message: the author's name from a client, and the metadata of a model's answer.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Of the names of members, and of each of them.
+/// The most members of an object.
 const MAX_MEMBERS: usize = 64;
-/// Of the log probabilities of one answer; an answer with more has none.
+/// The most bytes of log probabilities of one answer. An answer with more gets none.
 const MAX_LOGPROBS_BYTES: usize = 1024 * 1024;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Extra {
-    /// Of the author of a user's message.
+    /// The name of the author of a user's message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What the model thought before it answered, where it says so.
+    /// The model's reasoning before the answer, if it reports any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,20 +30,20 @@ pub struct Extra {
 }
 
 impl Extra {
-    /// `None` if there is nothing in it.
-    pub fn kept(self) -> Option<Box<Self>> {
+    /// `None` if every member is empty.
+    pub fn non_empty(self) -> Option<Box<Self>> {
         (self != Self::default()).then(|| Box::new(self))
     }
 }
 
-/// The counts below `prompt_tokens_details` and the like, by the names that the provider gives them.
+/// The counts of `prompt_tokens_details` and similar members, by the provider's names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UsageDetails(BTreeMap<String, BTreeMap<String, i64>>);
 
 impl UsageDetails {
-    /// As a provider tells them, in the member `usage`.
-    pub fn told(usage: &Value) -> Self {
+    /// Reads the details from a provider's member `usage`.
+    pub fn from_usage(usage: &Value) -> Self {
         let members = usage.as_object().into_iter().flatten();
         let details = members.filter(|(name, _)| name.ends_with("_details"));
         let details = details.take(MAX_MEMBERS).filter_map(|(name, value)| {
@@ -72,7 +71,7 @@ impl UsageDetails {
         }
     }
 
-    /// Puts them beside the sums.
+    /// Writes the details next to the sums.
     pub fn write(&self, usage: &mut Value) {
         for (name, counts) in &self.0 {
             usage[name] = json!(counts);
@@ -80,7 +79,7 @@ impl UsageDetails {
     }
 }
 
-/// Log probabilities, put together from the chunks they come in.
+/// Log probabilities, collected from chunks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Logprobs {
     lists: Map<String, Value>,
@@ -105,7 +104,7 @@ impl Logprobs {
         }
     }
 
-    /// As an answer that is not streamed has them; `None` where the model gave none.
+    /// The form of an answer that is not streamed; `None` if the model reported none.
     pub fn whole(&self) -> Option<Value> {
         if self.lists.is_empty() {
             return None;
@@ -123,13 +122,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn details_are_added_up_by_name_and_what_has_no_shape_is_left_out() {
-        let told = json!({
+    fn details_are_summed_by_name_and_malformed_ones_are_ignored() {
+        let reported = json!({
             "prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2, "odd": "x", "less": -1},
             "completion_tokens_details": null, "cost_details": 5,
         });
-        let mut details = UsageDetails::told(&told);
-        details.add(UsageDetails::told(&json!({
+        let mut details = UsageDetails::from_usage(&reported);
+        details.add(UsageDetails::from_usage(&json!({
             "prompt_tokens_details": {"cached_tokens": 5}, "completion_tokens_details": {"reasoning_tokens": 7},
         })));
         let mut usage = json!({"prompt_tokens": 8});
@@ -139,11 +138,11 @@ mod tests {
             "completion_tokens_details": {"reasoning_tokens": 7},
         });
         assert_eq!(usage, expected);
-        assert!(UsageDetails::told(&Value::Null).is_empty());
+        assert!(UsageDetails::from_usage(&Value::Null).is_empty());
     }
 
     #[test]
-    fn log_probabilities_are_put_together_and_too_many_are_none() {
+    fn log_probabilities_are_joined_and_dropped_when_there_are_too_many() {
         let mut logprobs = Logprobs::default();
         for odd in [json!(null), json!(5), json!({"content": null})] {
             logprobs.add(&odd);

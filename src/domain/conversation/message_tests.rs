@@ -1,4 +1,4 @@
-//! What a message may have, and how large it is.
+//! The validation of messages, and their token estimates.
 
 use serde_json::json;
 
@@ -18,10 +18,10 @@ fn message(value: Value) -> NewMessage {
 }
 
 #[test]
-fn what_a_role_may_have_is_checked() {
+fn the_members_of_each_role_are_validated() {
     let call =
         json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
-    for (given, wrong) in [
+    for (sent, expected) in [
         (json!({"role": "user", "content": "hi"}), None),
         (
             json!({"role": "user", "content": [{"type": "text", "text": "hi"}]}),
@@ -60,9 +60,9 @@ fn what_a_role_may_have_is_checked() {
         ),
     ] {
         let mut errors = Vec::new();
-        message(given.clone()).check("/m", &mut errors);
-        let found = errors.first().map(|error| error.pointer.as_str());
-        assert_eq!(found, wrong, "{given}");
+        message(sent.clone()).check("/m", &mut errors);
+        let pointer = errors.first().map(|error| error.pointer.as_str());
+        assert_eq!(pointer, expected, "{sent}");
     }
 }
 
@@ -83,7 +83,7 @@ fn content_is_a_text_or_typed_parts() {
 }
 
 #[test]
-fn parts_and_tool_calls_have_the_room_of_a_text_all_together() {
+fn parts_and_tool_calls_are_limited_like_one_text() {
     let half = "x".repeat(MAX_CONTENT_CHARS / 2);
     let part = json!({"type": "text", "text": half});
     let read = |value: Value| serde_json::from_value::<Content>(value);
@@ -113,7 +113,7 @@ fn a_provider_s_own_members_of_a_tool_call_are_kept() {
 
 #[test]
 fn tokens_are_estimated_unless_they_were_counted() {
-    for (given, tokens) in [
+    for (sent, tokens) in [
         (json!({"role": "user", "content": ""}), 4),
         (json!({"role": "user", "content": "12345678"}), 6),
         (json!({"role": "user", "content": "一二三"}), 7),
@@ -126,6 +126,6 @@ fn tokens_are_estimated_unless_they_were_counted() {
             99,
         ),
     ] {
-        assert_eq!(message(given.clone()).tokens(), tokens, "{given}");
+        assert_eq!(message(sent.clone()).tokens(), tokens, "{sent}");
     }
 }

@@ -1,5 +1,5 @@
-//! Whether a conversation begins anew by itself: after a while without a word of the person, or at an
-//! hour of their day. Judges times that it is given, and never looks at a clock.
+//! Automatic resets of a conversation: after an idle time of the user, or at an hour of the user's day. A
+//! pure function of its times, which never reads a clock.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use crate::domain::tenant::agent::{ChatType, ResetMode, ResetPolicy, ResetRule};
 const MAX_ZONE_CHARS: usize = 64;
 
 impl ResetPolicy {
-    /// The rule of the nearest: this scope of the platform, the platform, the type of chat, all.
+    /// The most specific rule: of the platform's scope, the platform, the type of chat, or the agent.
     pub fn rule_for(
         &self,
         platform: Option<&PlatformScope>,
@@ -36,7 +36,7 @@ impl ResetPolicy {
     }
 }
 
-/// Why a conversation began anew.
+/// The reason of an automatic reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ResetReason {
@@ -53,8 +53,8 @@ impl ResetReason {
     }
 }
 
-/// Whether a message at `now` begins anew what the person last wrote in at `last_person_at`, and what
-/// ended the old one first.
+/// Whether a message at `now` resets a conversation whose user last wrote at `last_person_at`, and for
+/// which reason: the earlier of the two.
 pub fn due_reset(
     rule: &ResetRule,
     zone: TimeZone,
@@ -76,23 +76,23 @@ pub fn due_reset(
         ResetMode::Daily => daily(),
         ResetMode::Both => idle().into_iter().chain(daily()).min_by_key(|(at, _)| *at),
     }?;
-    // Both times lie after the person's last word, so one that another node's clock puts into the
-    // future resets nothing.
+    // Both times are after the user's last message, so a message that another node's clock puts into
+    // the future resets nothing.
     (ended_at <= now).then_some(reason)
 }
 
-/// The first boundary after `time`. It has passed at `now` just when the latest boundary up to `now`
-/// lies after `time`, and it alone tells whether the day or the idle time ended first.
+/// The first boundary after `time`. It has passed at `now` exactly if the latest boundary up to `now` is
+/// after `time`, and only the first decides whether the day or the idle time ended earlier.
 fn boundary_after(time: DateTime<Utc>, zone: TimeZone, at_hour: u32) -> Option<DateTime<Utc>> {
     let today = time.with_timezone(&zone.0).date_naive();
-    // Today's may have passed, also tomorrow's where clocks went back over midnight, and tomorrow may
+    // Today's may have passed, and tomorrow's too where clocks went back over midnight; tomorrow may also
     // be a day that the zone skipped.
     (0..=2)
         .filter_map(|days| boundary_of(today.checked_add_days(Days::new(days))?, zone, at_hour))
         .find(|boundary| *boundary > time)
 }
 
-/// When the hour is first reached on a local day; `None` for a day that the zone skipped.
+/// The first time of the hour on a local day; `None` for a day that the zone skipped.
 fn boundary_of(day: NaiveDate, zone: TimeZone, at_hour: u32) -> Option<DateTime<Utc>> {
     let local = day.and_hms_opt(at_hour, 0, 0)?;
     if let Some(first) = zone.0.from_local_datetime(&local).earliest() {
@@ -105,7 +105,7 @@ fn boundary_of(day: NaiveDate, zone: TimeZone, at_hour: u32) -> Option<DateTime<
     day_exists.then(|| until.to_utc())
 }
 
-/// A time zone by its name in the IANA database.
+/// A time zone, named as in the IANA database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TimeZone(Tz);
 
@@ -122,8 +122,8 @@ impl TimeZone {
         self.0.name()
     }
 
-    /// As a column holds it. UTC for none and for one that this version does not know: a stored name
-    /// must never keep a person from writing.
+    /// Reads a column. UTC for null and for a name that this version lacks: a stored name must never
+    /// keep a user from writing.
     pub fn from_column(stored: Option<&str>) -> Self {
         stored
             .and_then(|name| name.parse().ok())
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_rule_holds() {
+    fn the_most_specific_rule_applies() {
         let policy: ResetPolicy = serde_json::from_value(json!({
             "mode": "both", "idle_minutes": 1, "at_hour": 1,
             "by_platform": {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_ends_at_whichever_comes_first() {
+    fn a_conversation_ends_at_the_earlier_time() {
         use ResetMode::{Both, Daily, Idle, None as Never};
         const YEAR: u32 = 365 * 24 * 60;
         let check = |mode, idle_minutes, at_hour, last: &str, now: &str, expected| {
@@ -273,8 +273,8 @@ mod tests {
     fn a_day_ends_at_the_hour_of_the_zone() {
         /// `zone hour: all boundaries of some days, in UTC`.
         fn check(line: &str) {
-            let (place, boundaries) = line.split_once(": ").unwrap();
-            let (name, at_hour) = place.split_once(' ').unwrap();
+            let (rule, boundaries) = line.split_once(": ").unwrap();
+            let (name, at_hour) = rule.split_once(' ').unwrap();
             let zone = zone(name);
             let rule = daily(at_hour.parse().unwrap());
             let due = |last, now| due_reset(&rule, zone, last, now);
@@ -299,7 +299,7 @@ mod tests {
         for line in [
             "UTC 4: 2026-02-28 04:00, 2026-03-01 04:00, 2026-03-02 04:00",
             "Asia/Kolkata 4: 2026-05-01 22:30, 2026-05-02 22:30, 2026-05-03 22:30",
-            // 02:00 to 03:00 is left out, or comes twice.
+            // 02:00 to 03:00 is skipped, or repeated.
             "Europe/Berlin 2: 2026-03-28 01:00, 2026-03-29 01:00, 2026-03-30 00:00",
             "Europe/Berlin 3: 2026-03-28 02:00, 2026-03-29 01:00, 2026-03-30 01:00",
             "Europe/Berlin 2: 2026-10-24 00:00, 2026-10-25 00:00, 2026-10-26 01:00",
@@ -309,17 +309,17 @@ mod tests {
             // Half an hour.
             "Australia/Lord_Howe 2: 2026-10-02 15:30, 2026-10-03 15:30, 2026-10-04 15:00",
             "Australia/Lord_Howe 2: 2026-04-03 15:00, 2026-04-04 15:30, 2026-04-05 15:30",
-            // 00:00 to 01:00 is left out; in Cairo 23:00 to 24:00 comes twice in autumn.
+            // 00:00 to 01:00 is skipped; in Cairo 23:00 to 24:00 is repeated in autumn.
             "America/Sao_Paulo 0: 2018-11-03 03:00, 2018-11-04 03:00, 2018-11-05 02:00",
             "Asia/Beirut 0: 2026-03-27 22:00, 2026-03-28 22:00, 2026-03-29 21:00",
             "Africa/Cairo 0: 2026-04-22 22:00, 2026-04-23 22:00, 2026-04-24 21:00",
             "Africa/Cairo 0: 2026-10-28 21:00, 2026-10-29 22:00, 2026-10-30 22:00",
             "Africa/Cairo 23: 2026-10-28 20:00, 2026-10-29 20:00, 2026-10-30 21:00",
-            // 23:00 to 24:00 is left out: that day ends when the next begins.
+            // 23:00 to 24:00 is skipped: that day ends when the next begins.
             "America/Nuuk 23: 2026-03-28 01:00, 2026-03-29 01:00, 2026-03-30 00:00",
-            // At 00:01 it was 23:01 again.
+            // At 00:01 the clock went back to 23:01.
             "America/St_Johns 0: 2010-11-06 02:30, 2010-11-07 02:30, 2010-11-08 03:30",
-            // 30 December was left out.
+            // 30 December was skipped.
             "Pacific/Apia 4: 2011-12-29 14:00, 2011-12-30 14:00, 2011-12-31 14:00",
             "Pacific/Apia 0: 2011-12-29 10:00, 2011-12-30 10:00, 2011-12-31 10:00",
             "Pacific/Apia 23: 2011-12-29 09:00, 2011-12-30 09:00, 2011-12-31 09:00",
@@ -342,7 +342,7 @@ mod tests {
                 let after = from + HOUR * (hour + 1);
                 days.insert(local(before).date());
                 if due_reset(&rule, zone, before, after).is_some() {
-                    // A gap may put the boundary late, even into the next day.
+                    // A gap may move the boundary, even into the next day.
                     ended.push((local(after) - HOUR * at_hour.cast_signed()).date());
                 }
             }
@@ -372,8 +372,8 @@ mod tests {
     #[test]
     fn a_time_zone_is_a_name_of_the_database() {
         let pattern = |c: char| c.is_ascii_alphanumeric() || "_+/-".contains(c);
-        for known in chrono_tz::TZ_VARIANTS {
-            let name = known.name();
+        for listed in chrono_tz::TZ_VARIANTS {
+            let name = listed.name();
             assert!(
                 name.len() <= MAX_ZONE_CHARS && name.chars().all(pattern),
                 "{name}"
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_stored_as_it_is_shown() {
+    fn a_reason_is_stored_as_it_is_serialized() {
         for reason in [ResetReason::Idle, ResetReason::Daily] {
             assert_eq!(json!(reason), reason.as_str());
         }

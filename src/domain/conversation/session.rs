@@ -1,4 +1,4 @@
-//! Sessions, and the chains they form: what one is, who may do what with it, and how it is shown.
+//! Sessions and the chains they form: their properties, the rights to them, and their public ids.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -36,12 +36,12 @@ macro_rules! words {
 pub(crate) use words;
 
 words!(
-    /// How a session came out of another.
+    /// The origin of a session in another one.
     Edge { Compression = "compression", Reset = "reset", Branch = "branch" }
 );
 words!(SessionState { Open = "open", Ended = "ended" });
 words!(
-    /// Why a session ended. All but the first and the last can be spoken to again.
+    /// Why a session ended. All but the first and the last can be resumed.
     EndReason {
         Compression = "compression",
         Reset = "reset",
@@ -61,31 +61,33 @@ impl From<ResetReason> for EndReason {
     }
 }
 
-/// The names of a chain: its id, which is that of its first session, and what its maker called it.
+/// The names of a chain: its id, which is the id of its first session, and the client's name for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConversationHandle {
     pub conversation_id: SessionId,
     pub namespace: Namespace,
     pub client_id: Option<String>,
     pub user_id: Option<UserId>,
-    /// Whether the viewer has a name of their own that is equal, and finds that one by it.
+    /// Whether the caller has a conversation of the same name in its own namespace, which the name then
+    /// resolves to.
     pub hidden: bool,
 }
 
 impl ConversationHandle {
-    /// The conversation's id as `access` can use it: by a name that they find nothing or something else
-    /// by, it is not shown.
+    /// The conversation's public id for `access`. The client's name is used only if it resolves to this
+    /// conversation for that caller.
     pub fn shown(&self, access: &Access) -> String {
-        let own = self.namespace == access.namespace;
-        let found_next = self.namespace == Namespace::Service && self.user_id == access.person;
-        let usable = own || (found_next && !self.hidden);
+        let is_own = self.namespace == access.namespace;
+        let is_users_service_name =
+            self.namespace == Namespace::Service && self.user_id == access.person;
+        let resolves = is_own || (is_users_service_name && !self.hidden);
         match &self.client_id {
-            Some(name) if usable => name.clone(),
+            Some(name) if resolves => name.clone(),
             Some(_) | None => self.conversation_id.to_string(),
         }
     }
 
-    /// The id of a link of this chain as `access` can use it: only the first has the client's name.
+    /// The public id of a session of this chain for `access`. Only the first has the client's name.
     pub fn shown_link(&self, session_id: SessionId, access: &Access) -> String {
         if session_id == self.conversation_id {
             self.shown(access)
@@ -95,25 +97,25 @@ impl ConversationHandle {
     }
 }
 
-/// What decides who may do what with a conversation.
+/// The properties of a conversation that decide the rights to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
     pub user_id: Option<UserId>,
     pub session_key: Option<String>,
-    /// Whether the viewer has a grant that still holds.
+    /// Whether the caller has a valid grant.
     pub granted: bool,
 }
 
-/// What a call wants to do with a conversation.
+/// The permission that a call needs for a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permission {
-    /// A guest may, too.
+    /// Read and write messages. A guest has it, too.
     Participate,
     Manage,
 }
 
 impl Ownership {
-    /// Foreign things are not there, whether they exist or not.
+    /// A conversation of others is reported as not found, whether it exists or not.
     pub fn check(&self, access: &Access, need: Permission) -> Result<()> {
         self.check_reach(access.reach, need)
     }
@@ -122,8 +124,8 @@ impl Ownership {
         let own = match reach {
             Visibility::Tenant => true,
             Visibility::Service => {
-                let of_a_chat = self.session_key.as_deref().is_some_and(is_built_key);
-                self.user_id.is_none() && !of_a_chat
+                let is_of_a_chat = self.session_key.as_deref().is_some_and(is_built_key);
+                self.user_id.is_none() && !is_of_a_chat
             }
             Visibility::Person(user_id) => self.user_id == Some(user_id),
         };
@@ -131,19 +133,19 @@ impl Ownership {
             (true, _, _) | (false, true, Permission::Participate) => Ok(()),
             (false, true, Permission::Manage) => Err(Error::new(
                 Code::GuestNotAllowed,
-                "a guest may read and speak here, and nothing else",
+                "a guest may only read and write messages here",
             )),
             (false, false, _) => Err(super::session_name::session_not_found()),
         }
     }
 }
 
-/// Where a name or an old id leads: the newest link of its chain.
+/// The newest session of a chain, to which a name or an old id resolves.
 #[derive(Debug, Clone)]
 pub struct Tip {
-    pub asked_id: SessionId,
-    pub asked_depth: i32,
-    pub asked_undone: bool,
+    pub requested_id: SessionId,
+    pub requested_depth: i32,
+    pub requested_undone: bool,
     pub session_id: SessionId,
     pub depth: i32,
     pub parent_id: Option<SessionId>,
@@ -164,29 +166,29 @@ impl Tip {
         self.next_seq - 1
     }
 
-    /// Whether nothing was said since a compression made this link.
+    /// Whether the session has no message since the compression that created it.
     pub fn is_fresh_child(&self) -> bool {
         self.depth > 0 && self.last_seq() == self.born_seq
     }
 
-    /// Links between what was asked for and the tip.
+    /// The number of links between the requested session and the tip.
     pub fn hops(&self) -> i32 {
-        if self.asked_undone {
-            (self.depth - self.asked_depth).abs().max(1)
+        if self.requested_undone {
+            (self.depth - self.requested_depth).abs().max(1)
         } else {
-            self.depth - self.asked_depth
+            self.depth - self.requested_depth
         }
     }
 }
 
-/// A session, whole.
+/// A session with all its members.
 #[derive(Debug, Clone)]
 pub struct Session {
     pub id: SessionId,
     pub name: ConversationHandle,
     pub owner: Ownership,
     pub agent: String,
-    /// What it came out of: a link of its own chain, or a session of another.
+    /// Its origin: a session of its own chain, or of another.
     pub parent: Option<SessionHandle>,
     pub edge: Option<Edge>,
     pub state: SessionState,
@@ -205,7 +207,7 @@ pub struct Session {
     pub compression: Option<CompressionRecord>,
 }
 
-/// Another session that is told of, with the names of its chain.
+/// A reference to another session, with the names of its chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionHandle {
     pub id: SessionId,
@@ -218,21 +220,21 @@ impl SessionHandle {
     }
 }
 
-/// What the compression that made a link did.
+/// The result of the compression that created a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct CompressionRecord {
-    /// Messages of the parent that the summary stands for.
+    /// Messages of the parent that the summary replaces.
     pub summarised: i64,
-    /// Messages that were taken over as they are.
+    /// Messages that were copied unchanged.
     pub kept: i64,
     pub tokens_before: i64,
     pub tokens_after: i64,
-    /// Who wrote the summary; null where the caller gave it.
+    /// The model that wrote the summary; null if the caller sent it.
     pub model: Option<String>,
     pub duration_ms: i64,
 }
 
-/// What a conversation is made with.
+/// A conversation to insert.
 #[derive(Debug, Clone)]
 pub struct NewConversation {
     pub id: SessionId,
@@ -242,7 +244,7 @@ pub struct NewConversation {
     pub user_id: Option<UserId>,
     pub agent: String,
     pub title: Option<String>,
-    /// The session it came out of, and how; never by compression, which makes no conversation.
+    /// The session it originates from, and how. Never a compression, which creates no conversation.
     pub origin: Option<(SessionId, Edge)>,
 }
 
@@ -264,27 +266,41 @@ mod tests {
     fn rights_follow_ownership_and_grants() {
         let ada = UserId::generate();
         let bob = UserId::generate();
-        let fine = None;
+        let allowed = None;
         let guest = Some(Code::GuestNotAllowed);
-        let gone = Some(Code::SessionNotFound);
-        let person = |user| Visibility::Person(user);
+        let not_found = Some(Code::SessionNotFound);
+        let of_user = |user| Visibility::Person(user);
         for (reach, owner, key, granted, read, own) in [
-            (Visibility::Tenant, Some(ada), None, false, fine, fine),
-            (Visibility::Service, None, Some("mine"), false, fine, fine),
-            (Visibility::Service, None, None, false, fine, fine),
+            (Visibility::Tenant, Some(ada), None, false, allowed, allowed),
+            (
+                Visibility::Service,
+                None,
+                Some("mine"),
+                false,
+                allowed,
+                allowed,
+            ),
+            (Visibility::Service, None, None, false, allowed, allowed),
             (
                 Visibility::Service,
                 None,
                 Some("agent:main:irc:group:1"),
                 false,
-                gone,
-                gone,
+                not_found,
+                not_found,
             ),
-            (Visibility::Service, Some(ada), None, false, gone, gone),
-            (person(ada), Some(ada), None, false, fine, fine),
-            (person(bob), Some(ada), None, false, gone, gone),
-            (person(bob), Some(ada), None, true, fine, guest),
-            (person(bob), None, None, false, gone, gone),
+            (
+                Visibility::Service,
+                Some(ada),
+                None,
+                false,
+                not_found,
+                not_found,
+            ),
+            (of_user(ada), Some(ada), None, false, allowed, allowed),
+            (of_user(bob), Some(ada), None, false, not_found, not_found),
+            (of_user(bob), Some(ada), None, true, allowed, guest),
+            (of_user(bob), None, None, false, not_found, not_found),
         ] {
             let owner = Ownership {
                 user_id: owner,
@@ -299,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_shown_to_whoever_finds_the_session_by_it() {
+    fn a_name_is_public_where_it_resolves_to_the_session() {
         let ada = UserId::generate();
         let bob = UserId::generate();
         let id = SessionId::generate();
@@ -311,7 +327,7 @@ mod tests {
         };
         let by_name = "chat-1".to_owned();
         let by_id = id.to_string();
-        for (namespace, hidden, access, shown) in [
+        for (namespace, hidden, access, expected) in [
             (Namespace::Service, false, &of_key, &by_name),
             (Namespace::Service, false, &of(ada), &by_name),
             (Namespace::Service, true, &of(ada), &by_id),
@@ -326,8 +342,8 @@ mod tests {
                 user_id: Some(ada),
                 hidden,
             };
-            assert_eq!(&name.shown(access), shown);
-            assert_eq!(&name.shown_link(id, access), shown);
+            assert_eq!(&name.shown(access), expected);
+            assert_eq!(&name.shown_link(id, access), expected);
             assert_eq!(name.shown_link(child, access), child.to_string());
         }
     }

@@ -1,5 +1,5 @@
-//! The keys that the service builds: which slot a message belongs to, from who speaks, where, and what
-//! the agent's policy says. A pure function, and the only place that spells such a key.
+//! The session keys that the service builds: the slot of a message, from its sender, its chat and the
+//! agent's policy. A pure function, and the only code that builds such a key.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -15,7 +15,7 @@ use crate::ids::UserId;
 
 const HASH_CHARS: usize = 22;
 
-/// What an agent decides about its keys.
+/// An agent's settings for its keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyPolicy<'a> {
     pub agent: &'a str,
@@ -25,7 +25,7 @@ pub struct KeyPolicy<'a> {
 }
 
 impl<'a> KeyPolicy<'a> {
-    /// The agent's own policy; the tenant's DM scope where the agent has none.
+    /// The agent's own policy, with the tenant's DM scope if the agent has none.
     pub fn of(agent: &'a str, spec: &AgentSpec, tenant: Option<DmScope>) -> Self {
         Self {
             agent,
@@ -36,7 +36,7 @@ impl<'a> KeyPolicy<'a> {
     }
 }
 
-/// Who speaks.
+/// The sender of a message.
 #[derive(Debug, Clone, Copy)]
 pub struct KeySender<'a> {
     pub identity: &'a IdentityName,
@@ -45,26 +45,26 @@ pub struct KeySender<'a> {
     pub linked: bool,
 }
 
-/// The slot of a message.
+/// The key of a message's slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatKey {
     pub kind: SlotKind,
-    /// The person it belongs to; a shared chat belongs to nobody.
+    /// The user it belongs to; a shared chat has none.
     pub owner: Option<UserId>,
     pub key: String,
-    /// The key to take when the slot of the first one is another person's.
-    pub otherwise: Option<String>,
+    /// The key to use if the slot of the first one belongs to another user.
+    pub fallback: Option<String>,
 }
 
-/// Where a message of `speaker` in `chat` belongs.
-pub fn place(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> ChatKey {
-    let keys = Keys::new(policy.agent, speaker.identity, chat);
-    let own = Some(speaker.user_id);
+/// The key for a message of `sender` in `chat`.
+pub fn chat_key(policy: KeyPolicy<'_>, sender: KeySender<'_>, chat: &Chat) -> ChatKey {
+    let keys = Keys::new(policy.agent, sender.identity, chat);
+    let owner = Some(sender.user_id);
     match chat_kind(chat) {
         ChatType::Dm => {
-            let shared = speaker.linked && policy.linked_sessions == LinkedSessions::Shared;
-            let (key, otherwise) = match (shared, speaker.linked, policy.dm_scope) {
-                (true, _, _) => (user_key(policy.agent, speaker.user_id), None),
+            let shared = sender.linked && policy.linked_sessions == LinkedSessions::Shared;
+            let (key, fallback) = match (shared, sender.linked, policy.dm_scope) {
+                (true, _, _) => (user_key(policy.agent, sender.user_id), None),
                 (false, true, _) | (false, false, DmScope::PerChannelPeer) => {
                     (keys.per_channel_peer(), None)
                 }
@@ -75,34 +75,34 @@ pub fn place(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> Chat
             };
             ChatKey {
                 kind: SlotKind::Dm,
-                owner: own,
+                owner,
                 key,
-                otherwise,
+                fallback,
             }
         }
         ChatType::Group | ChatType::Channel => {
             let (owner, key) = match policy.group_scope {
-                GroupScope::PerMember => (own, keys.member()),
+                GroupScope::PerMember => (owner, keys.member()),
                 GroupScope::Shared => (None, keys.group()),
             };
             ChatKey {
                 kind: SlotKind::Group,
                 owner,
                 key,
-                otherwise: None,
+                fallback: None,
             }
         }
         ChatType::Thread => ChatKey {
             kind: SlotKind::Thread,
             owner: None,
             key: keys.thread(),
-            otherwise: None,
+            fallback: None,
         },
     }
 }
 
-/// Every key that `place` could answer for an unlinked speaker, whatever the policy: so that one
-/// statement can look for all of them. A linked speaker's is `user_key`.
+/// Every key that `chat_key` can return for an unlinked sender under any policy, so that one statement
+/// can look up all of them. A linked sender's key is `user_key`.
 pub fn possible_keys(agent: &str, identity: &IdentityName, chat: &Chat) -> Vec<String> {
     let keys = Keys::new(agent, identity, chat);
     match chat_kind(chat) {
@@ -112,7 +112,7 @@ pub fn possible_keys(agent: &str, identity: &IdentityName, chat: &Chat) -> Vec<S
     }
 }
 
-/// The one slot of a linked person, on all platforms.
+/// The key of the one slot of a linked user on all platforms.
 pub fn user_key(agent: &str, user_id: UserId) -> String {
     format!("{}{}", user_key_prefix(agent), user_id.as_uuid().simple())
 }
@@ -122,7 +122,7 @@ pub fn user_key_prefix(agent: &str) -> String {
     format!("agent:{agent}:user:{}_", UserId::PREFIX)
 }
 
-/// A group with topics is told apart by them.
+/// A topic of a group counts as a thread.
 fn chat_kind(chat: &Chat) -> ChatType {
     match (chat.kind, &chat.thread_id) {
         (ChatType::Group | ChatType::Channel, Some(_)) => ChatType::Thread,
@@ -198,7 +198,8 @@ fn encode_platform(platform: &PlatformScope) -> String {
     }
 }
 
-/// Keys are visible ASCII, and a colon parts them: whatever could break that is percent-encoded.
+/// Keys are visible ASCII with colons as separators. In an id, other bytes, colons and percent signs are
+/// percent-encoded.
 pub fn encode(id: &str) -> String {
     let mut encoded = String::with_capacity(id.len());
     for byte in id.bytes() {
@@ -211,8 +212,8 @@ pub fn encode(id: &str) -> String {
     encoded
 }
 
-/// A key that is too long keeps its beginning and ends in a hash of the whole. One that happens to look
-/// like that is hashed too, so that no id can spell the key of another.
+/// A key that is too long keeps its beginning and ends in a hash of the whole. A key that looks like a
+/// hashed one is hashed too, so that no id can forge the key of another.
 fn bounded(key: String) -> String {
     let kept = MAX_NAME - HASH_CHARS - 1;
     let looks_hashed = key.len() == MAX_NAME && key.as_bytes().get(kept) == Some(&b'~');
@@ -220,7 +221,7 @@ fn bounded(key: String) -> String {
         return key;
     }
     let hash = URL_SAFE_NO_PAD.encode(crypto::sha256(key.as_bytes()));
-    // Everything in a key is ASCII, so any place is a boundary.
+    // Keys are ASCII, so every index is a character boundary.
     format!("{}~{}", &key[..kept], &hash[..HASH_CHARS])
 }
 

@@ -1,4 +1,4 @@
-//! The contract's table of keys, and what must hold for every id anyone could think of.
+//! The contract's table of keys, and properties of keys for arbitrary ids.
 
 use std::collections::HashMap;
 
@@ -27,14 +27,14 @@ fn chat(kind: ChatType, id: &str, thread: Option<&str>, scope: Option<&str>) -> 
     }
 }
 
-fn keys(policy: KeyPolicy<'_>, speaker: &IdentityName, linked: bool, chat: &Chat) -> Vec<String> {
-    let speaker = KeySender {
-        identity: speaker,
+fn keys(policy: KeyPolicy<'_>, sender: &IdentityName, linked: bool, chat: &Chat) -> Vec<String> {
+    let sender = KeySender {
+        identity: sender,
         user_id: UserId::from_uuid(uuid::Uuid::from_u128(7)),
         linked,
     };
-    let place = place(policy, speaker, chat);
-    [place.key].into_iter().chain(place.otherwise).collect()
+    let slot = chat_key(policy, sender, chat);
+    [slot.key].into_iter().chain(slot.fallback).collect()
 }
 
 #[test]
@@ -192,14 +192,14 @@ fn the_table_of_the_contract() {
             &["agent:main:web:dm:50%25%20%C3%A9"],
         ),
     ];
-    for (policy, speaker, linked, chat, expected) in rows {
-        let built = keys(policy, &identity(speaker), linked, chat);
-        assert_eq!(built, expected, "{speaker} {linked} {chat:?}");
+    for (policy, sender, linked, chat, expected) in rows {
+        let built = keys(policy, &identity(sender), linked, chat);
+        assert_eq!(built, expected, "{sender} {linked} {chat:?}");
     }
 }
 
 #[test]
-fn long_keys_end_in_a_hash_and_stay_apart() {
+fn long_keys_end_in_a_hash_and_stay_distinct() {
     let long = |end: &str| identity(&format!("web:{}{end}", "x".repeat(250)));
     let [a] = keys(POLICY, &long("a"), false, &Chat::DM)
         .try_into()
@@ -210,7 +210,7 @@ fn long_keys_end_in_a_hash_and_stay_apart() {
     assert_eq!((a.len(), b.len()), (256, 256));
     assert_ne!(a, b);
     assert_eq!(a.rfind('~'), Some(256 - 23));
-    // Whoever takes the visible end of that key as an id has another key.
+    // An id that equals the visible end of that key gets another key.
     let forged = a.strip_prefix("agent:main:web:dm:").unwrap();
     let [other] = keys(
         POLICY,
@@ -227,7 +227,7 @@ fn long_keys_end_in_a_hash_and_stay_apart() {
 fn any_identity() -> impl Strategy<Value = IdentityName> {
     let platform = prop::sample::select(vec!["web", "irc", "telegram", "slack", "a"]);
     let scope = prop::option::of(prop::sample::select(vec!["a", "b", "%3A", "T1"]));
-    // Short and full of what keys are made of, so that collisions are near.
+    // Short ids made of the parts of keys, so that collisions are likely.
     let external = "[a:%~@5]{1,5}|dm|group|main|user|dm:5|a:group:b|x{240,256}";
     (platform, scope, external).prop_map(|(platform, scope, external)| {
         let scope = scope.map(|scope| format!("@{scope}")).unwrap_or_default();
@@ -267,48 +267,48 @@ fn any_policy() -> impl Strategy<Value = KeyPolicy<'static>> {
     })
 }
 
-/// What a key stands for: no two of these may be spelled alike.
+/// The meaning of a key. No two meanings may share a key.
 type Meaning = (SlotKind, Option<UserId>, String);
 
-/// Plays messages in the order they come, as the store does: the first who needs a key has it.
-fn play(messages: &[(KeyPolicy<'_>, IdentityName, Chat)]) -> HashMap<String, Meaning> {
-    let mut people: HashMap<String, UserId> = HashMap::new();
+/// Processes messages in order, as the store does: the first message that needs a key claims it.
+fn claim_keys(messages: &[(KeyPolicy<'_>, IdentityName, Chat)]) -> HashMap<String, Meaning> {
+    let mut users: HashMap<String, UserId> = HashMap::new();
     let mut slots: HashMap<String, Meaning> = HashMap::new();
     for (policy, identity, chat) in messages {
-        let owner = people
+        let owner = users
             .entry(identity.to_string())
             .or_insert_with(UserId::generate);
-        let speaker = KeySender {
+        let sender = KeySender {
             identity,
             user_id: *owner,
             linked: false,
         };
-        let place = place(*policy, speaker, chat);
-        let about = match place.kind {
+        let slot = chat_key(*policy, sender, chat);
+        let subject = match slot.kind {
             SlotKind::Dm => identity.to_string(),
             SlotKind::Group | SlotKind::Thread | SlotKind::Client => {
-                let member = place.owner.map(|_| identity.to_string());
+                let member = slot.owner.map(|_| identity.to_string());
                 format!(
                     "{} {:?} {:?} {member:?}",
                     chat.platform_of(identity),
                     chat.id,
-                    (place.kind == SlotKind::Thread).then_some(&chat.thread_id)
+                    (slot.kind == SlotKind::Thread).then_some(&chat.thread_id)
                 )
             }
         };
-        let meaning = (place.kind, place.owner, about);
+        let meaning = (slot.kind, slot.owner, subject);
         let free_or_own = |key: &String| {
             slots
                 .get(key)
                 .is_none_or(|there| (there.0, there.1) == (meaning.0, meaning.1))
         };
-        let key = [Some(place.key), place.otherwise]
+        let key = [Some(slot.key), slot.fallback]
             .into_iter()
             .flatten()
             .find(free_or_own);
-        let key = key.expect("nobody else can have all keys of an account");
+        let key = key.expect("no other user can have all keys of an identity");
         let there = slots.entry(key).or_insert_with(|| meaning.clone());
-        if place.kind != SlotKind::Dm {
+        if slot.kind != SlotKind::Dm {
             assert_eq!(*there, meaning, "one key for two chats");
         }
     }
@@ -317,21 +317,21 @@ fn play(messages: &[(KeyPolicy<'_>, IdentityName, Chat)]) -> HashMap<String, Mea
 
 proptest! {
     #[test]
-    fn two_people_never_share_a_dm_key_and_no_id_forges_another_key(
+    fn two_users_never_share_a_dm_key_and_no_id_forges_another_key(
         messages in prop::collection::vec((any_policy(), any_identity(), any_chat()), 1..40)
     ) {
-        let slots = play(&messages);
+        let slots = claim_keys(&messages);
         for (policy, identity, chat) in &messages {
-            let speaker = KeySender { identity, user_id: UserId::generate(), linked: false };
-            let place = place(*policy, speaker, chat);
-            for key in [Some(place.key), place.otherwise].into_iter().flatten() {
+            let sender = KeySender { identity, user_id: UserId::generate(), linked: false };
+            let slot = chat_key(*policy, sender, chat);
+            for key in [Some(slot.key), slot.fallback].into_iter().flatten() {
                 prop_assert!(key.len() <= 256 && key.bytes().all(|byte| byte.is_ascii_graphic()));
-                // The key of an account or a chat is never used for anything else.
-                if let Some((kind, _, about)) = slots.get(&key) {
-                    prop_assert_eq!(*kind, place.kind);
+                // The key of an identity or a chat is never used for another purpose.
+                if let Some((kind, _, subject)) = slots.get(&key) {
+                    prop_assert_eq!(*kind, slot.kind);
                     let own = key == Keys::new("main", identity, chat).per_channel_peer();
                     if own {
-                        prop_assert_eq!(about, &identity.to_string());
+                        prop_assert_eq!(subject, &identity.to_string());
                     }
                 }
             }
@@ -339,39 +339,39 @@ proptest! {
     }
 
     #[test]
-    fn linked_accounts_have_one_dm_key_and_groups_stay_where_they_are(
+    fn linked_identities_share_one_dm_key_and_group_keys_stay(
         (one, other) in (any_identity(), any_identity()),
         policy in any_policy(),
         chat in any_chat(),
     ) {
         let user_id = UserId::generate();
-        let speak = |identity| KeySender { identity, user_id, linked: true };
-        let here = place(policy, speak(&one), &chat);
-        let there = place(policy, speak(&other), &chat);
+        let sender_of = |identity| KeySender { identity, user_id, linked: true };
+        let here = chat_key(policy, sender_of(&one), &chat);
+        let there = chat_key(policy, sender_of(&other), &chat);
         let is_dm = here.kind == SlotKind::Dm;
         if is_dm && policy.linked_sessions == LinkedSessions::Shared {
             prop_assert_eq!(&here, &there);
         } else if one.platform() != other.platform() {
             prop_assert_ne!(&here.key, &there.key);
         }
-        let unlinked = KeySender { linked: false, ..speak(&one) };
+        let unlinked = KeySender { linked: false, ..sender_of(&one) };
         if !is_dm {
-            prop_assert_eq!(here, place(policy, unlinked, &chat));
+            prop_assert_eq!(here, chat_key(policy, unlinked, &chat));
         }
     }
 
     #[test]
-    fn every_key_of_an_account_is_among_the_possible_ones(
+    fn every_key_of_an_identity_is_among_the_possible_ones(
         policy in any_policy(),
         identity in any_identity(),
         chat in any_chat(),
         linked in prop::bool::ANY,
     ) {
         let user_id = UserId::generate();
-        let place = place(policy, KeySender { identity: &identity, user_id, linked }, &chat);
+        let slot = chat_key(policy, KeySender { identity: &identity, user_id, linked }, &chat);
         let mut possible = possible_keys("main", &identity, &chat);
         possible.push(user_key("main", user_id));
-        for key in [Some(place.key), place.otherwise].into_iter().flatten() {
+        for key in [Some(slot.key), slot.fallback].into_iter().flatten() {
             prop_assert!(possible.contains(&key));
         }
     }

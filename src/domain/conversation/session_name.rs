@@ -1,5 +1,5 @@
-//! The names that clients give: session keys and session ids. They are names in their maker's namespace
-//! and never rights. What begins like a name of the service is reserved, and never made by a client.
+//! Names from clients: session keys and session ids. They are names in the client's namespace and
+//! never rights. Names with a prefix of the service are reserved, and clients cannot create them.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use crate::ids::SessionId;
 
 pub const MAX_NAME: usize = 256;
 
-/// How keys begin that the service builds.
+/// The prefix of keys that the service builds.
 const BUILT_KEY: &str = "agent:";
-/// How ids begin that the service gives to what a conversation can be asked for by. Those of
-/// credentials and requests stand nowhere near a session, so clients may use them as they like.
+/// The prefixes of the service's ids that can stand for a conversation. Ids of credentials and requests
+/// never do, so clients may use their prefixes.
 const OWN_PREFIXES: [&str; 7] = ["ten_", "usr_", "idn_", "ses_", "trn_", "hnd_", "dlv_"];
 
 /// A session key: the stable name of a slot.
@@ -21,7 +21,7 @@ pub struct SessionKey(String);
 text_schema!(SessionKey, "^[!-~]+$", 1, MAX_NAME);
 
 impl SessionKey {
-    /// Reads a key that stands at `pointer` of a request.
+    /// Parses the key at `pointer` of a request.
     pub fn parse(text: &str, pointer: &str) -> Result<Self> {
         if is_visible(text) {
             Ok(Self(text.to_owned()))
@@ -40,7 +40,7 @@ impl SessionKey {
         &self.0
     }
 
-    /// Whether only the service makes such a key: for a client it is there or it is not.
+    /// Whether only the service creates such a key. A client can look it up, but not create it.
     pub fn is_reserved(&self) -> bool {
         is_built_key(&self.0) || has_own_prefix(&self.0)
     }
@@ -52,12 +52,12 @@ impl fmt::Display for SessionKey {
     }
 }
 
-/// Whether `key` was built by the service for a chat of a platform or for a person.
+/// Whether the service built `key` for a chat of a platform or for a user.
 pub fn is_built_key(key: &str) -> bool {
     key.starts_with(BUILT_KEY)
 }
 
-/// A session as a request names it: by the service's id, or by the client's own.
+/// A reference to a session in a request: by the service's id, or by the client's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionRef {
     Id(SessionId),
@@ -67,8 +67,7 @@ pub enum SessionRef {
 text_schema!(SessionRef, "^[!-~]+$", 1, MAX_NAME);
 
 impl SessionRef {
-    /// Reads an id that stands at `pointer` of a request. A reserved one that is not the id of a session
-    /// names nothing.
+    /// Parses the id at `pointer` of a request. A reserved id that is not the id of a session is not found.
     pub fn parse(text: &str, pointer: &str) -> Result<Self> {
         if let Ok(id) = text.parse() {
             return Ok(Self::Id(id));
@@ -86,7 +85,7 @@ impl fmt::Display for SessionRef {
     }
 }
 
-/// An id that a client gave to a session.
+/// A client's own id of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientSessionId(String);
 
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_ids_are_there_or_not_there_but_never_made() {
+    fn reserved_ids_are_looked_up_but_never_created() {
         let id = SessionId::generate();
         assert_eq!(
             SessionRef::parse(&id.to_string(), "/id").unwrap(),
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_visible_ascii_and_know_when_they_are_reserved() {
+    fn keys_are_visible_ascii_and_some_are_reserved() {
         let parse = |text: &str| SessionKey::parse(text, "/session_key");
         for (good, reserved) in [
             ("my/key", false),

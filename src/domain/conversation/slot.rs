@@ -1,4 +1,4 @@
-//! A slot: what a session key names. It outlives every session it leads to.
+//! A slot: the object that a session key names. It outlives each of its current sessions.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -10,11 +10,11 @@ use crate::error::{Error, Result};
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 
 words!(
-    /// What a slot is for; all but the first are made by the service, for a chat of a platform.
+    /// The kind of a slot. The service creates all but the first, for a chat of a platform.
     SlotKind { Client = "client", Dm = "dm", Group = "group", Thread = "thread" }
 );
 
-/// A slot as it is shown, with where it leads.
+/// A slot with its current conversation.
 #[derive(Debug, Clone)]
 pub struct Slot {
     pub id: SlotId,
@@ -27,7 +27,7 @@ pub struct Slot {
     pub current: Option<Current>,
 }
 
-/// The conversation a slot leads to, and its tip.
+/// The current conversation of a slot, and its tip.
 #[derive(Debug, Clone)]
 pub struct Current {
     pub session_id: SessionId,
@@ -37,14 +37,14 @@ pub struct Current {
 }
 
 impl Slot {
-    /// Foreign keys are not there, whether they exist or not.
+    /// A key of others is reported as not found, whether it exists or not.
     pub fn check(&self, access: &Access) -> Result<()> {
-        let own = match access.reach {
+        let is_visible = match access.reach {
             Visibility::Tenant => true,
             Visibility::Service => self.user_id.is_none() && !is_built_key(&self.key),
             Visibility::Person(user_id) => self.user_id == Some(user_id),
         };
-        if own {
+        if is_visible {
             Ok(())
         } else {
             Err(session_key_not_found())
@@ -52,14 +52,14 @@ impl Slot {
     }
 }
 
-/// What a slot is made with.
+/// A slot to insert.
 #[derive(Debug, Clone)]
 pub struct NewSlot {
     pub id: SlotId,
     pub kind: SlotKind,
     pub key: SessionKey,
     pub user_id: Option<UserId>,
-    /// The account it is made through.
+    /// The identity whose message creates it.
     pub identity_id: Option<IdentityId>,
     pub agent: String,
 }

@@ -1,6 +1,5 @@
-//! A document of someone else's making, as it says itself: whatever it was written in, read whole and
-//! before any type judges it, so that everything wrong with it can be told at once. Never larger than
-//! what its reader was given to spend, however its bytes multiply themselves.
+//! A client's document as an untyped tree, in JSON or YAML: parsed whole before validation, so that one
+//! response can report every error. It never grows past its size budget, however its bytes expand.
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,16 +12,16 @@ use crate::domain::values::outside_text::normalise_text;
 pub enum Tree {
     Null,
     Bool,
-    /// As it was meant, or as near as it matters: nothing counts with it.
+    /// The number's text, close to the original: no code computes with it.
     Number(String),
     Text(String),
     List(Vec<Tree>),
-    /// In the order of the document; a member that was given twice is there twice.
+    /// In the order of the document; a duplicate member is there twice.
     Map(Vec<(String, Tree)>),
 }
 
 impl Tree {
-    /// What it is, for whoever expected something else.
+    /// The kind of the value, for error messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -35,21 +34,21 @@ impl Tree {
     }
 }
 
-/// How much a document may come to: each value costs its own, and each byte of text one more.
+/// The maximum cost of a document: each value has a fixed cost, and each byte of text costs one more.
 pub const MAX_COST: usize = 16 * 1024 * 1024;
 const VALUE_COST: usize = 32;
 
-/// What is left to spend.
-pub struct Allowance(Cell<usize>);
+/// The remaining cost of a document.
+pub struct SizeBudget(Cell<usize>);
 
-impl Default for Allowance {
+impl Default for SizeBudget {
     fn default() -> Self {
         Self(Cell::new(MAX_COST))
     }
 }
 
-impl Allowance {
-    fn spend<E: Error>(&self, bytes: usize) -> Result<(), E> {
+impl SizeBudget {
+    fn charge<E: Error>(&self, bytes: usize) -> Result<(), E> {
         let left = self.0.get().checked_sub(bytes.saturating_add(VALUE_COST));
         self.0
             .set(left.ok_or_else(|| E::custom("it is too large"))?);
@@ -57,8 +56,8 @@ impl Allowance {
     }
 }
 
-/// Reads a tree, and spends from an allowance for all of it.
-pub struct TreeSeed<'a>(pub &'a Allowance);
+/// Parses a tree, and charges all of it to a budget.
+pub struct TreeSeed<'a>(pub &'a SizeBudget);
 
 impl<'de> DeserializeSeed<'de> for TreeSeed<'_> {
     type Value = Tree;
@@ -68,7 +67,7 @@ impl<'de> DeserializeSeed<'de> for TreeSeed<'_> {
     }
 }
 
-/// The name of a member. In YAML `5:` is one too.
+/// The name of a member. In YAML, `5:` is one too.
 struct MemberName(String);
 
 impl<'de> Deserialize<'de> for MemberName {
@@ -80,7 +79,7 @@ impl<'de> Deserialize<'de> for MemberName {
 macro_rules! visit_numbers {
     ($($method:ident($kind:ty);)+) => {$(
         fn $method<E: Error>(self, number: $kind) -> Result<Tree, E> {
-            self.0.spend(0)?;
+            self.0.charge(0)?;
             Ok(Tree::Number(number.to_string()))
         }
     )+};
@@ -98,7 +97,7 @@ impl<'de> Visitor<'de> for TreeSeed<'_> {
     }
 
     fn visit_unit<E: Error>(self) -> Result<Tree, E> {
-        self.0.spend(0)?;
+        self.0.charge(0)?;
         Ok(Tree::Null)
     }
 
@@ -111,17 +110,17 @@ impl<'de> Visitor<'de> for TreeSeed<'_> {
     }
 
     fn visit_bool<E: Error>(self, _: bool) -> Result<Tree, E> {
-        self.0.spend(0)?;
+        self.0.charge(0)?;
         Ok(Tree::Bool)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Tree, E> {
-        self.0.spend(text.len())?;
+        self.0.charge(text.len())?;
         Ok(Tree::Text(normalise_text(text).into_owned()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tree, A::Error> {
-        self.0.spend(0)?;
+        self.0.charge(0)?;
         let mut list = Vec::new();
         while let Some(item) = items.next_element_seed(TreeSeed(self.0))? {
             list.push(item);
@@ -130,10 +129,10 @@ impl<'de> Visitor<'de> for TreeSeed<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Tree, A::Error> {
-        self.0.spend(0)?;
+        self.0.charge(0)?;
         let mut map = Vec::new();
         while let Some(MemberName(name)) = members.next_key()? {
-            self.0.spend(name.len())?;
+            self.0.charge(name.len())?;
             let name = normalise_text(&name).into_owned();
             map.push((name, members.next_value_seed(TreeSeed(self.0))?));
         }
@@ -146,12 +145,12 @@ mod tests {
     use super::*;
 
     fn read(text: &str, left: usize) -> Result<Tree, serde_json::Error> {
-        let allowance = Allowance(Cell::new(left));
-        TreeSeed(&allowance).deserialize(&mut serde_json::Deserializer::from_str(text))
+        let budget = SizeBudget(Cell::new(left));
+        TreeSeed(&budget).deserialize(&mut serde_json::Deserializer::from_str(text))
     }
 
     #[test]
-    fn a_tree_says_what_the_document_says_in_its_order() {
+    fn a_tree_keeps_the_order_and_duplicates_of_the_document() {
         let text = |text: &str| Tree::Text(text.to_owned());
         let tree = read(r#"{"b": [null, true, 1.5], "a": "x", "b": {}}"#, MAX_COST).unwrap();
         let list = vec![Tree::Null, Tree::Bool, Tree::Number("1.5".to_owned())];
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_comes_to_too_much_is_refused() {
+    fn a_document_over_its_size_budget_is_refused() {
         assert!(read(r#"["abcd"]"#, 2 * VALUE_COST + 4).is_ok());
         assert!(read(r#"["abcd"]"#, 2 * VALUE_COST + 3).is_err());
         assert!(read(r#"{"abcd": 1}"#, 3 * VALUE_COST + 3).is_err());

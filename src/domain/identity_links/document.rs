@@ -1,6 +1,6 @@
-//! The document in which tenants keep who is who: `session.identityLinks`, with `session.dmScope` and
-//! `platform_toolsets` beside it. Every fault in it is told with its place; what nobody here knows is no
-//! fault, but is told too.
+//! A tenant's document of identity links: `session.identityLinks`, with `session.dmScope` and
+//! `platform_toolsets`. Every error is reported with its pointer; an unknown member is no error, and is
+//! reported as a warning.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -16,34 +16,34 @@ use crate::domain::tenant::agent::{DmScope, ToolName};
 use crate::domain::tenant::agent_rules::MAX_ENTRIES;
 use crate::error::{Error, FieldError, Result, escape_pointer};
 
-/// More than this of one kind are not told.
-const MAX_TOLD: usize = 1000;
+/// The most errors, and the most warnings, of one report.
+const MAX_REPORTED: usize = 1000;
 
-/// Where a document says who is who.
+/// The pointer to the identity links of a document.
 pub const LINKS: &str = "/session/identityLinks";
 const TOOLSETS: &str = "/platform_toolsets";
 
 #[derive(Debug, Clone, Default)]
 pub struct LinkDocument {
     pub dm_scope: Option<DmScope>,
-    /// Who is who; `None` says nothing about anyone, and an empty list that there is nobody.
+    /// The links of each user. `None` changes no links; an empty list removes all of them.
     pub links: Option<Vec<LinkEntry>>,
     pub toolsets: Option<BTreeMap<String, Vec<ToolName>>>,
     pub warnings: Vec<FieldError>,
 }
 
-/// A person by the tenant's own name, and the accounts that are listed under it, each once.
+/// A user by the tenant's own name, and the identities that the document lists for it, without duplicates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkEntry {
     pub name: String,
-    pub accounts: Vec<Listed>,
+    pub identities: Vec<ListedIdentity>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedIdentity {
     pub name: IdentityName,
-    /// Its place in the list, from 0.
-    pub place: usize,
+    /// Its index in the list.
+    pub index: usize,
 }
 
 impl LinkEntry {
@@ -51,72 +51,72 @@ impl LinkEntry {
         pointer_of(&self.name)
     }
 
-    pub fn pointer_to(&self, listed: &Listed) -> String {
-        format!("{}/{}", self.pointer(), listed.place)
+    pub fn pointer_to(&self, listed: &ListedIdentity) -> String {
+        format!("{}/{}", self.pointer(), listed.index)
     }
 }
 
-/// Where a document lists the accounts of `name`.
+/// The pointer to the identities of `name`.
 pub fn pointer_of(name: &str) -> String {
     format!("{LINKS}/{}", escape_pointer(name))
 }
 
-/// Reads a document, or says everything that is wrong with it.
-pub fn read(tree: &Tree) -> Result<LinkDocument> {
-    let mut reader = Reader::default();
+/// Parses a document, or reports all its errors.
+pub fn parse(tree: &Tree) -> Result<LinkDocument> {
+    let mut parser = Parser::default();
     let mut document = LinkDocument::default();
-    for (name, member) in reader.members("", tree) {
+    for (name, member) in parser.members("", tree) {
         match name {
-            "session" => reader.session(member, &mut document),
-            "platform_toolsets" => document.toolsets = reader.toolsets(member),
-            unknown => reader.unknown("", unknown),
+            "session" => parser.session(member, &mut document),
+            "platform_toolsets" => document.toolsets = parser.toolsets(member),
+            unknown => parser.unknown("", unknown),
         }
     }
-    reader.errors.truncate(MAX_TOLD);
-    Error::check(reader.errors)?;
-    document.warnings = reader.warnings;
+    parser.errors.truncate(MAX_REPORTED);
+    Error::check(parser.errors)?;
+    document.warnings = parser.warnings;
     Ok(document)
 }
 
 #[derive(Default)]
-struct Reader {
+struct Parser {
     errors: Vec<FieldError>,
     warnings: Vec<FieldError>,
 }
 
-impl Reader {
+impl Parser {
     fn refuse(&mut self, pointer: impl Into<String>, detail: impl Into<String>) {
         self.errors.push(FieldError::new(pointer, detail));
     }
 
     fn warn(&mut self, pointer: impl Into<String>, detail: impl Into<String>) {
-        if self.warnings.len() < MAX_TOLD {
+        if self.warnings.len() < MAX_REPORTED {
             self.warnings.push(FieldError::new(pointer, detail));
         }
     }
 
     fn unknown(&mut self, at: &str, name: &str) {
         let pointer = format!("{at}/{}", escape_pointer(name));
-        self.warn(pointer, "is not known here, and was left out");
+        self.warn(pointer, "is unknown, and is ignored");
     }
 
-    /// The members of an object that are given; null is as good as nothing.
+    /// The members of an object, without duplicates.
     fn members<'a>(&mut self, at: &str, tree: &'a Tree) -> Vec<(&'a str, &'a Tree)> {
         let Tree::Map(members) = tree else {
             self.refuse(at, format!("must be an object, and not {}", tree.kind()));
             return Vec::new();
         };
         let mut seen = HashSet::new();
-        let mut given = Vec::new();
+        let mut unique = Vec::new();
         for (name, member) in members {
             if !seen.insert(name.as_str()) {
                 let pointer = format!("{at}/{}", escape_pointer(name));
                 self.refuse(pointer, "is given twice");
             } else {
-                given.push((name.as_str(), member));
+                unique.push((name.as_str(), member));
             }
         }
-        given
+        unique
     }
 
     fn list<'a>(&mut self, at: &str, tree: &'a Tree) -> &'a [Tree] {
@@ -141,7 +141,7 @@ impl Reader {
     }
 
     fn dm_scope(&mut self, tree: &Tree) -> Option<DmScope> {
-        let read = match tree {
+        let scope = match tree {
             Tree::Null => return None,
             Tree::Text(text) => {
                 let text: StrDeserializer<'_, serde::de::value::Error> =
@@ -150,11 +150,11 @@ impl Reader {
             }
             Tree::Bool | Tree::Number(_) | Tree::List(_) | Tree::Map(_) => None,
         };
-        if read.is_none() {
+        if scope.is_none() {
             let detail = "must be per-channel-peer, per-account-channel-peer, per-peer or main";
             self.refuse("/session/dmScope", detail);
         }
-        read
+        scope
     }
 
     fn links(&mut self, tree: &Tree) -> Option<Vec<LinkEntry>> {
@@ -169,7 +169,7 @@ impl Reader {
             if name.contains(':') {
                 self.warn(
                     pointer_of(name),
-                    "looks like an identity, and is taken as a name",
+                    "looks like an identity, and counts as a name",
                 );
             }
             entries.push(self.entry(name, list));
@@ -181,28 +181,28 @@ impl Reader {
     fn entry(&mut self, name: &str, list: &Tree) -> LinkEntry {
         let mut entry = LinkEntry {
             name: name.to_owned(),
-            accounts: Vec::new(),
+            identities: Vec::new(),
         };
         let at = entry.pointer();
         let mut seen = HashMap::new();
-        for (place, item) in self.list(&at, list).iter().enumerate() {
-            let at = format!("{at}/{place}");
-            let Some(account) = self.identity(&at, item) else {
+        for (index, item) in self.list(&at, list).iter().enumerate() {
+            let at = format!("{at}/{index}");
+            let Some(identity) = self.identity(&at, item) else {
                 continue;
             };
-            if let Some(before) = seen.insert(account.clone(), place) {
+            if let Some(before) = seen.insert(identity.clone(), index) {
                 let detail = format!("is the same identity as entry {before}, and counts once");
                 self.warn(at, detail);
-                seen.insert(account, before);
+                seen.insert(identity, before);
                 continue;
             }
-            entry.accounts.push(Listed {
-                name: account,
-                place,
+            entry.identities.push(ListedIdentity {
+                name: identity,
+                index,
             });
         }
-        if entry.accounts.len() > MAX_IDENTITIES {
-            let detail = format!("a person has at most {MAX_IDENTITIES} identities");
+        if entry.identities.len() > MAX_IDENTITIES {
+            let detail = format!("a user has at most {MAX_IDENTITIES} identities");
             self.refuse(at, detail);
         }
         entry
@@ -237,20 +237,21 @@ impl Reader {
         }
     }
 
-    /// One account is one person's: each place that lists it is at fault.
+    /// An identity belongs to one user: every entry that lists it for a second one is an error.
     fn refuse_shared(&mut self, entries: &[LinkEntry]) {
-        let mut places: HashMap<&IdentityName, Vec<(&LinkEntry, &Listed)>> = HashMap::new();
+        let mut positions: HashMap<&IdentityName, Vec<(&LinkEntry, &ListedIdentity)>> =
+            HashMap::new();
         for entry in entries {
-            for listed in &entry.accounts {
-                places
+            for listed in &entry.identities {
+                positions
                     .entry(&listed.name)
                     .or_default()
                     .push((entry, listed));
             }
         }
         for entry in entries {
-            for listed in &entry.accounts {
-                let others = places.get(&listed.name).into_iter().flatten();
+            for listed in &entry.identities {
+                let others = positions.get(&listed.name).into_iter().flatten();
                 let other = others
                     .into_iter()
                     .find(|(other, _)| other.name != entry.name);
@@ -281,8 +282,8 @@ impl Reader {
                 self.refuse(&at, problem.to_string());
             }
             let mut tools = Vec::new();
-            for (place, item) in self.list(&at, list).iter().enumerate() {
-                tools.extend(self.tool(&format!("{at}/{place}"), item));
+            for (index, item) in self.list(&at, list).iter().enumerate() {
+                tools.extend(self.tool(&format!("{at}/{index}"), item));
             }
             toolsets.insert(platform.to_owned(), tools);
         }
@@ -310,16 +311,16 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::domain::conversation::tree::{Allowance, TreeSeed};
+    use crate::domain::conversation::tree::{SizeBudget, TreeSeed};
 
-    fn read_text(text: &str) -> Result<LinkDocument> {
-        let allowance = Allowance::default();
+    fn parse_text(text: &str) -> Result<LinkDocument> {
+        let budget = SizeBudget::default();
         let mut json = serde_json::Deserializer::from_str(text);
-        read(&TreeSeed(&allowance).deserialize(&mut json).unwrap())
+        parse(&TreeSeed(&budget).deserialize(&mut json).unwrap())
     }
 
-    fn read_json(value: Value) -> Result<LinkDocument> {
-        read_text(&value.to_string())
+    fn parse_json(value: Value) -> Result<LinkDocument> {
+        parse_text(&value.to_string())
     }
 
     fn pointers(found: &[FieldError]) -> Vec<&str> {
@@ -327,8 +328,8 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_read_in_its_order_and_says_what_it_leaves_out() {
-        let document = read_text(
+    fn a_document_keeps_its_order_and_warns_of_unknown_members() {
+        let document = parse_text(
             r#"{"session": {"dmScope": "per-account-channel-peer", "scope": "per-sender",
                             "identityLinks": {"zoe": [], "irc:Ann/~": ["irc:Ann", "irc:ann", "web:1"]}},
                 "platform_toolsets": {"telegram": ["web"]}, "models": {"x": [1]}}"#,
@@ -338,8 +339,8 @@ mod tests {
         let links = document.links.unwrap();
         let names: Vec<&str> = links.iter().map(|entry| entry.name.as_str()).collect();
         assert_eq!(names, ["zoe", "irc:Ann/~"]);
-        let places: Vec<usize> = links[1].accounts.iter().map(|one| one.place).collect();
-        assert_eq!(places, [0, 2]);
+        let positions: Vec<usize> = links[1].identities.iter().map(|one| one.index).collect();
+        assert_eq!(positions, [0, 2]);
         assert_eq!(document.toolsets.unwrap().len(), 1);
         let expected = [
             "/session/scope",
@@ -352,22 +353,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_or_null_is_not_said() {
+    fn a_missing_or_null_member_changes_nothing() {
         for document in [
             json!({}),
             json!({"session": null, "platform_toolsets": null}),
             json!({"session": {"dmScope": null, "identityLinks": null}}),
         ] {
-            let read = read_json(document).unwrap();
+            let read = parse_json(document).unwrap();
             assert!(read.dm_scope.is_none() && read.links.is_none() && read.toolsets.is_none());
             assert!(read.warnings.is_empty());
         }
-        let nobody = read_json(json!({"session": {"identityLinks": {}}})).unwrap();
-        assert_eq!(nobody.links, Some(Vec::new()));
+        let empty = parse_json(json!({"session": {"identityLinks": {}}})).unwrap();
+        assert_eq!(empty.links, Some(Vec::new()));
     }
 
     #[test]
-    fn every_fault_is_told_with_its_place() {
+    fn every_error_has_its_pointer() {
         let many: Vec<String> = (0..101).map(|n| format!("irc:{n}")).collect();
         let document = json!({
             "session": {
@@ -383,7 +384,7 @@ mod tests {
             },
             "platform_toolsets": {"telegram": ["x", "", 1], "DM": [], "irc": {}},
         });
-        let error = read_json(document).unwrap_err();
+        let error = parse_json(document).unwrap_err();
         let mut found = pointers(&error.errors);
         found.sort_unstable();
         let links = |rest: &str| format!("/session/identityLinks/{rest}");
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_or_given_twice_is_refused() {
+    fn duplicates_and_values_of_another_type_are_refused() {
         for (text, pointer) in [
             ("[]", ""),
             ("null", ""),
@@ -415,7 +416,7 @@ mod tests {
                 "/session/identityLinks/a",
             ),
         ] {
-            let error = read_text(text).unwrap_err();
+            let error = parse_text(text).unwrap_err();
             assert_eq!(pointers(&error.errors), [pointer], "{text}");
         }
     }

@@ -1,4 +1,4 @@
-//! Short secrets that people carry from one chat to another, and how often they may be guessed wrong.
+//! Link codes: short secrets that a user copies from one chat to another, and the limits of wrong guesses.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,16 +9,16 @@ use chrono::TimeDelta;
 use crate::crypto;
 use crate::error::{Code as ErrorCode, Error, Result};
 
-/// 32 signs that nobody reads as another: no 0 and O, no 1 and I.
+/// 32 unambiguous characters: no 0 and O, no 1 and I.
 const ALPHABET: &[u8; 32] = b"ABCDEFGHJKLMNPQRSTUVWXYZ23456789";
 const LINK_CHARS: usize = 8;
 
-/// How long a link code is good.
-pub const LINK_LIFE: TimeDelta = TimeDelta::minutes(10);
-/// How many a person can have pending.
+/// The lifetime of a link code.
+pub const LINK_CODE_TTL: TimeDelta = TimeDelta::minutes(10);
+/// The most pending codes of one user.
 pub const MAX_PENDING: i16 = 3;
 
-/// Wrong codes of one account, and how long it is locked then.
+/// Wrong codes of one identity, and the time it is locked then.
 pub const IDENTITY_ATTEMPTS: AttemptLimit = AttemptLimit {
     most: 5,
     window: TimeDelta::hours(1),
@@ -38,7 +38,7 @@ pub struct AttemptLimit {
     pub window: TimeDelta,
 }
 
-/// A link code. Never printed but where it is shown to its person.
+/// A link code. Never printed but in the answer to its user.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LinkCode(String);
 
@@ -56,27 +56,28 @@ pub struct InvalidCode;
 impl LinkCode {
     pub fn generate() -> Result<Self> {
         let random: [u8; LINK_CHARS] = crypto::random().map_err(Error::internal)?;
-        // 256 is a multiple of 32: every sign is as likely as any other.
-        let sign = |byte: &u8| char::from(ALPHABET[usize::from(*byte) % ALPHABET.len()]);
-        Ok(Self(random.iter().map(sign).collect()))
+        // 256 is a multiple of 32, so every character is equally likely.
+        let character = |byte: &u8| char::from(ALPHABET[usize::from(*byte) % ALPHABET.len()]);
+        Ok(Self(random.iter().map(character).collect()))
     }
 
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Everything in a text that somebody could read as a code: eight signs in a row, whatever stands before, behind
-    /// and, but for letters and digits, between them.
+    /// Every part of a text that could be a code: eight characters of the alphabet in a row, with any other
+    /// text around them and any separators but letters and digits between them.
     pub fn find_all(text: &str) -> BTreeSet<String> {
-        let signs: Vec<char> = text
+        let characters: Vec<char> = text
             .chars()
             .filter(|c| c.is_alphanumeric())
             .map(|c| c.to_ascii_uppercase())
             .collect();
-        let known = |c: &char| u8::try_from(*c).is_ok_and(|sign| ALPHABET.contains(&sign));
-        signs
+        let is_allowed =
+            |c: &char| u8::try_from(*c).is_ok_and(|character| ALPHABET.contains(&character));
+        characters
             .windows(LINK_CHARS)
-            .filter(|window| window.iter().all(known))
+            .filter(|window| window.iter().all(is_allowed))
             .map(|window| window.iter().collect())
             .collect()
     }
@@ -91,23 +92,25 @@ impl fmt::Debug for LinkCode {
 impl FromStr for LinkCode {
     type Err = InvalidCode;
 
-    /// People type in lower case and part long words.
+    /// Accepts lower case, spaces and hyphens.
     fn from_str(text: &str) -> Result<Self, InvalidCode> {
-        let signs: String = text
+        let characters: String = text
             .chars()
             .filter(|c| !c.is_whitespace() && *c != '-')
             .map(|c| c.to_ascii_uppercase())
             .collect();
-        let known = signs.bytes().all(|sign| ALPHABET.contains(&sign));
-        if known && signs.len() == LINK_CHARS {
-            Ok(Self(signs))
+        let is_valid = characters
+            .bytes()
+            .all(|character| ALPHABET.contains(&character));
+        if is_valid && characters.len() == LINK_CHARS {
+            Ok(Self(characters))
         } else {
             Err(InvalidCode)
         }
     }
 }
 
-/// The one answer to a code that is wrong, has run out, was used, or is someone else's.
+/// The error for a code that is wrong, expired, used, or of another user: the same for all.
 pub fn code_not_found() -> Error {
     let detail = "the code is not good, or no longer: ask for a new one";
     Error::new(ErrorCode::CodeNotFound, detail)
@@ -118,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_found_wherever_they_stand() {
+    fn codes_are_found_anywhere_in_a_text() {
         for text in [
             "ABCD2345",
             "take abcd-2345, please",
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_read_as_people_type_them() {
+    fn codes_are_parsed_as_users_type_them() {
         let code: LinkCode = "ABCD2345".parse().unwrap();
         for typed in ["abcd2345", " ABCD-2345 ", "AB CD 23 45"] {
             assert!(typed.parse() == Ok(code.clone()), "{typed}");
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_codes_can_be_read_back_and_differ() {
+    fn generated_codes_can_be_parsed_and_differ() {
         let codes: Vec<LinkCode> = (0..50).map(|_| LinkCode::generate().unwrap()).collect();
         for code in &codes {
             assert!(code.as_str().parse() == Ok(code.clone()));

@@ -1,4 +1,4 @@
-//! Joining accounts into one person and parting them: what may be joined, and what it is worth telling.
+//! Merging users and unlinking identities: the rules, the limits and the results.
 
 pub mod document;
 pub mod group;
@@ -13,14 +13,14 @@ use crate::domain::people::user::{IdentityRecord, MAX_IDENTITIES};
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, UserId};
 
-/// How long a parting can be taken back.
+/// How long an unlink can be undone.
 pub const UNDO_WINDOW: TimeDelta = TimeDelta::days(30);
 const MERGE_WINDOW: TimeDelta = TimeDelta::days(1);
-/// How many people may be joined into one within that.
+/// The most users that may be merged into one within `MERGE_WINDOW`.
 const MAX_MERGES: i64 = 20;
 
 words!(
-    /// Why an account changed its person.
+    /// The reason of an identity's move to another user.
     MoveKind {
         Code = "code",
         Merge = "merge",
@@ -31,30 +31,30 @@ words!(
 );
 
 impl MoveKind {
-    /// Whether two people who each have a login may be joined this way. Only who answers for the
-    /// tenant may: a code proves two chats, not that two logins are one person.
-    fn joins_logins(self) -> bool {
+    /// Whether two users with a login each may be merged this way. Only the tenant's admin may: a code
+    /// proves access to two chats, not that two logins belong to one user.
+    fn may_merge_logins(self) -> bool {
         match self {
             Self::Merge | Self::Import | Self::Undo => true,
             Self::Code | Self::Unlink => false,
         }
     }
 
-    /// Those of which a person has only so many a day. A document of the tenant's joins as many as it lists.
+    /// The moves that count towards a user's limit per day. A tenant's document merges as many as it lists.
     pub const COUNTED: [Self; 2] = [Self::Code, Self::Merge];
 }
 
-/// What has to be known of two people before they are joined.
+/// Two users before their merge, with the facts that decide whether it is allowed.
 #[derive(Debug, Clone)]
 pub struct MergeCandidates {
     pub kind: MoveKind,
     pub into: Vec<IdentityRecord>,
     pub from: Vec<IdentityRecord>,
-    /// How many were joined into the survivor since `merges_since`.
-    pub merges_lately: i64,
+    /// The number of users that were merged into the survivor since `merges_since`.
+    pub recent_merges: i64,
 }
 
-/// From when merges count.
+/// The start of the window in which merges count.
 pub fn merges_since(now: DateTime<Utc>) -> DateTime<Utc> {
     now - MERGE_WINDOW
 }
@@ -62,23 +62,23 @@ pub fn merges_since(now: DateTime<Utc>) -> DateTime<Utc> {
 impl MergeCandidates {
     pub fn check(&self) -> Result<()> {
         let has_login = |side: &[IdentityRecord]| side.iter().any(|one| one.issuer.is_some());
-        if !self.kind.joins_logins() && has_login(&self.into) && has_login(&self.from) {
-            let detail = "both people sign in with an issuer: only an admin may merge them";
+        if !self.kind.may_merge_logins() && has_login(&self.into) && has_login(&self.from) {
+            let detail = "both users sign in with an issuer: only an admin may merge them";
             return Err(Error::new(Code::MergeRequired, detail));
         }
         if self.into.len() + self.from.len() > MAX_IDENTITIES {
-            let detail = format!("a person has at most {MAX_IDENTITIES} identities");
+            let detail = format!("a user has at most {MAX_IDENTITIES} identities");
             return Err(Error::new(Code::TooManyIdentities, detail));
         }
-        if MoveKind::COUNTED.contains(&self.kind) && self.merges_lately >= MAX_MERGES {
-            let detail = format!("at most {MAX_MERGES} people are merged into one within a day");
+        if MoveKind::COUNTED.contains(&self.kind) && self.recent_merges >= MAX_MERGES {
+            let detail = format!("at most {MAX_MERGES} users are merged into one within a day");
             return Err(Error::new(Code::TooManyMerges, detail));
         }
         Ok(())
     }
 }
 
-/// What a merge moves.
+/// The numbers of objects that a merge moves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct MergeCounts {
     pub identities: i64,
@@ -88,18 +88,18 @@ pub struct MergeCounts {
     pub grants: i64,
 }
 
-/// Who joins whom; the preview of a merge, and its outcome.
+/// The preview of a merge, or its result.
 #[derive(Debug, Clone)]
 pub struct Merge {
-    /// Stays.
+    /// The survivor.
     pub into: UserId,
-    /// Is no more; its id answers as the survivor.
+    /// The merged user, whose id then resolves to the survivor.
     pub from: UserId,
     pub identities: Vec<IdentityRecord>,
     pub counts: MergeCounts,
 }
 
-/// An account that was parted from its person, and until when that can be taken back.
+/// An unlinked identity, and the end of the time in which the unlink can be undone.
 #[derive(Debug, Clone)]
 pub struct Unlink {
     pub identity_id: IdentityId,
@@ -108,19 +108,19 @@ pub struct Unlink {
     pub undo_until: DateTime<Utc>,
 }
 
-/// A person parts from the account that speaks or from a newer one: whoever took over an old account
-/// must not be able to throw the others out.
-pub fn check_unlink(speaker: Option<&IdentityRecord>, target: &IdentityRecord) -> Result<()> {
-    let may = speaker.is_some_and(|speaker| {
-        speaker.id == target.id
-            || (target.linked_at, target.created_at) > (speaker.linked_at, speaker.created_at)
+/// A user may unlink the sending identity or a newer one: an attacker who took over an old identity must
+/// not be able to unlink the others.
+pub fn check_unlink(sender: Option<&IdentityRecord>, target: &IdentityRecord) -> Result<()> {
+    let is_allowed = sender.is_some_and(|sender| {
+        sender.id == target.id
+            || (target.linked_at, target.created_at) > (sender.linked_at, sender.created_at)
     });
-    if may {
+    if is_allowed {
         Ok(())
     } else {
         Err(Error::new(
             Code::OlderIdentity,
-            "a person may unlink the identity that speaks, or a newer one",
+            "a user may unlink the sending identity, or a newer one",
         ))
     }
 }
@@ -129,7 +129,7 @@ pub fn check_unlink(speaker: Option<&IdentityRecord>, target: &IdentityRecord) -
 mod tests {
     use super::*;
 
-    fn account(issuer: Option<&str>, linked: i64, created: i64) -> IdentityRecord {
+    fn identity(issuer: Option<&str>, linked: i64, created: i64) -> IdentityRecord {
         let at = |seconds| DateTime::from_timestamp(seconds, 0).unwrap();
         IdentityRecord {
             id: IdentityId::generate(),
@@ -144,16 +144,16 @@ mod tests {
     }
 
     #[test]
-    fn two_logins_many_accounts_and_many_merges_are_refused() {
+    fn two_logins_many_identities_and_many_merges_are_refused() {
         let side = |logins: usize, others: usize| {
             let logins = std::iter::repeat_n(Some("idp"), logins);
             let others = std::iter::repeat_n(None, others);
             logins
                 .chain(others)
-                .map(|issuer| account(issuer, 1, 1))
+                .map(|issuer| identity(issuer, 1, 1))
                 .collect::<Vec<_>>()
         };
-        for (kind, into, from, merges_lately, refused) in [
+        for (kind, into, from, recent_merges, expected) in [
             (MoveKind::Code, side(1, 1), side(0, 1), 19, None),
             (
                 MoveKind::Code,
@@ -180,25 +180,25 @@ mod tests {
             ),
             (MoveKind::Import, side(0, 1), side(0, 1), 20, None),
         ] {
-            let joining = MergeCandidates {
+            let candidates = MergeCandidates {
                 kind,
                 into,
                 from,
-                merges_lately,
+                recent_merges,
             };
             assert_eq!(
-                joining.check().err().map(|error| error.code),
-                refused,
+                candidates.check().err().map(|error| error.code),
+                expected,
                 "{kind:?}"
             );
         }
     }
 
     #[test]
-    fn a_person_parts_from_the_speaking_account_and_newer_ones() {
-        let old = account(None, 1, 1);
-        let new = account(None, 5, 2);
-        let code = |speaker, target| check_unlink(speaker, target).err().map(|error| error.code);
+    fn a_user_may_unlink_the_sending_identity_and_newer_ones() {
+        let old = identity(None, 1, 1);
+        let new = identity(None, 5, 2);
+        let code = |sender, target| check_unlink(sender, target).err().map(|error| error.code);
         assert_eq!(code(Some(&old), &old), None);
         assert_eq!(code(Some(&old), &new), None);
         assert_eq!(code(Some(&new), &old), Some(Code::OlderIdentity));

@@ -1,32 +1,32 @@
-//! What a document of links changes in who is who. A pure function of the document and of the people it
-//! concerns. It undoes what imports did and nothing else: accounts that a code, an admin or a first
-//! contact put together stay together.
+//! The changes that a document of links makes. A pure function of the document and of the users it
+//! affects. It undoes links of imports only: identities that a code, an admin or a first contact linked
+//! stay linked.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::Serialize;
 
-use crate::domain::identity_links::document::{LINKS, LinkEntry, Listed, pointer_of};
-use crate::domain::identity_links::group::{Group, LinkedAccount, LinkedUser};
+use crate::domain::identity_links::document::{LINKS, LinkEntry, ListedIdentity, pointer_of};
+use crate::domain::identity_links::group::{Group, LinkedIdentity, LinkedUser};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::user::MAX_IDENTITIES;
 use crate::error::{Error, FieldError, Result};
 use crate::ids::{IdentityId, UserId};
 
-/// The person of an entry.
+/// The user of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Target {
-    Known(UserId),
-    /// One who is made for the entry in this place.
+    Existing(UserId),
+    /// A new user, for the entry with this index.
     New(usize),
 }
 
-/// Accounts that leave their person together.
+/// Identities that are unlinked from their user together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leaving {
+pub struct GroupUnlink {
     pub from: UserId,
-    pub accounts: Vec<IdentityId>,
-    /// Whom they join; else they have a person of their own.
+    pub identities: Vec<IdentityId>,
+    /// The user they are linked to; `None` gives them a user of their own.
     pub into: Option<Target>,
 }
 
@@ -39,21 +39,21 @@ pub struct Addition {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkAction {
-    /// A person is made for a name.
+    /// A user is created for a name.
     CreateUser,
-    /// A person gets the name as `external_id`.
+    /// A user gets the name as `external_id`.
     NameUser,
-    /// A name that an import gave is no longer listed.
+    /// A user loses the name, which an import gave and the document no longer lists.
     UnnameUser,
-    /// An identity comes to the person: a new one, or one that `from_user_id` had through an import.
+    /// An identity is linked to the user: a new one, or one that an import linked to `from_user_id`.
     Add,
-    /// An identity comes to the person with all of `from_user_id`, who joins them.
+    /// An identity is linked to the user because `from_user_id` is merged into the user.
     Merge,
-    /// An identity that an import linked is parted from the person.
+    /// An identity that an import linked is unlinked from the user.
     Remove,
 }
 
-/// One thing that changes, as it is told.
+/// A change, as the report lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub action: LinkAction,
@@ -63,23 +63,23 @@ pub struct Change {
     pub from: Option<UserId>,
 }
 
-/// Everything that changes, in the order it is done.
+/// All changes, in the order in which they are applied.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     pub unnamed: Vec<UserId>,
-    pub leaving: Vec<Leaving>,
-    /// Entries for whom a person is made.
+    pub leaving: Vec<GroupUnlink>,
+    /// Entries for which a user is created.
     pub created: Vec<usize>,
-    /// People who get the name of an entry.
+    /// Users that get the name of an entry.
     pub named: Vec<(UserId, usize)>,
-    /// People who join another, whole.
+    /// Users that are merged into another: from, into.
     pub merges: Vec<(UserId, UserId)>,
     pub additions: Vec<Addition>,
-    /// Whoever gets an addition and then has several accounts.
+    /// Users that get an addition and then have several identities.
     pub linked: Vec<Target>,
-    /// Accounts that are there and that the document lists as the one before did not.
+    /// Existing identities that this document lists and the previous one did not.
     pub listed: Vec<IdentityId>,
-    /// Accounts that it no longer lists.
+    /// Identities that this document no longer lists.
     pub unlisted: Vec<IdentityId>,
     pub changes: Vec<Change>,
     pub warnings: Vec<FieldError>,
@@ -91,19 +91,19 @@ impl Plan {
         self.changes.is_empty() && self.listed.is_empty() && self.unlisted.is_empty()
     }
 
-    /// The people to whom anything happens, by id.
+    /// The ids of all users that change.
     pub fn touched(&self) -> Vec<UserId> {
         self.touched.iter().copied().collect()
     }
 }
 
-/// What `entries` change, or everything that stands in their way.
-pub fn plan(entries: &[LinkEntry], people: &[LinkedUser]) -> Result<Plan> {
-    let mut planner = Planner::new(entries, people);
+/// The changes that `entries` make, or every conflict.
+pub fn plan(entries: &[LinkEntry], users: &[LinkedUser]) -> Result<Plan> {
+    let mut planner = Planner::new(entries, users);
     planner.choose_targets();
-    planner.name();
-    for (place, person) in people.iter().enumerate() {
-        planner.settle(place, person);
+    planner.assign_names();
+    for (index, user) in users.iter().enumerate() {
+        planner.plan_user(index, user);
     }
     planner.add();
     planner.check_sizes();
@@ -112,21 +112,21 @@ pub fn plan(entries: &[LinkEntry], people: &[LinkedUser]) -> Result<Plan> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum GroupPlan {
     Stays,
     Leaves(Option<usize>),
 }
 
 struct Planner<'a> {
     entries: &'a [LinkEntry],
-    people: &'a [LinkedUser],
+    users: &'a [LinkedUser],
     groups: Vec<Vec<Group<'a>>>,
     names: HashSet<&'a str>,
-    /// Who has an account, by its name.
+    /// The user that an identity belongs to, by the identity's name.
     owners: HashMap<&'a IdentityName, usize>,
-    /// Which entry lists an account, and where.
-    places: HashMap<&'a IdentityName, (usize, &'a Listed)>,
-    /// For each entry its person; for each person the entry.
+    /// The entry that lists an identity, and the index there.
+    positions: HashMap<&'a IdentityName, (usize, &'a ListedIdentity)>,
+    /// For each entry its user; `claims` has for each user the entry.
     targets: Vec<Option<usize>>,
     claims: Vec<Option<usize>>,
     sizes: Vec<usize>,
@@ -135,302 +135,311 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(entries: &'a [LinkEntry], people: &'a [LinkedUser]) -> Self {
-        let listed = entries.iter().enumerate().flat_map(|(place, entry)| {
-            let accounts = entry.accounts.iter();
-            accounts.map(move |listed| (&listed.name, (place, listed)))
+    fn new(entries: &'a [LinkEntry], users: &'a [LinkedUser]) -> Self {
+        let listed = entries.iter().enumerate().flat_map(|(index, entry)| {
+            let identities = entry.identities.iter();
+            identities.map(move |listed| (&listed.name, (index, listed)))
         });
-        let places: HashMap<_, _> = listed.collect();
-        let owned = people.iter().enumerate().flat_map(|(place, person)| {
-            let accounts = person.accounts.iter();
-            accounts.map(move |account| (&account.name, place))
+        let positions: HashMap<_, _> = listed.collect();
+        let owned = users.iter().enumerate().flat_map(|(index, user)| {
+            let identities = user.identities.iter();
+            identities.map(move |identity| (&identity.name, index))
         });
         Self {
             entries,
-            people,
-            groups: people
+            users,
+            groups: users
                 .iter()
-                .map(|one| Group::all_of(one, &places))
+                .map(|one| Group::all_of(one, &positions))
                 .collect(),
             names: entries.iter().map(|entry| entry.name.as_str()).collect(),
             owners: owned.collect(),
-            places,
+            positions,
             targets: vec![None; entries.len()],
-            claims: vec![None; people.len()],
+            claims: vec![None; users.len()],
             sizes: vec![0; entries.len()],
             errors: Vec::new(),
             plan: Plan::default(),
         }
     }
 
-    /// Whether a person has no name, or one that goes with the document before.
-    fn is_free(&self, person: &LinkedUser) -> bool {
-        match &person.external_id {
-            Some(name) => person.named_by_import && !self.names.contains(name.as_str()),
+    /// Whether a user has no name, or one that only the previous document gave.
+    fn is_free(&self, user: &LinkedUser) -> bool {
+        match &user.external_id {
+            Some(name) => user.named_by_import && !self.names.contains(name.as_str()),
             None => true,
         }
     }
 
-    /// Where a person who is nobody's target would go: where the first of their groups is listed.
-    fn drawn_to(&self, place: usize) -> Option<usize> {
-        self.groups[place].first().and_then(Group::entry)
+    /// The entry that a user who is no target would be merged into: the entry of the user's first group.
+    fn merge_entry(&self, index: usize) -> Option<usize> {
+        self.groups[index].first().and_then(Group::entry)
     }
 
-    /// The person with the name; else the first who has a listed account and is free; else a new one.
+    /// The user with the name; else the first free user with a listed identity; else a new one.
     fn choose_targets(&mut self) {
         let named = self
-            .people
+            .users
             .iter()
             .enumerate()
-            .filter_map(|(place, person)| Some((person.external_id.as_deref()?, place)));
+            .filter_map(|(index, user)| Some((user.external_id.as_deref()?, index)));
         let named: HashMap<&str, usize> = named.collect();
-        for (place, entry) in self.entries.iter().enumerate() {
-            if let Some(person) = named.get(entry.name.as_str()) {
-                self.targets[place] = Some(*person);
-                self.claims[*person] = Some(place);
+        for (index, entry) in self.entries.iter().enumerate() {
+            if let Some(user) = named.get(entry.name.as_str()) {
+                self.targets[index] = Some(*user);
+                self.claims[*user] = Some(index);
             }
         }
-        for (place, entry) in self.entries.iter().enumerate() {
-            if self.targets[place].is_some() {
+        for (index, entry) in self.entries.iter().enumerate() {
+            if self.targets[index].is_some() {
                 continue;
             }
-            let owners = entry.accounts.iter();
+            let owners = entry.identities.iter();
             let owners = owners.filter_map(|listed| self.owners.get(&listed.name).copied());
             let found = owners.into_iter().find(|owner| {
                 self.claims[*owner].is_none()
-                    && self.is_free(&self.people[*owner])
-                    && self.drawn_to(*owner) == Some(place)
+                    && self.is_free(&self.users[*owner])
+                    && self.merge_entry(*owner) == Some(index)
             });
-            if let Some(person) = found {
-                self.targets[place] = Some(person);
-                self.claims[person] = Some(place);
+            if let Some(user) = found {
+                self.targets[index] = Some(user);
+                self.claims[user] = Some(index);
             }
         }
     }
 
     fn target(&self, entry: usize) -> Target {
         match self.targets[entry] {
-            Some(person) => Target::Known(self.people[person].id),
+            Some(user) => Target::Existing(self.users[user].id),
             None => Target::New(entry),
         }
     }
 
     fn touch(&mut self, target: Target) {
-        if let Target::Known(id) = target {
+        if let Target::Existing(id) = target {
             self.plan.touched.insert(id);
         }
     }
 
-    fn tell(&mut self, change: Change) {
+    fn record(&mut self, change: Change) {
         self.touch(change.user);
         self.plan.touched.extend(change.from);
         self.plan.changes.push(change);
     }
 
-    /// Names go before they come: one may be given on.
-    fn name(&mut self) {
-        for person in self.people {
-            if person.named_by_import && person.external_id.is_some() && self.is_free(person) {
-                self.plan.unnamed.push(person.id);
-                self.tell(Change {
+    /// Removes names before it assigns them: a name may move to another user.
+    fn assign_names(&mut self) {
+        for user in self.users {
+            if user.named_by_import && user.external_id.is_some() && self.is_free(user) {
+                self.plan.unnamed.push(user.id);
+                self.record(Change {
                     action: LinkAction::UnnameUser,
-                    name: person.external_id.clone(),
-                    user: Target::Known(person.id),
+                    name: user.external_id.clone(),
+                    user: Target::Existing(user.id),
                     identity: None,
                     from: None,
                 });
             }
         }
-        for (place, entry) in self.entries.iter().enumerate() {
-            let person = self.targets[place].map(|person| &self.people[person]);
-            let action = match person {
-                Some(person) if person.external_id.as_ref() == Some(&entry.name) => continue,
-                Some(person) => {
-                    self.plan.named.push((person.id, place));
+        for (index, entry) in self.entries.iter().enumerate() {
+            let user = self.targets[index].map(|user| &self.users[user]);
+            let action = match user {
+                Some(user) if user.external_id.as_ref() == Some(&entry.name) => continue,
+                Some(user) => {
+                    self.plan.named.push((user.id, index));
                     LinkAction::NameUser
                 }
                 None => {
-                    self.plan.created.push(place);
+                    self.plan.created.push(index);
                     LinkAction::CreateUser
                 }
             };
-            self.tell(Change {
+            self.record(Change {
                 action,
                 name: Some(entry.name.clone()),
-                user: self.target(place),
+                user: self.target(index),
                 identity: None,
                 from: None,
             });
         }
     }
 
-    /// Decides which groups of a person stay, and whether the person joins another.
-    fn settle(&mut self, place: usize, person: &'a LinkedUser) {
-        let groups = std::mem::take(&mut self.groups[place]);
-        let free = self.is_free(person);
-        let claim = self.claims[place];
-        let drawn = groups.first().and_then(Group::entry).filter(|_| free);
-        let home = claim.or(drawn);
-        let mut fates: Vec<Fate> = groups
+    /// Decides which groups of a user stay, and whether the user is merged into another.
+    fn plan_user(&mut self, index: usize, user: &'a LinkedUser) {
+        let groups = std::mem::take(&mut self.groups[index]);
+        let free = self.is_free(user);
+        let claim = self.claims[index];
+        let merge_entry = groups.first().and_then(Group::entry).filter(|_| free);
+        let home = claim.or(merge_entry);
+        let mut group_plans: Vec<GroupPlan> = groups
             .iter()
-            .map(|group| self.fate(person, group, home))
+            .map(|group| self.group_plan(user, group, home))
             .collect();
-        let gets_others = home.is_some_and(|entry| !self.entries[entry].accounts.is_empty());
-        if !gets_others && !fates.contains(&Fate::Stays) {
-            // A person keeps an account where that takes nothing from anyone.
-            let kept = fates.iter().position(|fate| *fate == Fate::Leaves(None));
-            kept.into_iter().for_each(|kept| fates[kept] = Fate::Stays);
+        let gets_identities = home.is_some_and(|entry| !self.entries[entry].identities.is_empty());
+        if !gets_identities && !group_plans.contains(&GroupPlan::Stays) {
+            // A user keeps an identity if no other user needs it.
+            let kept = group_plans
+                .iter()
+                .position(|group_plan| *group_plan == GroupPlan::Leaves(None));
+            kept.into_iter()
+                .for_each(|kept| group_plans[kept] = GroupPlan::Stays);
         }
-        let arrivals = groups.iter().zip(&fates);
-        let arrivals = arrivals.filter(|(group, fate)| !group.is_base && **fate == Fate::Stays);
+        let arrivals = groups.iter().zip(&group_plans);
+        let arrivals = arrivals
+            .filter(|(group, group_plan)| !group.is_base && **group_plan == GroupPlan::Stays);
         let first_arrival = arrivals.filter_map(|(group, _)| group.arrived_at()).min();
         let mut staying = Vec::new();
-        for (group, fate) in groups.iter().zip(fates) {
-            let Fate::Leaves(into) = fate else {
+        for (group, group_plan) in groups.iter().zip(group_plans) {
+            let GroupPlan::Leaves(into) = group_plan else {
                 staying.extend(group.members.iter().copied());
                 continue;
             };
-            // Whoever joined the base when others were there already did not join the base alone.
+            // An identity that was linked after the first import was linked to the other groups, too.
             let (leaving, stays): (Vec<_>, Vec<_>) =
                 group
                     .members
                     .iter()
                     .copied()
-                    .partition(|account: &&LinkedAccount| {
-                        account.imported
-                            || self.places.contains_key(&account.name)
+                    .partition(|identity: &&LinkedIdentity| {
+                        identity.imported
+                            || self.positions.contains_key(&identity.name)
                             || !group.is_base
-                            || first_arrival.is_none_or(|first| account.linked_at < first)
+                            || first_arrival.is_none_or(|first| identity.linked_at < first)
                     });
             staying.extend(stays);
-            self.leave(person, leaving, into);
+            self.unlink(user, leaving, into);
         }
-        self.stay(person, &staying, home, claim.is_none());
+        self.keep(user, &staying, home, claim.is_none());
     }
 
-    fn fate(&mut self, person: &LinkedUser, group: &Group<'a>, home: Option<usize>) -> Fate {
-        let named_otherwise = person.external_id.is_some() && !person.named_by_import;
-        let may_leave = group.imported && !(group.is_base && named_otherwise);
-        if group.wanted.len() > 1 {
+    fn group_plan(
+        &mut self,
+        user: &LinkedUser,
+        group: &Group<'a>,
+        home: Option<usize>,
+    ) -> GroupPlan {
+        let is_named_by_tenant = user.external_id.is_some() && !user.named_by_import;
+        let may_leave = group.imported && !(group.is_base && is_named_by_tenant);
+        if group.entries.len() > 1 {
             let detail =
                 "is linked with one that is listed under another name, and not by an import";
             self.refuse(group, detail);
-            return Fate::Stays;
+            return GroupPlan::Stays;
         }
         match group.entry() {
-            Some(entry) if home == Some(entry) => Fate::Stays,
-            Some(entry) if may_leave => Fate::Leaves(Some(entry)),
+            Some(entry) if home == Some(entry) => GroupPlan::Stays,
+            Some(entry) if may_leave => GroupPlan::Leaves(Some(entry)),
             Some(_) => {
-                let who = match &person.external_id {
-                    Some(name) => format!("the person with the external id {name:?}"),
-                    None => person.id.to_string(),
+                let owner = match &user.external_id {
+                    Some(name) => format!("the user with the external id {name:?}"),
+                    None => user.id.to_string(),
                 };
-                self.refuse(group, &format!("belongs to {who}, and not by an import"));
-                Fate::Stays
+                self.refuse(group, &format!("belongs to {owner}, and not by an import"));
+                GroupPlan::Stays
             }
-            None if may_leave => Fate::Leaves(None),
-            None => Fate::Stays,
+            None if may_leave => GroupPlan::Leaves(None),
+            None => GroupPlan::Stays,
         }
     }
 
     fn refuse(&mut self, group: &Group<'a>, detail: &str) {
-        for account in &group.members {
-            if let Some((entry, listed)) = self.places.get(&account.name) {
+        for identity in &group.members {
+            if let Some((entry, listed)) = self.positions.get(&identity.name) {
                 let pointer = self.entries[*entry].pointer_to(listed);
                 self.errors.push(FieldError::new(pointer, detail));
             }
         }
     }
 
-    fn leave(&mut self, person: &LinkedUser, leaving: Vec<&LinkedAccount>, into: Option<usize>) {
+    fn unlink(&mut self, user: &LinkedUser, leaving: Vec<&LinkedIdentity>, into: Option<usize>) {
         let target = into.map(|entry| self.target(entry));
-        for account in &leaving {
-            self.tell(Change {
+        for identity in &leaving {
+            self.record(Change {
                 action: LinkAction::Remove,
-                name: person.external_id.clone(),
-                user: Target::Known(person.id),
-                identity: Some(account.name.clone()),
+                name: user.external_id.clone(),
+                user: Target::Existing(user.id),
+                identity: Some(identity.name.clone()),
                 from: None,
             });
             if let (Some(entry), Some(target)) = (into, target) {
                 self.sizes[entry] += 1;
-                self.tell(Change {
+                self.record(Change {
                     action: LinkAction::Add,
                     name: Some(self.entries[entry].name.clone()),
                     user: target,
-                    identity: Some(account.name.clone()),
-                    from: Some(person.id),
+                    identity: Some(identity.name.clone()),
+                    from: Some(user.id),
                 });
             }
-            match self.places.contains_key(&account.name) {
-                // Leaving its person takes the mark from it.
-                true => self.plan.listed.push(account.id),
-                false if account.imported => self.plan.unlisted.push(account.id),
-                false => {}
+            if self.positions.contains_key(&identity.name) {
+                // The unlink removes the mark from it.
+                self.plan.listed.push(identity.id);
+            } else if identity.imported {
+                self.plan.unlisted.push(identity.id);
             }
         }
-        self.plan.leaving.push(Leaving {
-            from: person.id,
-            accounts: leaving.iter().map(|account| account.id).collect(),
+        self.plan.leaving.push(GroupUnlink {
+            from: user.id,
+            identities: leaving.iter().map(|identity| identity.id).collect(),
             into: target,
         });
     }
 
-    fn stay(
+    fn keep(
         &mut self,
-        person: &LinkedUser,
-        staying: &[&LinkedAccount],
+        user: &LinkedUser,
+        staying: &[&LinkedIdentity],
         home: Option<usize>,
-        is_nobodys_target: bool,
+        is_no_target: bool,
     ) {
-        for account in staying {
-            let is_listed = self.places.contains_key(&account.name);
-            match (account.imported, is_listed) {
-                (false, true) => self.plan.listed.push(account.id),
+        for identity in staying {
+            let is_listed = self.positions.contains_key(&identity.name);
+            match (identity.imported, is_listed) {
+                (false, true) => self.plan.listed.push(identity.id),
                 (true, false) => {
-                    self.plan.unlisted.push(account.id);
+                    self.plan.unlisted.push(identity.id);
                     if staying.len() > 1 {
-                        self.warn_of_kept(person, account);
+                        self.warn_of_unlisted(user, identity);
                     }
                 }
                 (true, true) | (false, false) => continue,
             }
-            self.plan.touched.insert(person.id);
+            self.plan.touched.insert(user.id);
         }
         let Some(entry) = home else {
             return;
         };
         self.sizes[entry] += staying.len();
-        if let (true, Target::Known(into)) = (is_nobodys_target, self.target(entry)) {
-            self.plan.merges.push((person.id, into));
-            for account in staying {
-                self.tell(Change {
+        if let (true, Target::Existing(into)) = (is_no_target, self.target(entry)) {
+            self.plan.merges.push((user.id, into));
+            for identity in staying {
+                self.record(Change {
                     action: LinkAction::Merge,
                     name: Some(self.entries[entry].name.clone()),
-                    user: Target::Known(into),
-                    identity: Some(account.name.clone()),
-                    from: Some(person.id),
+                    user: Target::Existing(into),
+                    identity: Some(identity.name.clone()),
+                    from: Some(user.id),
                 });
             }
         }
     }
 
-    fn warn_of_kept(&mut self, person: &LinkedUser, account: &LinkedAccount) {
-        let name = person.external_id.as_deref();
+    fn warn_of_unlisted(&mut self, user: &LinkedUser, identity: &LinkedIdentity) {
+        let name = user.external_id.as_deref();
         let name = name.filter(|name| self.names.contains(name));
         let pointer = name.map_or_else(|| LINKS.to_owned(), pointer_of);
         let detail = format!(
             "{} is no longer listed, and stays with {}: no import linked it",
-            account.name, person.id
+            identity.name, user.id
         );
         self.plan.warnings.push(FieldError::new(pointer, detail));
     }
 
-    /// Listed accounts that nobody has.
+    /// Adds the listed identities that no user has.
     fn add(&mut self) {
-        for (place, entry) in self.entries.iter().enumerate() {
-            let target = self.target(place);
-            let missing = entry.accounts.iter();
+        for (index, entry) in self.entries.iter().enumerate() {
+            let target = self.target(index);
+            let missing = entry.identities.iter();
             let missing = missing.filter(|listed| !self.owners.contains_key(&listed.name));
             let missing: Vec<&IdentityName> = missing.map(|listed| &listed.name).collect();
             for name in &missing {
@@ -438,7 +447,7 @@ impl<'a> Planner<'a> {
                     into: target,
                     name: (*name).clone(),
                 });
-                self.tell(Change {
+                self.record(Change {
                     action: LinkAction::Add,
                     name: Some(entry.name.clone()),
                     user: target,
@@ -446,8 +455,8 @@ impl<'a> Planner<'a> {
                     from: None,
                 });
             }
-            self.sizes[place] += missing.len();
-            if !missing.is_empty() && self.sizes[place] > 1 {
+            self.sizes[index] += missing.len();
+            if !missing.is_empty() && self.sizes[index] > 1 {
                 self.plan.linked.push(target);
             }
         }
@@ -457,7 +466,7 @@ impl<'a> Planner<'a> {
         for (entry, size) in self.entries.iter().zip(&self.sizes) {
             if *size > MAX_IDENTITIES {
                 let detail =
-                    format!("the person would have {size} identities, of {MAX_IDENTITIES} at most");
+                    format!("the user would have {size} identities, of {MAX_IDENTITIES} at most");
                 self.errors.push(FieldError::new(entry.pointer(), detail));
             }
         }

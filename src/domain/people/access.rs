@@ -1,5 +1,5 @@
-//! Whose conversations a call sees, and in whose name it makes them. Decided once for each call, from
-//! what its credential may and from the person it names.
+//! The access of a call: the conversations it sees, and the namespace of those it creates. Decided once
+//! for each call, from the rights of its credential and the user it names.
 
 use uuid::Uuid;
 
@@ -8,30 +8,30 @@ use crate::domain::people::user::Identity;
 use crate::domain::tenant::api_key::Scope;
 use crate::ids::UserId;
 
-/// With whose eyes a call looks at conversations, and in whose name it makes them.
+/// The access of a call to conversations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
     pub reach: Visibility,
     pub namespace: Namespace,
-    /// The person it acts for.
+    /// The user it acts for.
     pub person: Option<UserId>,
-    /// The account that person speaks from, where it is known.
+    /// The identity of that user that sends the message, if the call determines one.
     pub speaker: Option<Identity>,
-    /// Whether it may also write what it did not say itself: an assistant's or a system's message.
+    /// Whether it may also write messages of other roles: assistant, system and tool.
     pub may_write_any_role: bool,
 }
 
-/// What can be seen at all.
+/// The conversations that a call can see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Visibility {
     /// Everything of the tenant.
     Tenant,
-    /// What belongs to no person and to no platform's chat.
+    /// Conversations without a user and outside of platform chats.
     Service,
     Person(UserId),
 }
 
-/// Where the names live that a caller gives to keys and sessions.
+/// The namespace of the names that a caller gives to keys and sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Namespace {
     Service,
@@ -39,7 +39,7 @@ pub enum Namespace {
 }
 
 impl Namespace {
-    /// As columns hold it: nil is the service's.
+    /// The column's value; nil is the service's.
     pub const fn as_uuid(&self) -> Uuid {
         match self {
             Self::Service => Uuid::nil(),
@@ -57,7 +57,7 @@ impl Namespace {
 }
 
 impl Access {
-    /// A key with the scope `admin`, which may name a person, and the account they speak from.
+    /// A key with the scope `admin`, which may name a user and the sending identity.
     pub fn of_admin_key(person: Option<UserId>, speaker: Option<Identity>) -> Self {
         Self {
             reach: Visibility::Tenant,
@@ -68,7 +68,7 @@ impl Access {
         }
     }
 
-    /// The service itself, which finds the place of what `speaker` says.
+    /// The service itself, which finds the session of a message from `speaker`.
     pub fn of_service(person: UserId, speaker: Identity) -> Self {
         Self {
             reach: Visibility::Tenant,
@@ -79,7 +79,7 @@ impl Access {
         }
     }
 
-    /// The same viewer after its person was merged into another.
+    /// The same access after its user was merged into another.
     pub fn merged_into(&self, survivor: UserId) -> Self {
         let namespace = match self.namespace {
             Namespace::Service => Namespace::Service,
@@ -93,14 +93,14 @@ impl Access {
         }
     }
 
-    /// A key with the scope `bridge` for the person it named.
-    pub fn of_bridge_key(person: UserId, speaker: Option<Identity>, chats_too: bool) -> Self {
+    /// A key with the scope `bridge` for the user it names.
+    pub fn of_bridge_key(person: UserId, speaker: Option<Identity>, has_chat_scope: bool) -> Self {
         Self {
             reach: Visibility::Person(person),
             namespace: Namespace::Service,
             person: Some(person),
             speaker,
-            may_write_any_role: chats_too,
+            may_write_any_role: has_chat_scope,
         }
     }
 
@@ -124,7 +124,7 @@ impl Access {
         }
     }
 
-    /// A person with a token.
+    /// A user with a token.
     pub fn of_user(user_id: UserId, speaker: Identity) -> Self {
         Self {
             reach: Visibility::Person(user_id),
@@ -136,11 +136,11 @@ impl Access {
     }
 }
 
-/// By which of its scopes a key touches conversations, of those that the endpoint takes. A bridge
-/// that also has a right of its own uses that one while it names nobody.
-pub fn scope_in_use(scopes: &[Scope], taken: &[Scope], names_a_person: bool) -> Option<Scope> {
-    let has = |scope: Scope| taken.contains(&scope) && scopes.contains(&scope);
-    let bridges = has(Scope::Bridge) && (names_a_person || !(has(Scope::Chat) || has(Scope::Read)));
+/// The scope by which a key accesses conversations, out of those that the endpoint accepts. A bridge
+/// key with a scope of its own uses that scope while it names no user.
+pub fn scope_in_use(scopes: &[Scope], accepted: &[Scope], names_a_user: bool) -> Option<Scope> {
+    let has = |scope: Scope| accepted.contains(&scope) && scopes.contains(&scope);
+    let bridges = has(Scope::Bridge) && (names_a_user || !(has(Scope::Chat) || has(Scope::Read)));
     if has(Scope::Admin) {
         Some(Scope::Admin)
     } else if bridges {
@@ -152,8 +152,8 @@ pub fn scope_in_use(scopes: &[Scope], taken: &[Scope], names_a_person: bool) -> 
     }
 }
 
-/// The account a person speaks from through a bridge with these platforms. `None`: the bridge has
-/// nothing to do with the person. `Some(None)`: there are several, and it does not say which.
+/// The sending identity of a user behind a bridge with these platforms. `None`: the bridge covers no
+/// identity of the user. `Some(None)`: it covers several, and the call names none of them.
 pub fn speaker_through(
     platforms: &[PlatformScope],
     identities: &[Identity],
@@ -172,8 +172,8 @@ mod tests {
     use crate::ids::IdentityId;
     use Scope::{Admin, Bridge, Chat, Read};
 
-    const CONVERSES: &[Scope] = &[Admin, Bridge, Chat];
-    const READS: &[Scope] = &Scope::ALL;
+    const CONVERSATION_SCOPES: &[Scope] = &[Admin, Bridge, Chat];
+    const READ_SCOPES: &[Scope] = &Scope::ALL;
 
     #[test]
     fn a_namespace_survives_its_column() {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_key_uses_the_scope_that_fits_the_call() {
-        /// Its scopes, those that the endpoint takes; used while it names nobody, and while it names someone.
+        /// The key's scopes, the endpoint's scopes; the scope in use without a named user, and with one.
         type Row = (
             &'static [Scope],
             &'static [Scope],
@@ -197,40 +197,50 @@ mod tests {
             Option<Scope>,
         );
         let rows: [Row; 13] = [
-            (&[Admin], CONVERSES, Some(Admin), Some(Admin)),
-            (&Scope::ALL, READS, Some(Admin), Some(Admin)),
-            (&[Bridge], CONVERSES, Some(Bridge), Some(Bridge)),
-            (&[Bridge], READS, Some(Bridge), Some(Bridge)),
-            (&[Bridge, Chat], CONVERSES, Some(Chat), Some(Bridge)),
-            (&[Bridge, Chat], READS, Some(Chat), Some(Bridge)),
-            // What it may only read is no way to write without naming the person.
-            (&[Bridge, Read], CONVERSES, Some(Bridge), Some(Bridge)),
-            (&[Bridge, Read], READS, Some(Read), Some(Bridge)),
-            (&[Chat], CONVERSES, Some(Chat), Some(Chat)),
-            (&[Chat, Read], READS, Some(Read), Some(Read)),
-            (&[Read], READS, Some(Read), Some(Read)),
-            (&[Read], CONVERSES, None, None),
-            (&[], READS, None, None),
+            (&[Admin], CONVERSATION_SCOPES, Some(Admin), Some(Admin)),
+            (&Scope::ALL, READ_SCOPES, Some(Admin), Some(Admin)),
+            (&[Bridge], CONVERSATION_SCOPES, Some(Bridge), Some(Bridge)),
+            (&[Bridge], READ_SCOPES, Some(Bridge), Some(Bridge)),
+            (
+                &[Bridge, Chat],
+                CONVERSATION_SCOPES,
+                Some(Chat),
+                Some(Bridge),
+            ),
+            (&[Bridge, Chat], READ_SCOPES, Some(Chat), Some(Bridge)),
+            // The scope `read` gives no way to write without naming the user.
+            (
+                &[Bridge, Read],
+                CONVERSATION_SCOPES,
+                Some(Bridge),
+                Some(Bridge),
+            ),
+            (&[Bridge, Read], READ_SCOPES, Some(Read), Some(Bridge)),
+            (&[Chat], CONVERSATION_SCOPES, Some(Chat), Some(Chat)),
+            (&[Chat, Read], READ_SCOPES, Some(Read), Some(Read)),
+            (&[Read], READ_SCOPES, Some(Read), Some(Read)),
+            (&[Read], CONVERSATION_SCOPES, None, None),
+            (&[], READ_SCOPES, None, None),
         ];
-        for (scopes, taken, alone, naming) in rows {
-            assert_eq!(scope_in_use(scopes, taken, false), alone, "{scopes:?}");
-            assert_eq!(scope_in_use(scopes, taken, true), naming, "{scopes:?}");
+        for (scopes, accepted, alone, naming) in rows {
+            assert_eq!(scope_in_use(scopes, accepted, false), alone, "{scopes:?}");
+            assert_eq!(scope_in_use(scopes, accepted, true), naming, "{scopes:?}");
         }
     }
 
     #[test]
-    fn a_bridge_speaks_for_a_person_through_the_one_account_it_covers() {
+    fn a_bridge_acts_for_a_user_through_the_one_identity_it_covers() {
         let identity = |text: &str| Identity {
             id: IdentityId::generate(),
             name: text.parse().unwrap(),
         };
-        let accounts = ["telegram:1", "slack@T1:2", "slack@T2:3"].map(identity);
-        let through = |platform: &str| speaker_through(&[platform.parse().unwrap()], &accounts);
-        assert_eq!(through("telegram"), Some(Some(accounts[0].clone())));
-        assert_eq!(through("slack@T2"), Some(Some(accounts[2].clone())));
-        assert_eq!(through("slack"), Some(None), "two, and no way to tell");
+        let identities = ["telegram:1", "slack@T1:2", "slack@T2:3"].map(identity);
+        let through = |platform: &str| speaker_through(&[platform.parse().unwrap()], &identities);
+        assert_eq!(through("telegram"), Some(Some(identities[0].clone())));
+        assert_eq!(through("slack@T2"), Some(Some(identities[2].clone())));
+        assert_eq!(through("slack"), Some(None), "two identities are ambiguous");
         assert_eq!(through("discord"), None);
-        assert_eq!(speaker_through(&[], &accounts), None);
+        assert_eq!(speaker_through(&[], &identities), None);
     }
 
     #[test]

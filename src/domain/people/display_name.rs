@@ -1,5 +1,5 @@
-//! Names that the service shows to people: one line, at most 100 characters, no control characters, and nothing that
-//! makes them read otherwise than they are written.
+//! Display names: one line, at most 100 characters, no control characters, and no character that changes
+//! how the name reads.
 
 use std::str::FromStr;
 
@@ -40,12 +40,12 @@ impl FromStr for DisplayName {
     type Err = InvalidName;
 
     fn from_str(text: &str) -> Result<Self, InvalidName> {
-        let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+        let breaks_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
         if text.chars().all(is_blank) {
             Err(InvalidName::Empty)
         } else if text.chars().count() > MAX_CHARS {
             Err(InvalidName::TooLong)
-        } else if text.chars().any(breaks) {
+        } else if text.chars().any(breaks_line) {
             Err(InvalidName::ControlCharacter)
         } else if text.chars().any(is_misleading) {
             Err(InvalidName::Misleading)
@@ -55,7 +55,7 @@ impl FromStr for DisplayName {
     }
 }
 
-/// Whether nothing is seen of it.
+/// Whether the character is invisible.
 fn is_blank(c: char) -> bool {
     let zero_width = matches!(
         c,
@@ -64,15 +64,16 @@ fn is_blank(c: char) -> bool {
     c.is_whitespace() || zero_width
 }
 
-/// What turns the reading direction of other characters around, and what is no character.
+/// Whether the character changes the reading direction of others, or is a noncharacter.
 fn is_misleading(c: char) -> bool {
-    let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-    let is_none = matches!(c, '\u{fdd0}'..='\u{fdef}') || (c as u32 & 0xfffe) == 0xfffe;
-    turns || is_none
+    let changes_direction =
+        matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+    let is_noncharacter = matches!(c, '\u{fdd0}'..='\u{fdef}') || (c as u32 & 0xfffe) == 0xfffe;
+    changes_direction || is_noncharacter
 }
 
-/// For names that others gave, on platforms with other rules: without what misleads, and `None` if nothing is left.
-/// A message is not lost for its sender's name.
+/// Deserializes a name from a platform with other rules: without misleading characters, and `None` if no
+/// character is left. A message is never refused for its sender's name.
 pub fn without_misleading<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<DisplayName>, D::Error> {
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_reads_as_it_is_written() {
+    fn a_name_with_misleading_characters_is_refused() {
         for good in [
             "דני",
             "محمد علی",
@@ -116,8 +117,8 @@ mod tests {
             "a\u{1fffe}",
             "a\u{10ffff}",
         ] {
-            let refused = Err(InvalidName::Misleading);
-            assert_eq!(bad.parse::<DisplayName>(), refused, "{bad:?}");
+            let expected = Err(InvalidName::Misleading);
+            assert_eq!(bad.parse::<DisplayName>(), expected, "{bad:?}");
         }
         for invisible in [
             "\u{200b}",
@@ -125,8 +126,8 @@ mod tests {
             " \u{ad} ",
             "\u{200f}\u{200e}",
         ] {
-            let refused = Err(InvalidName::Empty);
-            assert_eq!(invisible.parse::<DisplayName>(), refused, "{invisible:?}");
+            let expected = Err(InvalidName::Empty);
+            assert_eq!(invisible.parse::<DisplayName>(), expected, "{invisible:?}");
         }
     }
 

@@ -1,58 +1,58 @@
-//! Erasing a person: what has to be looked for after their rows are gone.
+//! Erasing a user: the ids and names to search for after the user's rows are deleted.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::ids::{IdentityId, UserId};
 
-/// What stands where something of theirs stood, in what is others' too.
+/// Replaces the user's data in rows that also belong to others.
 pub const ERASED: &str = "[erased]";
 
-/// Whatever was under way when a person was erased has ended by then, and written what it writes.
+/// Every request that was running at the erasure has ended and written its rows by then.
 pub const SETTLED_AFTER: TimeDelta = TimeDelta::minutes(5);
 
-/// A person who is no more, and of whom something may be left.
+/// An erased user, of whom rows may be left.
 #[derive(Debug, Clone)]
 pub struct Erasure {
     pub user_id: UserId,
-    /// Those who had been merged into them.
+    /// The users that were merged into this one.
     pub merged_ids: Vec<UserId>,
     pub identity_ids: Vec<IdentityId>,
-    /// Their accounts as `platform:external_id`.
+    /// The user's identities as `platform:external_id`.
     pub names: Vec<String>,
     pub erased_at: DateTime<Utc>,
 }
 
 impl Erasure {
-    /// Whether one look that begins now finds the last of it.
+    /// Whether a search that starts now finds the last rows.
     pub fn is_settled(&self, now: DateTime<Utc>) -> bool {
         now >= self.erased_at + SETTLED_AFTER
     }
 
-    /// Every id the person had, and the ids that became theirs.
+    /// The user's id and the ids that were merged into it.
     pub fn user_ids(&self) -> Vec<UserId> {
         let merged = self.merged_ids.iter().copied();
         std::iter::once(self.user_id).chain(merged).collect()
     }
 
-    /// As text: `idn_…`.
-    pub fn account_ids(&self) -> Vec<String> {
+    /// The identities' ids as text: `idn_…`.
+    pub fn identity_id_texts(&self) -> Vec<String> {
         self.identity_ids.iter().map(ToString::to_string).collect()
     }
 
-    /// For whom a credential acted: what stands behind it in the name of a stored answer.
+    /// The users and identities a credential acted for, as the key of a stored response contains them.
     pub fn acted_for(&self) -> Vec<String> {
         let users = self.user_ids();
         let users = users.iter().map(ToString::to_string);
         users.chain(self.names.iter().cloned()).collect()
     }
 
-    /// Whether a text that was stored tells of the person.
+    /// Whether a stored text contains an id or a name of the user.
     pub fn is_mentioned_in(&self, text: &str) -> bool {
         let ids = self.user_ids();
         let ids = ids
             .iter()
             .map(ToString::to_string)
-            .chain(self.account_ids());
+            .chain(self.identity_id_texts());
         let names = self
             .names
             .iter()
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_settled_when_nothing_from_before_can_be_under_way() {
+    fn it_is_settled_when_no_earlier_request_can_be_running() {
         let erasure = erasure();
         let at = |minutes| DateTime::UNIX_EPOCH + TimeDelta::minutes(minutes);
         assert!(!erasure.is_settled(at(4)));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_text_mentions_them_by_any_id_or_whole_name() {
+    fn a_stored_text_mentions_the_user_by_any_id_or_whole_name() {
         let erasure = erasure();
         for (text, mentioned) in [
             (format!(r#"{{"user_id":"{}"}}"#, erasure.user_id), true),

@@ -1,4 +1,4 @@
-//! Where a person wants to be reached on a platform.
+//! A user's home channel on a platform, for messages that the service starts.
 
 use chrono::{DateTime, Utc};
 

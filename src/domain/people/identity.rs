@@ -1,4 +1,4 @@
-//! How callers name people: by an account on a platform, by the user's id, or as themselves.
+//! How callers name users: by an identity on a platform, by the user's id, or as `me`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,8 +13,8 @@ const MAX_EXTERNAL_ID: usize = 256;
 const MIN_CHARS: usize = 3;
 const MAX_CHARS: usize = 32 + 1 + 128 + 1 + MAX_EXTERNAL_ID;
 
-/// An account: `platform:external_id` or `platform@scope:external_id`, split at the first colon. Equal
-/// are those that the platform holds for equal.
+/// An identity: `platform:external_id` or `platform@scope:external_id`, split at the first colon. Names
+/// are equal if the platform treats them as equal.
 #[derive(Debug, Clone)]
 pub struct IdentityName {
     platform: PlatformScope,
@@ -56,9 +56,9 @@ pub enum InvalidIdentityName {
 }
 
 impl IdentityName {
-    /// `raw` is the id as whoever names the account writes it.
+    /// `raw` is the id as the caller writes it.
     pub fn new(platform: PlatformScope, raw: String) -> Result<Self, InvalidIdentityName> {
-        // With a colon in the scope, the text would be the name of another account.
+        // With a colon in the scope, the text would name another identity.
         if platform.scope().is_some_and(|scope| scope.contains(':')) {
             return Err(InvalidIdentityName::Scope);
         }
@@ -77,17 +77,17 @@ impl IdentityName {
         &self.platform
     }
 
-    /// The id as the platform compares it.
+    /// The id in the form in which the platform compares it.
     pub fn external_id(&self) -> &str {
         &self.external_id
     }
 
-    /// The id as it was written.
+    /// The id as the caller wrote it.
     pub fn raw(&self) -> &str {
         &self.raw
     }
 
-    /// Whether a key with these platforms vouches for the account.
+    /// Whether a key with these platforms may vouch for the identity.
     pub fn is_covered_by(&self, platforms: &[PlatformScope]) -> bool {
         let (platform, scope) = (self.platform.platform(), self.platform.scope());
         platforms.iter().any(|entry| entry.covers(platform, scope))
@@ -115,10 +115,10 @@ impl Serialize for IdentityName {
     }
 }
 
-/// A person, as a body names one.
+/// A user, as a request body names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserName {
-    /// `me`: whoever the caller's token stands for.
+    /// `me`: the user of the caller's token.
     Me,
     User(UserId),
     Identity(IdentityName),
@@ -135,7 +135,7 @@ wire_text!(
 pub enum InvalidUserName {
     #[error("what begins with usr_ must be the whole id of a user")]
     User,
-    #[error("a person is me, the id of a user, or an identity; {0}")]
+    #[error("a user is me, the id of a user, or an identity; {0}")]
     Identity(#[from] InvalidIdentityName),
 }
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_are_equal_where_their_platform_says_so() {
+    fn identities_are_equal_where_their_platform_says_so() {
         let parse = |text: &str| text.parse::<IdentityName>().unwrap();
         let bob = parse("irc@a:Bob");
         assert_eq!((bob.external_id(), bob.raw()), ("bob", "Bob"));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_identity_is_refused() {
+    fn an_invalid_identity_is_refused() {
         let too_long = format!("web:{}", "x".repeat(257));
         for (text, why) in [
             ("", InvalidIdentityName::Shape),
@@ -225,14 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_with_a_colon_cannot_name_another_account() {
+    fn a_scope_with_a_colon_cannot_name_another_identity() {
         let platform: PlatformScope = "irc@a:b".parse().unwrap();
         let named = IdentityName::new(platform, "c".to_owned());
         assert_eq!(named, Err(InvalidIdentityName::Scope));
     }
 
     #[test]
-    fn a_key_vouches_for_the_accounts_of_its_platforms_alone() {
+    fn a_key_vouches_for_the_identities_of_its_platforms_only() {
         let platforms: Vec<PlatformScope> = ["telegram", "slack@T1"]
             .map(|text| text.parse().unwrap())
             .to_vec();
@@ -251,11 +251,11 @@ mod tests {
     }
 
     #[test]
-    fn a_person_is_me_a_user_or_an_identity() {
+    fn a_user_is_named_by_me_an_id_or_an_identity() {
         let id = UserId::from_uuid(Uuid::from_u128(7));
         let identity: IdentityName = "telegram:42".parse().unwrap();
         let shape = InvalidUserName::Identity(InvalidIdentityName::Shape);
-        for (text, person) in [
+        for (text, user) in [
             ("me", Ok(UserName::Me)),
             (&id.to_string(), Ok(UserName::User(id))),
             ("telegram:42", Ok(UserName::Identity(identity))),
@@ -265,7 +265,7 @@ mod tests {
             ("Me", Err(shape)),
             ("", Err(shape)),
         ] {
-            assert_eq!(text.parse::<UserName>(), person, "{text}");
+            assert_eq!(text.parse::<UserName>(), user, "{text}");
         }
     }
 }

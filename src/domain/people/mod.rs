@@ -1,4 +1,4 @@
-//! Users, their identities on platforms, and what a call may see of theirs.
+//! Users, their identities on platforms, and the access of calls to their conversations.
 
 pub mod access;
 pub mod display_name;

@@ -1,25 +1,25 @@
-//! How platforms compare the ids of accounts. Case is folded only where the platform folds it: two ids
-//! that differ for it are two people, and joining those by mistake shows one what the other said.
+//! How platforms compare external ids. Case is folded only where the platform folds it: two ids that
+//! differ for the platform are two users, and merging them by mistake shows one the other's messages.
 
-/// Written beside every account. A change of the table is a new version and a migration.
+/// Stored with every identity. A change of the table is a new version and a migration.
 pub const VERSION: i16 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
-    /// ASCII letters in either case are one: logins, nicks, addresses.
+    /// ASCII letters compare without case: logins, nicks, addresses.
     FoldAscii,
-    /// An XMPP address without the device behind the slash; the rest in either case is one.
+    /// An XMPP address without the device after the slash; the rest compares without case.
     BareAddress,
-    /// A phone number without the signs people write between digits; with or without `+`, and also as the address
-    /// that WhatsApp's servers use, of whichever of its devices.
+    /// A phone number without separators, with or without `+`, or as an address of WhatsApp's servers, of any
+    /// device.
     WhatsApp,
-    /// The same, but `+` tells an international number from a local one.
+    /// The same, but `+` distinguishes an international number from a local one.
     Phone,
-    /// `@name` is a handle that the platform folds; anything else is an id and stays as it is.
+    /// `@name` is a handle, which compares without case; anything else is an id and stays as it is.
     FoldHandle,
 }
 
-/// Platforms that compare in a way of their own. On all others an id is what it is.
+/// Platforms with rules of their own. On all others ids compare exactly.
 const RULES: [(&str, Rule); 13] = [
     ("email", Rule::FoldAscii),
     ("imap", Rule::FoldAscii),
@@ -36,7 +36,7 @@ const RULES: [(&str, Rule); 13] = [
     ("telegram", Rule::FoldHandle),
 ];
 
-/// The id that an account is found by. Never empty unless `raw` is.
+/// The id that an identity is looked up by. Never empty unless `raw` is.
 pub fn normalise(platform: &str, raw: &str) -> String {
     let rule = RULES.iter().find(|(name, _)| *name == platform);
     match rule.map(|(_, rule)| *rule) {
@@ -59,8 +59,8 @@ pub fn normalise(platform: &str, raw: &str) -> String {
     }
 }
 
-/// `4930:7@s.whatsapp.net` is the device 7 of the number 4930. Addresses of other servers stand for something else
-/// than a number, and keep their server; a device is left out there, too.
+/// `4930:7@s.whatsapp.net` is device 7 of the number 4930. Addresses of other servers are no numbers and
+/// keep their server; their device is removed, too.
 fn whatsapp(raw: &str) -> String {
     let (name, server) = match raw.split_once('@') {
         Some((name, server)) if !name.is_empty() => (name, Some(server)),
@@ -80,15 +80,15 @@ fn whatsapp(raw: &str) -> String {
     }
 }
 
-/// `raw` as a phone number, if it is one: an optional `+`, then digits and the signs between them.
+/// `raw` as a phone number, if it is one: an optional `+`, then digits and separators.
 fn phone(raw: &str) -> Option<String> {
     let (plus, rest) = match raw.strip_prefix('+') {
         Some(rest) => ("+", rest),
         None => ("", raw),
     };
-    let written = |c: char| c.is_ascii_digit() || matches!(c, ' ' | '-' | '.' | '(' | ')');
+    let is_allowed = |c: char| c.is_ascii_digit() || matches!(c, ' ' | '-' | '.' | '(' | ')');
     let digits: String = rest.chars().filter(char::is_ascii_digit).collect();
-    (rest.chars().all(written) && !digits.is_empty()).then(|| format!("{plus}{digits}"))
+    (rest.chars().all(is_allowed) && !digits.is_empty()).then(|| format!("{plus}{digits}"))
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn ids_are_compared_as_their_platform_compares_them() {
-        for (platform, raw, found_by) in [
+        for (platform, raw, normalised) in [
             ("irc", "Bob", "bob"),
             ("irc", "Bob[1]", "bob[1]"),
             ("email", "Ann@Example.ORG", "ann@example.org"),
@@ -119,19 +119,19 @@ mod tests {
             ("telegram", "123", "123"),
             ("telegram", "@Ann", "@ann"),
             ("telegram", "Ann", "Ann"),
-            // These keep case apart, and so do we.
+            // These platforms compare with case.
             ("matrix", "@Ann:example.org", "@Ann:example.org"),
             ("slack", "U012AbC", "U012AbC"),
             ("feishu", "ou_X", "ou_X"),
             ("web", "Ünï", "Ünï"),
             ("discord", " 5", " 5"),
         ] {
-            assert_eq!(normalise(platform, raw), found_by, "{platform}:{raw}");
+            assert_eq!(normalise(platform, raw), normalised, "{platform}:{raw}");
         }
     }
 
     #[test]
-    fn what_was_normalised_stays_as_it_is() {
+    fn normalising_twice_changes_nothing() {
         for (platform, _) in RULES {
             for raw in [
                 "Bob",

@@ -1,11 +1,11 @@
-//! Platforms and their scopes (`telegram`, `slack@T012`): what a bridge key may vouch for.
+//! Platforms and their scopes (`telegram`, `slack@T012`), which limit the identities a bridge key covers.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// Words with a place in session keys; a platform of that name could forge one.
+/// Words that session keys contain. A platform of that name could forge a key.
 const RESERVED: [&str; 6] = ["dm", "group", "channel", "thread", "user", "main"];
 const MAX_NAME: usize = 32;
 const MAX_SCOPE: usize = 128;
@@ -53,7 +53,7 @@ impl PlatformScope {
         }
     }
 
-    /// As two columns hold it.
+    /// Reads two columns.
     pub fn from_columns(platform: &str, scope: &str) -> Result<Self, InvalidPlatform> {
         match scope {
             "" => platform.parse(),
@@ -61,7 +61,7 @@ impl PlatformScope {
         }
     }
 
-    /// Whether an entry of a key covers `platform` with `scope`: without a scope it covers them all.
+    /// Whether an entry of a key covers `platform` with `scope`. Without a scope it covers every scope.
     pub fn covers(&self, platform: &str, scope: Option<&str>) -> bool {
         self.platform == platform && (self.scope.is_none() || self.scope.as_deref() == scope)
     }
@@ -75,11 +75,11 @@ impl FromStr for PlatformScope {
             Some((name, scope)) => (name, Some(scope)),
             None => (text, None),
         };
-        let letters =
+        let is_allowed =
             |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
         let well_formed = (1..=MAX_NAME).contains(&name.len())
             && name.starts_with(|c: char| c.is_ascii_lowercase())
-            && name.bytes().all(letters);
+            && name.bytes().all(is_allowed);
         if !well_formed {
             return Err(InvalidPlatform::Name);
         }

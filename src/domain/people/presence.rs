@@ -1,4 +1,4 @@
-//! When a person was last heard on a platform, and where.
+//! The time and session of a user's last message on a platform.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -6,7 +6,7 @@ use crate::domain::bridge::chat::Chat;
 use crate::domain::conversation::session::SessionHandle;
 use crate::domain::people::user::Identity;
 
-/// Presence is written at most this often.
+/// The minimum interval between two writes of an identity's presence.
 pub const GRAIN: TimeDelta = TimeDelta::minutes(1);
 
 #[derive(Debug, Clone)]

@@ -1,19 +1,19 @@
-//! The canonical person inside a tenant, and the accounts they speak from.
+//! A tenant's users, and their identities on platforms.
 
 use chrono::{DateTime, Utc};
 
 use crate::domain::people::identity::IdentityName;
 use crate::ids::{IdentityId, UserId};
 
-/// How many accounts one person can have.
+/// The most identities of one user.
 pub const MAX_IDENTITIES: usize = 100;
 
-/// What a tenant calls a person, where it is documented.
+/// The schema of a tenant's own id of a user.
 pub struct ExternalId;
 
 text_schema!(ExternalId, r"^[^\u0000-\u001f\u007f-\u009f]+$", 1, 256);
 
-/// Whether a tenant may call a person so.
+/// Whether the text is a valid external id of a user.
 pub fn is_external_id(text: &str) -> bool {
     (1..=256).contains(&text.chars().count()) && !text.chars().any(char::is_control)
 }
@@ -25,14 +25,14 @@ pub struct User {
     pub id: UserId,
     pub external_id: Option<String>,
     pub display_name: Option<String>,
-    /// A name of the IANA database.
+    /// A name of the IANA time zone database.
     pub time_zone: Option<String>,
-    /// Since when all platforms share one slot.
+    /// The time since which all platforms share one slot.
     pub shared_since: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
 }
 
-/// An account on a platform, as whoever vouches for it names it.
+/// An identity on a platform, as a token or a bridge presents it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewIdentity {
     pub name: IdentityName,
@@ -40,31 +40,31 @@ pub struct NewIdentity {
     pub issuer: Option<String>,
 }
 
-/// An account that has spoken before.
+/// A stored identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     pub id: IdentityId,
     pub name: IdentityName,
 }
 
-/// The person an account belongs to.
+/// A stored identity and its user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KnownIdentity {
+pub struct IdentityOwner {
     pub id: IdentityId,
     pub user_id: UserId,
 }
 
-/// An account with everything that is known of it.
+/// The whole record of an identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdentityRecord {
     pub id: IdentityId,
     pub user_id: UserId,
     pub name: IdentityName,
-    /// The id as whoever vouched for it wrote it.
+    /// The id as the token or the bridge wrote it.
     pub raw: String,
     pub issuer: Option<String>,
     pub imported: bool,
-    /// Since when it belongs to its user.
+    /// The time since which it belongs to its user.
     pub linked_at: DateTime<Utc>,
     pub created_at: DateTime<Utc>,
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::people::platform::PlatformScope;
 
-/// Used where no agent is named; every tenant has it.
+/// The agent of a request that names none. Every tenant has it.
 pub const DEFAULT_AGENT: &str = "main";
 const MAX_TOOL_CHARS: usize = 200;
 
@@ -26,7 +26,7 @@ pub struct AgentSpec {
     #[serde(default = "default_tool_rounds")]
     #[schema(minimum = 0, maximum = 100)]
     pub max_tool_rounds: u32,
-    /// How an unlinked person's DMs are told apart; null takes the tenant's default.
+    /// How the DMs of an unlinked user are divided into sessions; null takes the tenant's default.
     #[serde(default)]
     pub dm_scope: Option<DmScope>,
     #[serde(default)]
@@ -45,8 +45,7 @@ pub struct AgentSpec {
     #[serde(default)]
     #[schema(value_type = BTreeMap<PlatformScope, Vec<ToolName>>)]
     pub toolsets: BTreeMap<String, Vec<ToolName>>,
-    /// Where a handoff to a platform goes when the person has no place of their own there. Stored, not
-    /// used yet.
+    /// The target of a handoff to a platform on which the user has no home channel. Stored, not used yet.
     #[serde(default)]
     #[schema(value_type = BTreeMap<PlatformScope, HomeChannel>)]
     pub home_channels: BTreeMap<String, HomeChannel>,
@@ -63,29 +62,29 @@ pub struct AgentSpec {
 #[serde(deny_unknown_fields)]
 pub struct Upstream {
     pub kind: UpstreamKind,
-    /// Where an OpenAI-compatible server answers, up to and with its `/v1`.
+    /// The base URL of an OpenAI-compatible server, including its `/v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 2048)]
     pub base_url: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 200)]
     pub model: Option<String>,
-    /// Goes in and never comes out: null drops the stored one, leaving it out keeps it while the
-    /// address stays the same.
-    #[serde(default, skip_serializing_if = "KeyChange::never_comes_out")]
+    /// Write-only. Null deletes the stored key; leaving the member out keeps it while the address stays
+    /// the same.
+    #[serde(default, skip_serializing_if = "KeyChange::is_write_only")]
     #[schema(value_type = Option<String>, write_only, min_length = 1, max_length = 4096)]
     pub api_key: KeyChange,
     /// Sends `X-Hermes-Session-Key` upstream, so that a memory provider there is scoped by it.
     #[serde(default)]
     pub forward_session_key: bool,
-    /// How many seconds the model may be silent: before the first byte, between two pieces of a stream, and in all
-    /// where an answer is not streamed. Who waits for it is not cut off before.
+    /// The model's read timeout in seconds: before the first byte, between two chunks of a stream, and in
+    /// all for an answer that is not streamed. A waiting client is not disconnected earlier.
     #[serde(default = "default_timeout")]
     #[schema(minimum = 1, maximum = 3600)]
     pub timeout_seconds: u32,
 }
 
-/// As long as the official clients wait.
+/// The timeout of the official clients.
 const DEFAULT_TIMEOUT_SECONDS: u32 = 600;
 
 const fn default_timeout() -> u32 {
@@ -97,11 +96,11 @@ const fn default_timeout() -> u32 {
 pub enum UpstreamKind {
     /// Any server that speaks OpenAI's protocol.
     Openai,
-    /// Answers deterministically and says that it is the demo model.
+    /// A built-in model with deterministic answers, which identify it as the demo model.
     Demo,
 }
 
-/// What a request says about the upstream's key. Never stored, never printed.
+/// A request's change of the upstream's key. Never stored, never printed.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub enum KeyChange {
     #[default]
@@ -121,8 +120,8 @@ impl std::fmt::Debug for KeyChange {
 }
 
 impl KeyChange {
-    /// Not `skip_serializing`, which would leave it out of the documented request too.
-    fn never_comes_out(&self) -> bool {
+    /// `skip_serializing` would remove the member from the documented request too.
+    fn is_write_only(&self) -> bool {
         true
     }
 }
@@ -142,7 +141,7 @@ impl<'de> Deserialize<'de> for KeyChange {
     }
 }
 
-/// A tool as an agent's toolsets name it.
+/// A tool's name in an agent's toolsets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ToolName(String);
 
@@ -209,7 +208,7 @@ pub enum ResetMode {
     Both,
 }
 
-/// When a conversation begins anew by itself.
+/// When a conversation is reset automatically.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResetPolicy {
@@ -236,7 +235,7 @@ impl Default for ResetPolicy {
     }
 }
 
-/// What holds for one platform or one type of chat instead.
+/// The reset rule of one platform or one type of chat, in place of the agent's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResetRule {
@@ -260,16 +259,16 @@ pub enum ChatType {
     Thread,
 }
 
-/// When a conversation is compressed by itself. Stored, not used yet.
+/// When a conversation is compressed automatically. Stored, not used yet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Compression {
     /// Stored, not used yet.
     pub enabled: bool,
-    /// The part of the context window past which a conversation is compressed. Stored, not used yet.
+    /// The share of the context window at which a conversation is compressed. Stored, not used yet.
     #[schema(minimum = 0.1, maximum = 0.95)]
     pub threshold: f64,
-    /// The part of the threshold that the kept tail may fill. Stored, not used yet.
+    /// The share of the threshold that the kept tail may fill. Stored, not used yet.
     #[schema(minimum = 0.05, maximum = 0.9)]
     pub tail_ratio: f64,
     /// The model that writes summaries; null takes the agent's own. Stored, not used yet.

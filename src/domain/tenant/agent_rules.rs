@@ -1,4 +1,4 @@
-//! The rules of an agent that its types alone do not hold, each told with a pointer.
+//! The rules of an agent beyond its types. Each error has a pointer.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ const MAX_PROMPT_CHARS: usize = 100_000;
 pub(in crate::domain) const MAX_ENTRIES: usize = 100;
 
 impl AgentSpec {
-    /// What breaks a rule that types alone do not hold.
+    /// Validates the rules beyond the types.
     pub fn check(&self) -> Vec<FieldError> {
         let mut errors = Errors(Vec::new());
         errors.text("/system_prompt", &self.system_prompt, 0, MAX_PROMPT_CHARS);
@@ -21,13 +21,13 @@ impl AgentSpec {
         if let Some(model) = &self.compression.summary_model {
             errors.text("/compression/summary_model", model, 1, 200);
         }
-        errors.part(
+        errors.fraction(
             "/compression/threshold",
             self.compression.threshold,
             0.1,
             0.95,
         );
-        errors.part(
+        errors.fraction(
             "/compression/tail_ratio",
             self.compression.tail_ratio,
             0.05,
@@ -84,7 +84,7 @@ impl Upstream {
                 }
             }
             UpstreamKind::Demo => {
-                let given = [
+                let members = [
                     ("/upstream/base_url", self.base_url.is_some()),
                     ("/upstream/model", self.model.is_some()),
                     (
@@ -92,7 +92,7 @@ impl Upstream {
                         matches!(self.api_key, KeyChange::Set(_)),
                     ),
                 ];
-                for (pointer, _) in given.into_iter().filter(|(_, given)| *given) {
+                for (pointer, _) in members.into_iter().filter(|(_, given)| *given) {
                     errors.push(pointer, "the demo model has none".to_owned());
                 }
             }
@@ -107,21 +107,21 @@ impl Errors {
         self.0.push(FieldError::new(pointer, detail));
     }
 
-    fn text(&mut self, pointer: &str, text: &str, least: usize, most: usize) {
-        if !(least..=most).contains(&text.chars().count()) {
-            self.push(pointer, format!("must have {least} to {most} characters"));
+    fn text(&mut self, pointer: &str, text: &str, min: usize, max: usize) {
+        if !(min..=max).contains(&text.chars().count()) {
+            self.push(pointer, format!("must have {min} to {max} characters"));
         }
     }
 
-    fn number(&mut self, pointer: &str, number: u32, least: u32, most: u32) {
-        if !(least..=most).contains(&number) {
-            self.push(pointer, format!("must be from {least} to {most}"));
+    fn number(&mut self, pointer: &str, number: u32, min: u32, max: u32) {
+        if !(min..=max).contains(&number) {
+            self.push(pointer, format!("must be from {min} to {max}"));
         }
     }
 
-    fn part(&mut self, pointer: &str, number: f64, least: f64, most: f64) {
-        if !(least..=most).contains(&number) {
-            self.push(pointer, format!("must be from {least} to {most}"));
+    fn fraction(&mut self, pointer: &str, number: f64, min: f64, max: f64) {
+        if !(min..=max).contains(&number) {
+            self.push(pointer, format!("must be from {min} to {max}"));
         }
     }
 
@@ -157,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn all_but_the_upstream_has_a_default() {
+    fn every_member_but_the_upstream_has_a_default() {
         assert_eq!(spec(json!({})), Ok(AgentSpec::demo()));
         assert_eq!(AgentSpec::demo().check(), Vec::new());
         assert!(serde_json::from_value::<AgentSpec>(json!({})).is_err());
     }
 
     #[test]
-    fn the_key_is_never_in_what_is_stored_or_printed() {
+    fn the_key_is_never_stored_or_printed() {
         let with_key =
             json!({"kind": "openai", "base_url": "https://x", "model": "m", "api_key": "canary"});
         let agent = spec(json!({ "upstream": with_key })).unwrap();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stored_document_reads_back_as_it_was() {
+    fn the_stored_document_round_trips() {
         let original = spec(json!({
             "upstream": {"kind": "openai", "base_url": "https://x/v1", "model": "m"},
             "dm_scope": "per-account-channel-peer",
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_a_rule_is_pointed_at() {
+    fn every_error_has_a_pointer() {
         for (changes, pointer) in [
             (
                 json!({"upstream": {"kind": "openai", "model": "m"}}),

@@ -1,6 +1,6 @@
-//! API keys: their text, their scopes, and what is known of one. The text is
-//! `tl_<tenant><key id>_<secret><checksum>`, all base62: the ids make the look-up one primary-key
-//! read, the checksum lets scanners and clients tell a mistyped key without asking.
+//! API keys: their text, their scopes and their record. The text is
+//! `tl_<tenant><key id>_<secret><checksum>`, all base62. The ids make the look-up one primary-key
+//! read; the checksum lets scanners and clients detect a mistyped key without a request.
 
 use chrono::{DateTime, Utc};
 use secrecy::{ExposeSecret, SecretString};
@@ -17,17 +17,17 @@ const SECRET_BYTES: usize = 24;
 const SECRET_DIGITS: usize = 33;
 const CHECK_DIGITS: usize = 6;
 
-/// What a key may do; a key has one or more.
+/// A permission of a key. A key has one or more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Scope {
     /// Everything of the tenant.
     Admin,
-    /// Vouches for people of its platforms, one person per call.
+    /// Vouches for users of its platforms, one user per call.
     Bridge,
     /// The OpenAI-compatible endpoints, in the tenant's service namespace.
     Chat,
-    /// Reads, without delivery texts and secrets.
+    /// Reads everything but delivery texts and secrets.
     Read,
 }
 
@@ -48,7 +48,7 @@ impl Scope {
     }
 }
 
-/// A key as the tenant sees it, without its text.
+/// A key's record, without its text.
 #[derive(Debug, Clone)]
 pub struct ApiKey {
     pub id: ApiKeyId,
@@ -61,7 +61,7 @@ pub struct ApiKey {
     pub last_used_at: Option<DateTime<Utc>>,
 }
 
-/// What someone who makes a key decides about it.
+/// The members of a key that its creator sets.
 #[derive(Debug, Clone)]
 pub struct NewApiKey {
     pub name: DisplayName,
@@ -70,7 +70,7 @@ pub struct NewApiKey {
     pub expires_at: Option<DateTime<Utc>>,
 }
 
-/// The text a client sends: parsed, but not yet believed.
+/// A key text from a client: parsed, but not yet verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PresentedKey {
     pub tenant_id: TenantId,
@@ -109,7 +109,8 @@ impl PresentedKey {
     }
 }
 
-/// The full text of a new key from `secret`, 24 random bytes; shown once, then only its digest is kept.
+/// The full text of a new key from `secret`, 24 random bytes. The client gets it once; only its digest
+/// is stored.
 pub fn key_text(tenant_id: TenantId, id: ApiKeyId, secret: [u8; SECRET_BYTES]) -> SecretString {
     let (high, low) = secret.split_at(8);
     let high = high.iter().fold(0u128, |n, b| (n << 8) | u128::from(*b));
@@ -153,13 +154,13 @@ mod tests {
     }
 
     #[test]
-    fn any_mistyped_character_is_noticed_without_asking() {
+    fn every_mistyped_character_fails_the_checksum() {
         let (_, _, text) = text();
-        for place in 0..text.len() {
+        for index in 0..text.len() {
             let mut wrong = text.clone().into_bytes();
-            wrong[place] = if wrong[place] == b'x' { b'y' } else { b'x' };
+            wrong[index] = if wrong[index] == b'x' { b'y' } else { b'x' };
             let wrong = String::from_utf8(wrong).unwrap();
-            assert_eq!(PresentedKey::parse(&wrong), Err(MalformedKey), "{place}");
+            assert_eq!(PresentedKey::parse(&wrong), Err(MalformedKey), "{index}");
         }
         for wrong in [
             "",

@@ -1,5 +1,5 @@
-//! The audit of a tenant: what an entry may say, and the bytes its place in the chain is computed from.
-//! An entry holds ids and words of our own; the types leave no way in for a text that a person wrote.
+//! The audit chain of a tenant: the content of an entry, and the bytes its hash is computed from. An
+//! entry holds ids and fixed words only; the types accept no text that a user wrote.
 
 use std::str::FromStr;
 
@@ -10,17 +10,17 @@ use serde_json::{Map, Value};
 use crate::crypto::MAC_LEN;
 use crate::ids::{Id, TenantId};
 
-/// What an entry of the chain hashes to; the next one names it.
+/// The hash of an entry of the chain. The next entry contains it.
 pub type Hash = [u8; MAC_LEN];
 
 const MAX_ACTOR: usize = 100;
 
-/// What the first entry of a chain names as the hash before it.
-pub const BEGINNING: Hash = [0; MAC_LEN];
+/// The previous hash of the first entry of a chain.
+pub const GENESIS_HASH: Hash = [0; MAC_LEN];
 
 macro_rules! actions {
     ($($variant:ident, $name:literal;)+) => {
-        /// What was done. Rows are added and never renamed: chains hold the names for good.
+        /// The audited action. Rows are added and never renamed: stored chains contain the names.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
         pub enum Action {
             $(#[serde(rename = $name)] $variant),+
@@ -34,7 +34,7 @@ macro_rules! actions {
             }
         }
 
-        // By hand: the derive does not see a name that a macro gives.
+        // Written by hand: the derive does not see a name that comes from a macro.
         impl utoipa::PartialSchema for Action {
             fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
                 utoipa::openapi::schema::ObjectBuilder::new()
@@ -79,7 +79,7 @@ actions! {
     HomeChannelDelete, "home_channel.delete";
 }
 
-/// A principal that a question about the audit names.
+/// The principal in a filter of audit entries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ActorName(String);
 
@@ -108,13 +108,13 @@ impl FromStr for ActorName {
     }
 }
 
-/// One thing that somebody did, before it has its place in the chain.
+/// A new entry, before it is appended to the chain.
 #[derive(Debug, Clone)]
 pub struct Entry {
     /// The caller's principal.
     pub actor: String,
     pub action: Action,
-    /// The id of what it was done to.
+    /// The id of the object of the action.
     pub target: Option<String>,
     pub detail: Detail,
 }
@@ -134,7 +134,7 @@ impl Entry {
     }
 }
 
-/// What else an entry says: ids, counts and words of our own.
+/// Details of an entry: ids, counts and fixed words.
 #[derive(Debug, Clone, Default)]
 pub struct Detail(Map<String, Value>);
 
@@ -165,8 +165,7 @@ impl Detail {
     }
 }
 
-/// An entry as its tenant reads it. The action is text: a newer node may have written one that this
-/// node does not know.
+/// A stored entry. The action is text: a newer node may have written one that this version lacks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditEntry {
     pub seq: i64,
@@ -178,7 +177,7 @@ pub struct AuditEntry {
     pub hash: Vec<u8>,
 }
 
-/// Where a chain ends.
+/// The last entry of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     pub seq: i64,
@@ -187,7 +186,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// The bytes a head's MAC is made of.
+    /// The bytes that a head's MAC covers.
     pub fn encode(&self, tenant_id: TenantId) -> Vec<u8> {
         let mut out = Encoding::default();
         out.field(tenant_id.as_uuid().as_bytes());
@@ -198,7 +197,7 @@ impl Head {
     }
 }
 
-/// An entry in its place: everything its hash is made of.
+/// An entry with its position in the chain: everything its hash covers.
 #[derive(Debug, Clone, Copy)]
 pub struct Link<'a> {
     pub tenant_id: TenantId,
@@ -212,7 +211,7 @@ pub struct Link<'a> {
 }
 
 impl Link<'_> {
-    /// One encoding for one entry, and no two entries with the same.
+    /// The canonical encoding of the entry. No two entries share one.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Encoding::default();
         out.field(self.tenant_id.as_uuid().as_bytes());
@@ -233,7 +232,7 @@ impl Link<'_> {
     }
 }
 
-/// Every part has its length before it or a fixed one, so nothing can move from one part to the next.
+/// Every part has a length prefix or a fixed length, so no byte can move from one part to the next.
 #[derive(Default)]
 struct Encoding(Vec<u8>);
 
@@ -255,7 +254,7 @@ impl Encoding {
         self.0.push(kind);
     }
 
-    /// JSON by what it says: Postgres keeps neither the order of members nor white space.
+    /// JSON by value: Postgres keeps neither the order of members nor white space.
     fn value(&mut self, value: &Value) {
         match value {
             Value::Null => self.kind(b'0'),
@@ -334,7 +333,7 @@ mod tests {
             action: "a.b",
             target: Some("x"),
             detail: &detail,
-            prev_hash: &BEGINNING,
+            prev_hash: &GENESIS_HASH,
         };
         let later = DateTime::UNIX_EPOCH + chrono::TimeDelta::microseconds(1);
         let links = [

@@ -1,3 +1,3 @@
-//! The header by which a deployment knows a call of its own that comes back to it.
+//! The header by which a deployment recognises its own calls when they come back to it.
 
 pub const HEADER: &str = "x-throughline-hop";

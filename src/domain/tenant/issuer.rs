@@ -1,5 +1,5 @@
-//! Issuers of user tokens: who signs, how, and for which platform. The algorithm is pinned here, so a
-//! token cannot choose it.
+//! Issuers of user tokens: the signer, its algorithm and its platform. The issuer pins the algorithm,
+//! so a token cannot choose it.
 
 use chrono::{DateTime, Utc};
 use jsonwebtoken::DecodingKey;
@@ -16,7 +16,7 @@ const MAX_SECRET_CHARS: usize = 4096;
 /// 2048 bits, in base64url characters.
 const MIN_MODULUS_CHARS: usize = 341;
 pub const MAX_KEYS: usize = 100;
-/// Of `iss` and of an audience.
+/// The limit of `iss` and of an audience.
 pub const MAX_ISSUER_CHARS: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -40,7 +40,9 @@ impl TokenAlgorithm {
     }
 
     pub fn from_column(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|known| known.as_str() == text)
+        Self::ALL
+            .into_iter()
+            .find(|algorithm| algorithm.as_str() == text)
     }
 
     pub const fn to_library(self) -> jsonwebtoken::Algorithm {
@@ -53,10 +55,10 @@ impl TokenAlgorithm {
     }
 }
 
-/// Where the verifying keys come from.
+/// The source of the verifying keys.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KeySource {
-    /// Sealed for the issuer's row.
+    /// A secret, encrypted for the issuer's row.
     Secret(Vec<u8>),
     Document(Value),
     Url(String),
@@ -81,7 +83,7 @@ pub struct VerifyingKey {
     pub key: DecodingKey,
 }
 
-/// The keys of a JWKS document that fit `algorithm`; others in it are for others.
+/// The keys of a JWKS document that fit `algorithm`. The rest are ignored.
 pub fn verifying_keys(document: &Value, algorithm: TokenAlgorithm) -> Vec<VerifyingKey> {
     let keys = document["keys"].as_array();
     keys.into_iter()
@@ -99,7 +101,7 @@ pub fn verifying_keys(document: &Value, algorithm: TokenAlgorithm) -> Vec<Verify
 }
 
 fn fits(key: &Jwk, algorithm: TokenAlgorithm) -> bool {
-    let kind = match (&key.algorithm, algorithm) {
+    let is_of_kind = match (&key.algorithm, algorithm) {
         (AlgorithmParameters::RSA(rsa), TokenAlgorithm::RS256) => rsa.n.len() >= MIN_MODULUS_CHARS,
         (AlgorithmParameters::EllipticCurve(ec), TokenAlgorithm::ES256) => {
             ec.curve == EllipticCurve::P256
@@ -109,18 +111,18 @@ fn fits(key: &Jwk, algorithm: TokenAlgorithm) -> bool {
         }
         _ => false,
     };
-    let signs = matches!(
+    let is_for_signatures = matches!(
         key.common.public_key_use,
         None | Some(PublicKeyUse::Signature)
     );
-    let named = key
+    let is_for_algorithm = key
         .common
         .key_algorithm
         .is_none_or(|named| named.to_string().eq_ignore_ascii_case(algorithm.as_str()));
-    kind && signs && named
+    is_of_kind && is_for_signatures && is_for_algorithm
 }
 
-/// What a tenant registers: exactly one source of keys, and the one its algorithm needs.
+/// The key source in a request: exactly one, and of the kind that the algorithm needs.
 pub struct KeyChoice<'a> {
     pub algorithm: TokenAlgorithm,
     pub secret: Option<&'a str>,
@@ -131,10 +133,10 @@ pub struct KeyChoice<'a> {
 impl KeyChoice<'_> {
     pub fn check(&self) -> Vec<FieldError> {
         let mut errors = Vec::new();
-        let given = usize::from(self.secret.is_some())
+        let count = usize::from(self.secret.is_some())
             + usize::from(self.jwks.is_some())
             + usize::from(self.jwks_url.is_some());
-        if given != 1 {
+        if count != 1 {
             let detail = "give exactly one of secret, jwks and jwks_url";
             errors.push(FieldError::new("", detail));
         } else if (self.algorithm == TokenAlgorithm::HS256) != self.secret.is_some() {
@@ -162,22 +164,22 @@ impl KeyChoice<'_> {
     }
 }
 
-/// Members of a JSON Web Key that only its owner knows (RFC 7518, 6.2.2, 6.3.2 and 6.4.1).
+/// Private members of a JSON Web Key (RFC 7518, 6.2.2, 6.3.2 and 6.4.1).
 const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
 
-/// Where a document shows a private key.
-fn find_private(document: &Value) -> Option<String> {
+/// The pointer to the first private member of a document.
+fn find_private_member(document: &Value) -> Option<String> {
     let keys = document["keys"].as_array()?;
-    keys.iter().enumerate().find_map(|(place, key)| {
+    keys.iter().enumerate().find_map(|(index, key)| {
         let member = PRIVATE_MEMBERS
             .iter()
             .find(|member| key.get(**member).is_some())?;
-        Some(format!("/jwks/keys/{place}/{member}"))
+        Some(format!("/jwks/keys/{index}/{member}"))
     })
 }
 
-/// A document without what was registered by mistake before that was refused.
-pub fn without_private(mut document: Value) -> Value {
+/// The document without private members. Older versions accepted them.
+pub fn without_private_members(mut document: Value) -> Value {
     let keys = document.get_mut("keys").and_then(Value::as_array_mut);
     for key in keys.into_iter().flatten().filter_map(Value::as_object_mut) {
         key.retain(|member, _| !PRIVATE_MEMBERS.contains(&member.as_str()));
@@ -187,7 +189,7 @@ pub fn without_private(mut document: Value) -> Value {
 
 fn check_document(document: &Value, algorithm: TokenAlgorithm) -> Option<FieldError> {
     let keys = document["keys"].as_array().map_or(0, Vec::len);
-    if let Some(pointer) = find_private(document) {
+    if let Some(pointer) = find_private_member(document) {
         let detail = "is a part of a private key: register the public key, and make a new pair";
         Some(FieldError::new(pointer, detail))
     } else if keys > MAX_KEYS {

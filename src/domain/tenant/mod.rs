@@ -1,14 +1,13 @@
-//! A tenant: one customer of the service, and what it decides about itself.
+//! A tenant: one customer of the service, and its own settings.
 
 pub mod agent;
 pub(in crate::domain) mod agent_rules;
 pub mod api_key;
 pub mod audit;
-pub mod compression_settings;
 pub mod hop;
 pub mod issuer;
 pub mod limits;
-pub mod node_place;
+pub mod node_addresses;
 pub mod origin;
 pub mod retention;
 pub mod usage;
@@ -27,7 +26,7 @@ pub enum TenantState {
     Active,
     /// Refuses every credential until it is resumed.
     Suspended,
-    /// Refuses every credential; its rows are going.
+    /// Refuses every credential; its rows are being deleted.
     Deleting,
 }
 
@@ -40,7 +39,7 @@ impl TenantState {
         }
     }
 
-    /// The state a column holds; `None` for the operator's own plane, which is no customer.
+    /// Reads a column; `None` for the operator's own plane, which is no customer.
     pub fn from_column(text: &str) -> Option<Self> {
         match text {
             "active" => Some(Self::Active),
@@ -51,7 +50,7 @@ impl TenantState {
     }
 }
 
-/// Whether a tenant is served: what an operator switches.
+/// Whether a tenant is served. The operator sets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ServiceState {
@@ -76,12 +75,12 @@ pub struct Tenant {
     pub created_at: DateTime<Utc>,
 }
 
-/// What every credential of a tenant is bound by; looked up together with the credential.
+/// The terms of every credential of a tenant, looked up together with the credential.
 #[derive(Debug, Clone)]
 pub struct TenantTerms {
     pub state: TenantState,
     pub limits: Limits,
-    /// Pages that may call from a browser.
+    /// Origins of pages that may call from a browser.
     pub allowed_origins: Vec<String>,
 }
 
@@ -98,12 +97,12 @@ impl TenantTerms {
     }
 }
 
-/// What a tenant decides for all its agents and people. Members that an older node does not know are
-/// not its business; those that are missing have their defaults.
+/// The settings of a tenant for all its agents and users. An older node ignores members it does not
+/// recognise; missing members have their defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct TenantSettings {
-    /// For agents that do not say otherwise.
+    /// The default of agents without a DM scope of their own.
     pub dm_scope: DmScope,
     pub retention: Retention,
 }
@@ -117,11 +116,11 @@ impl Default for TenantSettings {
     }
 }
 
-/// How long things are kept; null is for ever.
+/// Retention times; null is for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Retention {
-    /// Conversations in which nobody wrote for this many days are deleted, pinned and archived ones too.
+    /// Conversations without a message for this many days are deleted, pinned and archived ones too.
     #[schema(minimum = 1, maximum = 36_500)]
     pub conversations_days: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! Web origins (`https://app.example`): which pages may call with a tenant's credentials.
+//! Web origins (`https://app.example`) of the pages that may call with a tenant's credentials.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use url::Url;
 
 const MAX_CHARS: usize = 300;
 
-/// Scheme, host and a port that is not the scheme's own, as browsers write it.
+/// Scheme, host and a port other than the scheme's default, as browsers write it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Origin(String);
 
@@ -22,7 +22,7 @@ impl Origin {
         &self.0
     }
 
-    /// The host and port a request to the page's own server names in `Host`.
+    /// The `Host` header of a request to the page's own server.
     pub fn authority(&self) -> &str {
         self.0.split_once("://").map_or("", |(_, rest)| rest)
     }
@@ -33,14 +33,14 @@ impl FromStr for Origin {
 
     fn from_str(text: &str) -> Result<Self, InvalidOrigin> {
         let url = Url::parse(text).map_err(|_| InvalidOrigin)?;
-        let web = matches!(url.scheme(), "http" | "https");
-        // Only an origin is its own origin: no path, user, default port or capital letter is left.
+        let is_web = matches!(url.scheme(), "http" | "https");
+        // Only an origin is its own origin: this refuses a path, a user, a default port and a capital letter.
         let is_origin = text.len() <= MAX_CHARS && url.origin().ascii_serialization() == text;
         let origin = Self(text.to_owned());
-        // The parser takes more in a host, `*` among it, which would look like a wildcard.
-        let plain =
+        // The parser accepts more in a host, such as `*`, which would look like a wildcard.
+        let is_plain =
             |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'.' | b':' | b'[' | b']' | b'-');
-        if web && is_origin && origin.authority().bytes().all(plain) {
+        if is_web && is_origin && origin.authority().bytes().all(is_plain) {
             Ok(origin)
         } else {
             Err(InvalidOrigin)

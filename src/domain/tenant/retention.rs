@@ -1,4 +1,4 @@
-//! How long conversations are kept, and the sweep that deletes those that are older.
+//! The retention of conversations, and the sweep that deletes expired ones.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -6,13 +6,13 @@ use crate::domain::tenant::MAX_RETENTION_DAYS;
 use crate::error::FieldError;
 use crate::ids::SessionId;
 
-/// What was last written to before this is old at `now`.
+/// Conversations whose last message is earlier are expired at `now`.
 pub fn cutoff(now: DateTime<Utc>, days: u32) -> DateTime<Utc> {
     now.checked_sub_signed(TimeDelta::days(i64::from(days)))
         .unwrap_or(DateTime::UNIX_EPOCH)
 }
 
-/// What is wrong with a number of days that a client gives.
+/// Validates a number of days from a client.
 pub fn check_days(days: u32, pointer: &str) -> Option<FieldError> {
     let detail = || format!("must be from 1 to {MAX_RETENTION_DAYS}, or null");
     (!(1..=MAX_RETENTION_DAYS).contains(&days)).then(|| FieldError::new(pointer, detail()))
@@ -22,19 +22,19 @@ pub fn check_days(days: u32, pointer: &str) -> Option<FieldError> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sweep {
     pub cutoff: DateTime<Utc>,
-    /// Also tells one sweep of a tenant from the next.
+    /// Also distinguishes one sweep of a tenant from the next.
     pub started_at: DateTime<Utc>,
     pub finished_at: Option<DateTime<Utc>>,
-    /// The last conversation that was looked at.
+    /// The last conversation that was examined.
     pub reached: Option<SessionId>,
     pub examined: i64,
     pub deleted: i64,
 }
 
 impl Sweep {
-    /// Whether all that it deletes is old by the tenant's present setting, too. Checked by the time of
-    /// its start and not by now: clocks of nodes differ.
-    pub fn keeps_to(&self, days: Option<u32>) -> bool {
+    /// Whether everything it deletes is expired by the tenant's present setting, too. The check uses the
+    /// time of its start and not the present: clocks of nodes differ.
+    pub fn conforms_to(&self, days: Option<u32>) -> bool {
         days.is_some_and(|days| self.cutoff <= cutoff(self.started_at, days))
     }
 }
@@ -54,21 +54,21 @@ mod tests {
             examined: 0,
             deleted: 0,
         };
-        for (days, keeps) in [
+        for (days, conforms) in [
             (Some(30), true),
             (Some(1), true),
             (Some(31), false),
             (Some(u32::MAX), false),
             (None, false),
         ] {
-            assert_eq!(sweep.keeps_to(days), keeps, "{days:?}");
+            assert_eq!(sweep.conforms_to(days), conforms, "{days:?}");
         }
     }
 
     #[test]
     fn days_are_from_one_to_a_hundred_years() {
-        for (days, fine) in [(0, false), (1, true), (36_500, true), (36_501, false)] {
-            assert_eq!(check_days(days, "/days").is_none(), fine, "{days}");
+        for (days, valid) in [(0, false), (1, true), (36_500, true), (36_501, false)] {
+            assert_eq!(check_days(days, "/days").is_none(), valid, "{days}");
         }
     }
 }

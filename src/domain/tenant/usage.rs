@@ -1,4 +1,4 @@
-//! What is counted of a tenant's use, and by what it is told apart.
+//! The counters of a tenant's usage, and the dimensions they are grouped by.
 
 use chrono::{DateTime, Timelike, Utc};
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use crate::domain::tenant::agent::AgentSpec;
 use crate::domain::turn::completion::TokenUsage;
 use crate::ids::UserId;
 
-/// What one row of the usage counts. Empty text: none.
+/// The dimensions of one usage row. Empty text means none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UsageName {
     pub hour: DateTime<Utc>,
@@ -18,7 +18,7 @@ pub struct UsageName {
 }
 
 impl UsageName {
-    /// An API request, whatever it asked for.
+    /// An API request of any kind.
     pub fn api_request(now: DateTime<Utc>) -> Self {
         Self {
             hour: hour_of(now),
@@ -57,13 +57,13 @@ impl UsageName {
     }
 }
 
-/// Where the use came from.
+/// The source of the usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum UsageSource {
     Api,
-    /// Calls of models whose provider told the tokens.
+    /// Model calls whose provider reported the tokens.
     Chat,
-    /// Those whose tokens are an estimate.
+    /// Model calls with estimated tokens.
     ChatEstimated,
 }
 
@@ -101,7 +101,7 @@ impl UsageCounts {
     }
 }
 
-/// By what rows of a report are told apart; what is left out is summed over.
+/// A dimension that a report groups its rows by. It sums over the other dimensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum UsageGroup {

@@ -1,5 +1,5 @@
-//! The document that a conversation is exported to and imported from, and what its signature covers:
-//! exactly what an import would believe, in one spelling.
+//! The document of an exported or imported conversation, and the content of its signature: exactly the
+//! data that an import reads, in canonical form.
 
 use std::str::FromStr;
 
@@ -22,7 +22,7 @@ use crate::ids::TenantId;
 pub const FORMAT: &str = "throughline.conversation";
 pub const VERSION: u32 = 1;
 
-/// A message of a chain: the depth of its link and its number there.
+/// The position of a message in a chain: the depth of its link, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = DocumentPlace)]
@@ -33,7 +33,7 @@ pub struct MessagePosition {
     pub seq: i64,
 }
 
-/// A whole conversation: each original message once, and where compression copied it to.
+/// A whole conversation: each original message once, and its copies by compression.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ConversationDocument)]
@@ -45,7 +45,7 @@ pub struct Document {
     pub exported_at: Option<DateTime<Utc>>,
     #[schema(max_length = 256)]
     pub conversation_id: Option<String>,
-    /// Characters that turn the reading direction around are left out.
+    /// Characters that change the reading direction are removed.
     #[serde(default, deserialize_with = "without_misleading")]
     #[schema(
         value_type = Option<String>, min_length = 1, max_length = 100,
@@ -58,7 +58,7 @@ pub struct Document {
     /// The chain, oldest link first.
     #[schema(min_items = 1)]
     pub links: Vec<DocumentLink>,
-    /// Shows that this service exported exactly this, for this tenant.
+    /// Proves that this service exported exactly this document, for this tenant.
     pub signature: Option<DocumentSignature>,
 }
 
@@ -73,12 +73,12 @@ pub enum DocumentFormat {
 pub struct DocumentLink {
     #[schema(max_length = 256)]
     pub id: Option<String>,
-    /// Its place in the list.
+    /// Its index in the list.
     #[schema(minimum = 0)]
     pub depth: Option<i32>,
     #[serde(default, deserialize_with = "timestamp::optional")]
     pub created_at: Option<DateTime<Utc>>,
-    /// What the compression that made it did; null for the first, and only for that.
+    /// The result of the compression that created it; null for the first link only.
     pub compression: Option<DocumentCompression>,
     pub messages: Vec<DocumentMessage>,
 }
@@ -101,23 +101,23 @@ pub struct DocumentCompression {
 }
 
 impl From<DocumentCompression> for CompressionRecord {
-    fn from(given: DocumentCompression) -> Self {
+    fn from(compression: DocumentCompression) -> Self {
         Self {
-            summarised: given.summarised,
-            kept: given.kept,
-            tokens_before: given.tokens_before,
-            tokens_after: given.tokens_after,
-            model: given.model,
-            duration_ms: given.duration_ms,
+            summarised: compression.summarised,
+            kept: compression.kept,
+            tokens_before: compression.tokens_before,
+            tokens_after: compression.tokens_after,
+            model: compression.model,
+            duration_ms: compression.duration_ms,
         }
     }
 }
 
-/// An original message, or a copy: that has `seq` and `copied_from` alone.
+/// An original message, or a copy, which has only `seq` and `copied_from`.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DocumentMessage {
-    /// From 1, without gap in its link.
+    /// From 1, without gaps in its link.
     #[schema(minimum = 1)]
     pub seq: i64,
     pub role: Option<Role>,
@@ -127,10 +127,10 @@ pub struct DocumentMessage {
     pub tool_calls: Option<Vec<ToolCall>>,
     #[schema(min_length = 1, max_length = 256)]
     pub tool_call_id: Option<String>,
-    /// What its author is called.
+    /// The author's name.
     #[schema(min_length = 1, max_length = 256)]
     pub name: Option<String>,
-    /// What the model thought before it answered.
+    /// The model's reasoning before the answer.
     #[schema(max_length = 1_048_576)]
     pub reasoning_content: Option<String>,
     pub identity: Option<IdentityName>,
@@ -139,11 +139,11 @@ pub struct DocumentMessage {
     pub token_count: Option<u32>,
     #[serde(default, deserialize_with = "timestamp::optional")]
     pub created_at: Option<DateTime<Utc>>,
-    /// Of a copy: the original, in an earlier link.
+    /// The original of a copy, in an earlier link.
     pub copied_from: Option<MessagePosition>,
 }
 
-/// What an import believes of an original message; its texts are JSON in the one canonical spelling.
+/// The signed members of an original message. Its texts are canonical JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Original {
     pub seq: i64,
@@ -153,7 +153,7 @@ pub struct Original {
     pub tool_calls: Option<String>,
     pub tool_call_id: Option<String>,
     pub token_count: i32,
-    /// Left out where there is nothing in it: documents from before there was such a thing keep their signature.
+    /// Omitted if empty, so that documents from before this member keep their signature.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra: Option<String>,
 }
@@ -164,7 +164,7 @@ pub fn canonical(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(&value).map_err(Error::internal)
 }
 
-/// Takes the parts of a document in their order, and ends with what is signed.
+/// Hashes the parts of a document in order. The digest is signed.
 pub struct DocumentHasher(Hasher);
 
 impl DocumentHasher {
@@ -186,7 +186,7 @@ impl DocumentHasher {
         self.part(&("copy", seq, from))
     }
 
-    /// One line each: JSON has no line end of its own, so no part can be read as another two.
+    /// One line for each part: the JSON has no line ends, so no part can be read as two others.
     fn part(&mut self, part: &impl Serialize) -> Result<()> {
         let line = serde_json::to_vec(part).map_err(Error::internal)?;
         self.0.update(&line);
@@ -199,7 +199,7 @@ impl DocumentHasher {
     }
 }
 
-/// A signature as the document has it.
+/// The signature of a document, as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DocumentSignature(String);
 
@@ -220,8 +220,8 @@ impl FromStr for DocumentSignature {
     type Err = InvalidSignature;
 
     fn from_str(text: &str) -> Result<Self, InvalidSignature> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-        if text.len() == SIGNATURE_CHARS && text.bytes().all(plain) {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        if text.len() == SIGNATURE_CHARS && text.bytes().all(is_allowed) {
             Ok(Self(text.to_owned()))
         } else {
             Err(InvalidSignature)
@@ -234,8 +234,8 @@ impl DocumentSignature {
         Self(URL_SAFE_NO_PAD.encode(keyring.sign(&context(tenant_id), digest)))
     }
 
-    /// Whether this service made it, of this digest and for this tenant.
-    pub fn fits(&self, keyring: &Keyring, tenant_id: TenantId, digest: &[u8; 32]) -> bool {
+    /// Whether this service signed this digest for this tenant.
+    pub fn is_valid(&self, keyring: &Keyring, tenant_id: TenantId, digest: &[u8; 32]) -> bool {
         let signature = URL_SAFE_NO_PAD.decode(&self.0).unwrap_or_default();
         keyring.verify(&context(tenant_id), digest, &signature)
     }
@@ -256,16 +256,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signature_fits_one_tenant_and_one_document() {
+    fn a_signature_is_valid_for_one_tenant_and_one_document() {
         let keyring =
             Keyring::new(&["a secret of more than thirty-two characters".into()]).unwrap();
         let ours = TenantId::generate();
         let theirs = TenantId::generate();
         let signature = DocumentSignature::make(&keyring, ours, &[1; 32]);
         let read: DocumentSignature = signature.as_str().parse().unwrap();
-        assert!(read.fits(&keyring, ours, &[1; 32]));
-        assert!(!read.fits(&keyring, ours, &[2; 32]));
-        assert!(!read.fits(&keyring, theirs, &[1; 32]));
+        assert!(read.is_valid(&keyring, ours, &[1; 32]));
+        assert!(!read.is_valid(&keyring, ours, &[2; 32]));
+        assert!(!read.is_valid(&keyring, theirs, &[1; 32]));
         for wrong in [
             "",
             "AAAA",
@@ -279,18 +279,18 @@ mod tests {
             );
         }
         let odd: DocumentSignature = "_____________________w".parse().unwrap();
-        assert!(!odd.fits(&keyring, ours, &[1; 32]));
+        assert!(!odd.is_valid(&keyring, ours, &[1; 32]));
     }
 
     #[test]
-    fn what_is_equal_has_one_spelling() {
+    fn equal_values_have_one_canonical_form() {
         let one: serde_json::Value = serde_json::from_str(r#"{"b": 1, "a": [1.5, "x"]}"#).unwrap();
         assert_eq!(canonical(&one).unwrap(), r#"{"a":[1.5,"x"],"b":1}"#);
         assert_eq!(canonical(&json!("é\n")).unwrap(), "\"é\\n\"");
     }
 
     #[test]
-    fn every_part_counts_and_so_does_its_place() {
+    fn every_part_and_its_position_change_the_digest() {
         let message = Original {
             seq: 1,
             role: Role::Assistant,
@@ -329,10 +329,10 @@ mod tests {
             |m| m.token_count = 6,
             |m| m.extra = Some("{}".to_owned()),
         ];
-        for (place, change) in changed.into_iter().enumerate() {
+        for (index, change) in changed.into_iter().enumerate() {
             let mut other = message.clone();
             change(&mut other);
-            assert_ne!(base, hash(None, None, &other), "{place}");
+            assert_ne!(base, hash(None, None, &other), "{index}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a conversation is written to its document, piece by piece, so that none has to fit in memory.
+//! Writes a conversation to its document in parts, so that the document never has to fit in memory.
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -14,19 +14,19 @@ use crate::domain::transfer::document::{
 use crate::error::{Error, Result};
 use crate::ids::SessionId;
 
-/// What stands before the links.
+/// The members before the links.
 #[derive(Debug, Clone)]
 pub struct Head {
     pub id: SessionId,
-    /// The id that whoever exports it knows it by.
-    pub shown_id: String,
+    /// The id by which the caller knows it.
+    pub public_id: String,
     pub title: Option<String>,
     pub agent: String,
     pub created_at: DateTime<Utc>,
     pub exported_at: DateTime<Utc>,
 }
 
-/// What a chain is written as, in this order: a link, its messages, the next link.
+/// A part of a chain, in this order: a link, its messages, the next link.
 #[derive(Debug)]
 pub enum Piece {
     Link(LinkHead),
@@ -36,14 +36,14 @@ pub enum Piece {
 
 #[derive(Debug, Clone)]
 pub struct LinkHead {
-    pub shown_id: String,
+    pub public_id: String,
     pub depth: i32,
     pub created_at: DateTime<Utc>,
     pub compression: Option<CompressionRecord>,
 }
 
 #[derive(Serialize)]
-struct WrittenHead<'a> {
+struct JsonHead<'a> {
     format: &'a str,
     version: u32,
     exported_at: DateTime<Utc>,
@@ -54,7 +54,7 @@ struct WrittenHead<'a> {
 }
 
 #[derive(Serialize)]
-struct WrittenLink<'a> {
+struct JsonLink<'a> {
     id: &'a str,
     depth: i32,
     created_at: DateTime<Utc>,
@@ -62,7 +62,7 @@ struct WrittenLink<'a> {
 }
 
 #[derive(Serialize)]
-struct WrittenMessage<'a> {
+struct JsonMessage<'a> {
     seq: i64,
     role: Role,
     kind: MessageKind,
@@ -81,12 +81,12 @@ struct WrittenMessage<'a> {
 }
 
 #[derive(Serialize)]
-struct WrittenCopy {
+struct JsonCopy {
     seq: i64,
     copied_from: MessagePosition,
 }
 
-/// Writes the document as JSON, and hashes what its signature is of.
+/// Writes the document as JSON, and computes the digest for its signature.
 pub struct JsonWriter {
     hasher: DocumentHasher,
     in_link: bool,
@@ -95,16 +95,16 @@ pub struct JsonWriter {
 
 impl JsonWriter {
     pub fn begin(head: &Head, out: &mut Vec<u8>) -> Result<Self> {
-        let written = WrittenHead {
+        let json = JsonHead {
             format: FORMAT,
             version: VERSION,
             exported_at: head.exported_at,
-            conversation_id: &head.shown_id,
+            conversation_id: &head.public_id,
             title: head.title.as_deref(),
             agent: &head.agent,
             created_at: head.created_at,
         };
-        write_open(&written, "links", out)?;
+        write_open(&json, "links", out)?;
         Ok(Self {
             hasher: DocumentHasher::new(head.title.as_deref(), Some(&head.agent))?,
             in_link: false,
@@ -116,9 +116,9 @@ impl JsonWriter {
         match piece {
             Piece::Link(link) => self.link(link, out),
             Piece::Original(message) => {
-                self.hasher.original(&believed(message)?)?;
+                self.hasher.original(&original_of(message)?)?;
                 let extra = message.extra.as_deref();
-                let written = WrittenMessage {
+                let json = JsonMessage {
                     seq: message.seq,
                     role: message.role,
                     kind: message.kind,
@@ -133,15 +133,15 @@ impl JsonWriter {
                     created_at: message.created_at,
                     copied_from: None,
                 };
-                self.message(&written, out)
+                self.message(&json, out)
             }
             Piece::Copy { seq, from } => {
                 self.hasher.copy(*seq, *from)?;
-                let written = WrittenCopy {
+                let json = JsonCopy {
                     seq: *seq,
                     copied_from: *from,
                 };
-                self.message(&written, out)
+                self.message(&json, out)
             }
         }
     }
@@ -151,24 +151,24 @@ impl JsonWriter {
         if self.in_link {
             out.extend_from_slice(b"]},");
         }
-        let written = WrittenLink {
-            id: &link.shown_id,
+        let json = JsonLink {
+            id: &link.public_id,
             depth: link.depth,
             created_at: link.created_at,
             compression: link.compression.as_ref(),
         };
-        write_open(&written, "messages", out)?;
+        write_open(&json, "messages", out)?;
         (self.in_link, self.after_message) = (true, false);
         Ok(())
     }
 
-    fn message(&mut self, written: &impl Serialize, out: &mut Vec<u8>) -> Result<()> {
+    fn message(&mut self, json: &impl Serialize, out: &mut Vec<u8>) -> Result<()> {
         if self.after_message {
             out.push(b',');
         }
         out.push(b'\n');
         self.after_message = true;
-        serde_json::to_writer(out, written).map_err(Error::internal)
+        serde_json::to_writer(out, json).map_err(Error::internal)
     }
 
     pub fn end(
@@ -180,7 +180,8 @@ impl JsonWriter {
         close(self.in_link, Some(signature.as_str()), out)
     }
 
-    /// Ends where it is: the rest is no more. Without a signature nobody takes it for the whole.
+    /// Ends the document early, because the conversation was deleted. Without a signature it does not count as
+    /// complete.
     pub fn end_early(self, out: &mut Vec<u8>) -> Result<()> {
         close(self.in_link, None, out)
     }
@@ -196,7 +197,7 @@ fn close(in_link: bool, signature: Option<&str>, out: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-/// Writes an object that goes on with a list.
+/// Writes an object up to the beginning of a last member, which is a list.
 pub(in crate::domain) fn write_open(
     object: &impl Serialize,
     list: &str,
@@ -208,22 +209,22 @@ pub(in crate::domain) fn write_open(
     Ok(())
 }
 
-/// What an import would read of a message.
-fn believed(message: &Message) -> Result<Original> {
+/// The members of a message that an import reads.
+fn original_of(message: &Message) -> Result<Original> {
     let text = |raw: &Option<Box<RawValue>>| -> Result<Option<String>> {
         let Some(raw) = raw else { return Ok(None) };
         let value: Value = serde_json::from_str(raw.get()).map_err(Error::internal)?;
         let text = serde_json::to_string(&value).map_err(Error::internal)?;
         Ok(Some(text))
     };
-    // What a document tells of it.
+    // The extra members that a document contains.
     let extra = message.extra.as_deref().and_then(|extra| {
         let extra = Extra {
             name: extra.name.clone(),
             reasoning_content: extra.reasoning_content.clone(),
             ..Extra::default()
         };
-        extra.kept()
+        extra.non_empty()
     });
     Ok(Original {
         seq: message.seq,
@@ -278,17 +279,17 @@ mod tests {
             duration_ms: 3,
         };
         Piece::Link(LinkHead {
-            shown_id: format!("link-{depth}"),
+            public_id: format!("link-{depth}"),
             depth,
             created_at: DateTime::UNIX_EPOCH,
             compression: (depth > 0).then_some(record),
         })
     }
 
-    fn written(pieces: &[Piece], keyring: &Keyring, tenant: TenantId) -> String {
+    fn document_text(pieces: &[Piece], keyring: &Keyring, tenant: TenantId) -> String {
         let head = Head {
             id: SessionId::generate(),
-            shown_id: "mine".to_owned(),
+            public_id: "mine".to_owned(),
             title: Some("A \"title\"".to_owned()),
             agent: "main".to_owned(),
             created_at: DateTime::UNIX_EPOCH,
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read_and_its_signature_fits() {
+    fn an_exported_document_can_be_imported_and_its_signature_is_valid() {
         let keyring =
             Keyring::new(&["a secret of more than thirty-two characters".into()]).unwrap();
         let tenant = TenantId::generate();
@@ -323,13 +324,13 @@ mod tests {
         ];
         let empty = [link(0)];
         for pieces in [&chain[..], &empty] {
-            let text = written(pieces, &keyring, tenant);
+            let text = document_text(pieces, &keyring, tenant);
             let read = import::check(serde_json::from_str(&text).unwrap()).unwrap();
             assert_eq!(read.title.as_deref(), Some("A \"title\""));
             let signature = read.signature.unwrap();
-            assert!(signature.fits(&keyring, tenant, &read.digest), "{text}");
+            assert!(signature.is_valid(&keyring, tenant, &read.digest), "{text}");
         }
-        let text = written(&chain, &keyring, tenant);
+        let text = document_text(&chain, &keyring, tenant);
         for (from, to) in [
             ("hi", "ho"),
             ("1.50", "1.51"),
@@ -340,7 +341,10 @@ mod tests {
             let changed = text.replacen(from, to, 1);
             let read = import::check(serde_json::from_str(&changed).unwrap()).unwrap();
             assert!(
-                !read.signature.unwrap().fits(&keyring, tenant, &read.digest),
+                !read
+                    .signature
+                    .unwrap()
+                    .is_valid(&keyring, tenant, &read.digest),
                 "{to}"
             );
         }

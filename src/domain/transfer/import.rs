@@ -1,5 +1,5 @@
-//! What an import makes of a document: its rules, and the chain as compression would have made it. A
-//! document is believed whole or refused whole.
+//! Validates a document for import, and builds the chain as compression would have built it. A document is
+//! accepted or refused as a whole.
 
 use crate::domain::conversation::message::{MessageKind, NewMessage, Role};
 use crate::domain::conversation::message_extra::Extra;
@@ -12,25 +12,25 @@ use crate::error::{Error, FieldError, Result};
 
 pub const MAX_LINKS: usize = 1000;
 pub const MAX_MESSAGES: usize = 20_000;
-/// More than a message can have that came in with any other call.
+/// More than a message of any other call can have.
 const MAX_MESSAGE_BYTES: usize = 8 * 1024 * 1024;
-/// Copies name what they repeat, so a small document could fill a disk.
+/// Copies only reference their original, so a small document could fill a disk.
 const MAX_BYTES: usize = 64 * 1024 * 1024;
 const MAX_NAME_CHARS: usize = 256;
-/// Nobody reads more, and there could be one for each message.
+/// A longer report is useless, and there could be one error for each message.
 const MAX_ERRORS: usize = 100;
 
-/// A document that keeps the rules.
+/// A valid document.
 #[derive(Debug)]
 pub struct Import {
     pub title: Option<String>,
     pub agent: Option<String>,
     pub links: Vec<NewLink>,
-    /// What its signature has to be of.
+    /// The digest that its signature must sign.
     pub digest: [u8; 32],
     pub signature: Option<DocumentSignature>,
-    /// The first message that a person does not write themselves.
-    pub not_a_person_s: Option<String>,
+    /// The pointer to the role of the first message that users may not write.
+    pub restricted_role_pointer: Option<String>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct NewLink {
     pub compression: Option<CompressionRecord>,
     pub originals: Vec<Original>,
     pub copies: Vec<NewCopy>,
-    /// The last number that its compression gave it.
+    /// The last `seq` of the messages that its compression created.
     pub born_seq: i64,
     pub token_count: i64,
 }
@@ -60,57 +60,57 @@ pub struct NewCopy {
     pub from: MessagePosition,
 }
 
-/// What a copy needs to know of a message.
+/// The properties of a message that a copy of it needs.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct SourceMessage {
     original: MessagePosition,
     tokens: i32,
     bytes: usize,
 }
 
-struct Reader {
+struct Importer {
     hasher: DocumentHasher,
     errors: Vec<FieldError>,
-    known: Vec<Vec<Known>>,
+    sources: Vec<Vec<SourceMessage>>,
     bytes: usize,
-    not_a_person_s: Option<String>,
+    restricted_role_pointer: Option<String>,
 }
 
 pub fn check(document: Document) -> Result<Import> {
     check_size(&document)?;
     let title = document.title.map(|title| title.as_str().to_owned());
     let agent = document.agent.map(|agent| agent.as_str().to_owned());
-    let mut reader = Reader {
+    let mut importer = Importer {
         hasher: DocumentHasher::new(title.as_deref(), agent.as_deref())?,
         errors: Vec::new(),
-        known: Vec::new(),
+        sources: Vec::new(),
         bytes: 0,
-        not_a_person_s: None,
+        restricted_role_pointer: None,
     };
     if document.version.is_some_and(|version| version != VERSION) {
-        reader.refuse("/version", format!("this service reads version {VERSION}"));
+        importer.refuse("/version", format!("this service reads version {VERSION}"));
     }
-    reader.check_name("/conversation_id", document.conversation_id.as_deref());
+    importer.check_name("/conversation_id", document.conversation_id.as_deref());
     let mut links = Vec::new();
     for (link, depth) in document.links.into_iter().zip(0..) {
-        links.push(reader.link(depth, link)?);
-        if reader.errors.len() >= MAX_ERRORS || reader.bytes > MAX_BYTES {
+        links.push(importer.link(depth, link)?);
+        if importer.errors.len() >= MAX_ERRORS || importer.bytes > MAX_BYTES {
             break;
         }
     }
-    if reader.bytes > MAX_BYTES {
+    if importer.bytes > MAX_BYTES {
         let detail = format!("with its copies, a conversation has at most {MAX_BYTES} bytes");
-        reader.refuse("/links", detail);
+        importer.refuse("/links", detail);
     }
-    reader.errors.truncate(MAX_ERRORS);
-    Error::check(reader.errors)?;
+    importer.errors.truncate(MAX_ERRORS);
+    Error::check(importer.errors)?;
     Ok(Import {
         title,
         agent,
         links,
-        digest: reader.hasher.finish(),
+        digest: importer.hasher.finish(),
         signature: document.signature,
-        not_a_person_s: reader.not_a_person_s,
+        restricted_role_pointer: importer.restricted_role_pointer,
     })
 }
 
@@ -128,7 +128,7 @@ fn check_size(document: &Document) -> Result<()> {
     Error::check(errors)
 }
 
-impl Reader {
+impl Importer {
     fn refuse(&mut self, pointer: impl Into<String>, detail: impl Into<String>) {
         self.errors.push(FieldError::new(pointer, detail));
     }
@@ -140,47 +140,50 @@ impl Reader {
         }
     }
 
-    fn link(&mut self, depth: i32, given: DocumentLink) -> Result<NewLink> {
+    fn link(&mut self, depth: i32, input: DocumentLink) -> Result<NewLink> {
         let at = format!("/links/{depth}");
-        if given.depth.is_some_and(|said| said != depth) {
+        if input.depth.is_some_and(|number| number != depth) {
             self.refuse(format!("{at}/depth"), format!("is the link {depth}"));
         }
-        self.check_name(&format!("{at}/id"), given.id.as_deref());
-        self.check_compression(depth, &at, given.compression.as_ref());
+        self.check_name(&format!("{at}/id"), input.id.as_deref());
+        self.check_compression(depth, &at, input.compression.as_ref());
         let mut link = NewLink {
-            compression: given.compression.map(CompressionRecord::from),
+            compression: input.compression.map(CompressionRecord::from),
             ..NewLink::default()
         };
         self.hasher.link(depth, link.compression.as_ref())?;
-        if depth > 0 && self.known.last().is_some_and(Vec::is_empty) {
-            let detail = "nothing was said there that could have been compressed";
+        if depth > 0 && self.sources.last().is_some_and(Vec::is_empty) {
+            let detail = "has no message that could have been compressed";
             self.refuse(format!("/links/{}/messages", depth - 1), detail);
         }
-        self.known.push(Vec::new());
-        for (message, place) in given.messages.into_iter().zip(0..) {
-            let at = format!("{at}/messages/{place}");
-            self.message(depth, place + 1, &at, message, &mut link)?;
+        self.sources.push(Vec::new());
+        for (message, index) in input.messages.into_iter().zip(0..) {
+            let at = format!("{at}/messages/{index}");
+            self.message(depth, index + 1, &at, message, &mut link)?;
             if self.errors.len() >= MAX_ERRORS || self.bytes > MAX_BYTES {
                 return Ok(link);
             }
         }
         if depth > 0 && link.originals.is_empty() {
-            let detail = "has no summary, with which a compression begins a link";
+            let detail = "has no summary, with which a compression starts a link";
             self.refuse(format!("{at}/messages"), detail);
         }
         Ok(link)
     }
 
-    fn check_compression(&mut self, depth: i32, at: &str, given: Option<&DocumentCompression>) {
+    fn check_compression(&mut self, depth: i32, at: &str, input: Option<&DocumentCompression>) {
         let at = format!("{at}/compression");
-        let Some(record) = given else {
+        let Some(record) = input else {
             if depth > 0 {
-                self.refuse(at, "is required: compression makes each link but the first");
+                self.refuse(
+                    at,
+                    "is required: compression creates each link but the first",
+                );
             }
             return;
         };
         if depth == 0 {
-            self.refuse(&at, "must be null: no compression makes the first link");
+            self.refuse(&at, "must be null: no compression creates the first link");
         }
         for (member, number) in [
             ("summarised", record.summarised),
@@ -201,27 +204,27 @@ impl Reader {
         depth: i32,
         seq: i64,
         at: &str,
-        given: DocumentMessage,
+        input: DocumentMessage,
         link: &mut NewLink,
     ) -> Result<()> {
-        if given.seq != seq {
+        if input.seq != seq {
             let detail = format!("must be {seq}: numbers have no gap");
             self.refuse(format!("{at}/seq"), detail);
         }
-        let known = match given.copied_from {
-            Some(from) => self.copy(depth, seq, at, from, &given, link)?,
-            None => self.original(depth, seq, at, given, link)?,
+        let source = match input.copied_from {
+            Some(from) => self.copy(depth, seq, at, from, &input, link)?,
+            None => self.original(depth, seq, at, input, link)?,
         };
-        // After a refusal the rest is only looked at for further ones.
-        let known = known.unwrap_or(Known {
+        // After an error the rest is only checked for further errors.
+        let source = source.unwrap_or(SourceMessage {
             original: MessagePosition { link: depth, seq },
             tokens: 0,
             bytes: 0,
         });
-        link.token_count += i64::from(known.tokens);
-        self.bytes += known.bytes;
-        if let Some(places) = self.known.last_mut() {
-            places.push(known);
+        link.token_count += i64::from(source.tokens);
+        self.bytes += source.bytes;
+        if let Some(sources) = self.sources.last_mut() {
+            sources.push(source);
         }
         Ok(())
     }
@@ -232,48 +235,52 @@ impl Reader {
         seq: i64,
         at: &str,
         from: MessagePosition,
-        given: &DocumentMessage,
+        input: &DocumentMessage,
         link: &mut NewLink,
-    ) -> Result<Option<Known>> {
+    ) -> Result<Option<SourceMessage>> {
         let at = format!("{at}/copied_from");
-        let bare = given.role.is_none()
-            && given.kind.is_none()
-            && given.content.is_none()
-            && given.tool_calls.is_none()
-            && given.tool_call_id.is_none()
-            && given.name.is_none()
-            && given.reasoning_content.is_none()
-            && given.token_count.is_none();
-        if !bare {
-            self.refuse(at, "a copy says nothing that its original does not say");
+        let is_bare = input.role.is_none()
+            && input.kind.is_none()
+            && input.content.is_none()
+            && input.tool_calls.is_none()
+            && input.tool_call_id.is_none()
+            && input.name.is_none()
+            && input.reasoning_content.is_none()
+            && input.token_count.is_none();
+        if !is_bare {
+            self.refuse(at, "a copy has no members of its own");
             return Ok(None);
         }
         if link.originals.len() > 1 {
             self.refuse(
                 at,
-                "copies stand around the summary, before what was said since",
+                "copies stand next to the summary, before later messages",
             );
             return Ok(None);
         }
-        let Some(known) = self.find(depth, from) else {
-            self.refuse(at, "names no message of an earlier link");
+        let Some(source) = self.find(depth, from) else {
+            self.refuse(at, "is no message of an earlier link");
             return Ok(None);
         };
         self.hasher.copy(seq, from)?;
         link.copies.push(NewCopy {
             seq,
-            from: known.original,
+            from: source.original,
         });
         link.born_seq = seq;
-        Ok(Some(known))
+        Ok(Some(source))
     }
 
-    /// The message at a place in a link before `depth`.
-    fn find(&self, depth: i32, place: MessagePosition) -> Option<Known> {
-        let link = usize::try_from(place.link).ok()?;
-        let earlier = place.link < depth;
-        let seq = usize::try_from(place.seq).ok()?.checked_sub(1)?;
-        self.known.get(link).filter(|_| earlier)?.get(seq).copied()
+    /// The message at a position in a link before `depth`.
+    fn find(&self, depth: i32, position: MessagePosition) -> Option<SourceMessage> {
+        let link = usize::try_from(position.link).ok()?;
+        let is_earlier = position.link < depth;
+        let seq = usize::try_from(position.seq).ok()?.checked_sub(1)?;
+        self.sources
+            .get(link)
+            .filter(|_| is_earlier)?
+            .get(seq)
+            .copied()
     }
 
     fn original(
@@ -281,39 +288,39 @@ impl Reader {
         depth: i32,
         seq: i64,
         at: &str,
-        given: DocumentMessage,
+        input: DocumentMessage,
         link: &mut NewLink,
-    ) -> Result<Option<Known>> {
-        let Some(role) = given.role else {
+    ) -> Result<Option<SourceMessage>> {
+        let Some(role) = input.role else {
             self.refuse(format!("{at}/role"), "is required, but for a copy");
             return Ok(None);
         };
         let extra = Extra {
-            name: given.name,
-            reasoning_content: given.reasoning_content,
+            name: input.name,
+            reasoning_content: input.reasoning_content,
             ..Extra::default()
         };
         let message = NewMessage {
             role,
-            kind: given.kind.unwrap_or(MessageKind::Normal),
-            content: given.content,
-            tool_calls: given.tool_calls,
-            tool_call_id: given.tool_call_id,
-            token_count: given.token_count,
-            extra: extra.kept(),
+            kind: input.kind.unwrap_or(MessageKind::Normal),
+            content: input.content,
+            tool_calls: input.tool_calls,
+            tool_call_id: input.tool_call_id,
+            token_count: input.token_count,
+            extra: extra.non_empty(),
         };
         message.check(at, &mut self.errors);
-        // Uncompressing takes back what a link was born with, so nothing that was said may be in it.
+        // Uncompressing deletes the messages that the compression created, so they must be copies and one summary.
         if depth > 0 && link.originals.is_empty() {
             if message.kind != MessageKind::Summary {
                 let detail =
-                    "must be summary: a compression begins a link with copies and one summary";
+                    "must be summary: a compression starts a link with copies and one summary";
                 self.refuse(format!("{at}/kind"), detail);
             }
             link.born_seq = seq;
         }
-        if self.not_a_person_s.is_none() && !is_a_person_s(&message) {
-            self.not_a_person_s = Some(format!("{at}/role"));
+        if self.restricted_role_pointer.is_none() && !is_writable_by_users(&message) {
+            self.restricted_role_pointer = Some(format!("{at}/role"));
         }
         let original = Original {
             seq,
@@ -332,24 +339,24 @@ impl Reader {
             self.refuse(format!("{at}/content"), detail);
         }
         self.hasher.original(&original)?;
-        let known = Known {
+        let source = SourceMessage {
             original: MessagePosition { link: depth, seq },
             tokens: original.token_count,
             bytes,
         };
         link.originals.push(original);
-        Ok(Some(known))
+        Ok(Some(source))
     }
 }
 
-/// What anyone may write: what they say, and the summaries that they may give to `compress`. The rest
-/// is said by assistants, tools and the service.
-fn is_a_person_s(message: &NewMessage) -> bool {
-    let kind = match message.kind {
+/// Whether a user may write the message: their own messages, and the summaries that they may send to
+/// `compress`. Assistants, tools and the service write the rest.
+fn is_writable_by_users(message: &NewMessage) -> bool {
+    let is_of_users_kind = match message.kind {
         MessageKind::Normal | MessageKind::Summary => true,
         MessageKind::Handoff | MessageKind::Notice => false,
     };
-    kind && message.role == Role::User
+    is_of_users_kind && message.role == Role::User
 }
 
 #[cfg(test)]

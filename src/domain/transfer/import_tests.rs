@@ -1,4 +1,4 @@
-//! Documents that an import takes, and those that it refuses.
+//! Documents that an import accepts, and documents that it refuses.
 
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ fn later(messages: Value) -> Value {
 }
 
 #[test]
-fn a_link_is_counted_as_compression_would_have_made_it() {
+fn a_link_has_the_counts_of_a_compression() {
     let links = json!([
         first(json!([user(1, "a"), user(2, "b"), user(3, "c")])),
         later(json!([
@@ -57,7 +57,7 @@ fn a_link_is_counted_as_compression_would_have_made_it() {
         })
         .collect();
     assert_eq!(counts, [(3, 3, 30, 0), (4, 2, 33, 3), (2, 1, 13, 2)]);
-    // A copy of a copy knows the original.
+    // A copy of a copy references the original.
     let original = MessagePosition { link: 0, seq: 3 };
     assert_eq!(
         import.links[2].copies,
@@ -66,11 +66,11 @@ fn a_link_is_counted_as_compression_would_have_made_it() {
             from: original
         }]
     );
-    assert_eq!(import.not_a_person_s, None);
+    assert_eq!(import.restricted_role_pointer, None);
 }
 
 #[test]
-fn what_breaks_a_rule_is_pointed_at() {
+fn every_error_has_its_pointer() {
     let one = || first(json!([user(1, "a")]));
     for (links, pointer) in [
         (json!([]), "/links"),
@@ -162,7 +162,7 @@ fn what_breaks_a_rule_is_pointed_at() {
 }
 
 #[test]
-fn no_document_is_too_large_and_no_refusal_too_long() {
+fn large_documents_are_refused_and_reports_are_bounded() {
     let many: Vec<Value> = (1..=20_001).map(|seq| user(seq, "a")).collect();
     let error = read(json!({"links": [first(json!(many))]})).unwrap_err();
     assert_eq!(error.errors[0].pointer, "/links");
@@ -174,7 +174,7 @@ fn no_document_is_too_large_and_no_refusal_too_long() {
     links.extend((0..40).map(|_| later(json!([summary(1), copy(2, 0, 1), copy(3, 0, 2)]))));
     let error = read(json!({ "links": links })).unwrap_err();
     assert_eq!(error.errors[0].pointer, "/links");
-    // As many characters as a text and its calls may have, each of four bytes.
+    // The maximum of characters of a text and its calls, of four bytes each.
     let most = "\u{1F600}".repeat(1024 * 1024);
     let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": most}});
     let message = json!({"seq": 1, "role": "assistant", "content": most, "tool_calls": [call]});
@@ -183,8 +183,8 @@ fn no_document_is_too_large_and_no_refusal_too_long() {
 }
 
 #[test]
-fn what_a_person_does_not_say_is_noticed() {
-    for (message, theirs) in [
+fn messages_that_users_may_not_write_are_found() {
+    for (message, is_writable) in [
         (json!({"seq": 1, "role": "user", "content": "x"}), true),
         (
             json!({"seq": 1, "role": "user", "kind": "summary", "content": "x"}),
@@ -205,6 +205,10 @@ fn what_a_person_does_not_say_is_noticed() {
         (json!({"seq": 1, "role": "system", "content": "x"}), false),
     ] {
         let import = read(json!({"links": [first(json!([message]))]})).unwrap();
-        assert_eq!(import.not_a_person_s.is_none(), theirs, "{message}");
+        assert_eq!(
+            import.restricted_role_pointer.is_none(),
+            is_writable,
+            "{message}"
+        );
     }
 }

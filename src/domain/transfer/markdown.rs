@@ -1,5 +1,5 @@
-//! A conversation as Markdown, for people to read. What was said is shown as it was written, but nothing
-//! in it can pass for a heading of the document, run on into the next message, or become HTML.
+//! A conversation as Markdown, for reading. Texts appear as they were written, but no text can pass for a
+//! heading of the document, continue into the next message, or become HTML.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -22,7 +22,7 @@ pub fn write_head(head: &Head, out: &mut String) {
 
 const TIME: &str = "%Y-%m-%dT%H:%M:%SZ";
 
-/// Writes an original message; links and copies are for the service, and not for people.
+/// Writes an original message. Links and copies are omitted: only an import needs them.
 pub fn write_piece(piece: &Piece, out: &mut String) -> Result<()> {
     match piece {
         Piece::Link(_) | Piece::Copy { .. } => Ok(()),
@@ -70,16 +70,16 @@ fn pretty(value: &Value) -> Result<String> {
 }
 
 fn add_content(content: &Value, role: Role, blocks: &mut Vec<String>) -> Result<()> {
-    let shown = |text: &str| match role {
+    let block = |text: &str| match role {
         Role::Tool => fenced("", text),
-        Role::System | Role::User | Role::Assistant => tamed(text),
+        Role::System | Role::User | Role::Assistant => confined(text),
     };
     if let Value::String(text) = content {
-        blocks.push(shown(text));
+        blocks.push(block(text));
     }
     for part in content.as_array().into_iter().flatten() {
         blocks.push(match text_of(part) {
-            Some(text) => shown(text),
+            Some(text) => block(text),
             None => fenced("json", &pretty(part)?),
         });
     }
@@ -93,7 +93,7 @@ fn text_of(part: &Value) -> Option<&str> {
     part.get("text").filter(|_| is_text).and_then(Value::as_str)
 }
 
-/// A code block that nothing in `text` can end.
+/// A code block that no text in it can end.
 fn fenced(language: &str, text: &str) -> String {
     let text = with_plain_line_ends(text);
     let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
@@ -107,17 +107,17 @@ fn quoted(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// For Markdown, a carriage return alone ends a line.
+/// In Markdown, a carriage return alone ends a line.
 fn with_plain_line_ends(text: &str) -> String {
     text.replace("\r\n", "\n").replace('\r', "\n")
 }
 
-/// Someone's Markdown, kept within its place.
-fn tamed(text: &str) -> String {
+/// Markdown of a message, confined to its section.
+fn confined(text: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut fence: Option<(char, usize)> = None;
-    // Whether a code span may have begun on an earlier line of the paragraph.
-    let mut unsure = false;
+    // Whether a code span may have started on an earlier line of the paragraph.
+    let mut in_open_span = false;
     for line in with_plain_line_ends(text).lines() {
         let rest = line.trim_start_matches(' ');
         let in_margin = line.len() - rest.len() <= 3;
@@ -129,11 +129,11 @@ fn tamed(text: &str) -> String {
             lines.push(line.to_owned());
         } else if let Some(opened) = opens_fence(rest).filter(|_| in_margin) {
             fence = Some(opened);
-            // Without its indentation, so that it is no part of a list and ends only where we see it.
+            // Without its indentation, so that it is no part of a list and ends only where this function finds it.
             lines.push(rest.to_owned());
         } else {
-            unsure &= !rest.is_empty();
-            let text = without_html(line, &mut unsure);
+            in_open_span &= !rest.is_empty();
+            let text = without_html(line, &mut in_open_span);
             let escape = in_margin && (rest.starts_with('#') || is_underline(rest));
             lines.push(if escape {
                 text.replacen(&rest[..1], &format!("\\{}", &rest[..1]), 1)
@@ -148,7 +148,7 @@ fn tamed(text: &str) -> String {
     lines.join("\n")
 }
 
-/// How often `text` begins with `mark`, and what follows.
+/// The number of `mark`s at the beginning of `text`, and the rest.
 fn run_of(text: &str, mark: char) -> (usize, &str) {
     let after = text.trim_start_matches(mark);
     (text.len() - after.len(), after)
@@ -161,22 +161,22 @@ fn opens_fence(text: &str) -> Option<(char, usize)> {
     })
 }
 
-/// A line that makes a heading of the one before.
+/// Whether the line turns the previous one into a heading.
 fn is_underline(text: &str) -> bool {
     let text = text.trim_end();
-    let of = |mark: char| !text.is_empty() && text.chars().all(|c| c == mark);
-    of('=') || of('-')
+    let consists_of = |mark: char| !text.is_empty() && text.chars().all(|c| c == mark);
+    consists_of('=') || consists_of('-')
 }
 
-/// Takes its meaning from each `<` that could begin a tag, but in code, where it has none.
-fn without_html(line: &str, unsure: &mut bool) -> String {
-    // There are ways to end a code span early; where one could be, nothing counts as code.
-    let spans = !*unsure && !line.contains("\\`") && !line.contains('|');
+/// Escapes each `<` that could start a tag, except in code.
+fn without_html(line: &str, in_open_span: &mut bool) -> String {
+    // Some constructs end a code span early. A line with one of them has no code spans.
+    let spans = !*in_open_span && !line.contains("\\`") && !line.contains('|');
     let mut out = String::with_capacity(line.len());
     let mut rest = line;
-    while let Some(place) = rest.find(['<', '`']) {
-        out.push_str(&rest[..place]);
-        rest = &rest[place..];
+    while let Some(index) = rest.find(['<', '`']) {
+        out.push_str(&rest[..index]);
+        rest = &rest[index..];
         let (run, after) = run_of(rest, '`');
         if run == 0 {
             let begins_tag = |c: char| c.is_ascii_alphabetic() || matches!(c, '/' | '!' | '?');
@@ -186,23 +186,23 @@ fn without_html(line: &str, unsure: &mut bool) -> String {
             continue;
         }
         let end = end_of_span(after, run).filter(|_| spans);
-        *unsure |= end.is_none();
-        let taken = run + end.unwrap_or(0);
-        out.push_str(&rest[..taken]);
-        rest = &rest[taken..];
+        *in_open_span |= end.is_none();
+        let length = run + end.unwrap_or(0);
+        out.push_str(&rest[..length]);
+        rest = &rest[length..];
     }
     out.push_str(rest);
     out
 }
 
-/// Where the code span ends that a run of backticks began before `text`.
+/// The end of the code span that a run of backticks before `text` started.
 fn end_of_span(text: &str, length: usize) -> Option<usize> {
-    let mut place = 0;
-    while let Some(found) = text[place..].find('`') {
-        let (run, _) = run_of(&text[place + found..], '`');
-        place += found + run;
+    let mut end = 0;
+    while let Some(found) = text[end..].find('`') {
+        let (run, _) = run_of(&text[end + found..], '`');
+        end += found + run;
         if run == length {
-            return Some(place);
+            return Some(end);
         }
     }
     None
@@ -213,8 +213,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_was_said_is_a_heading_or_html_or_runs_on() {
-        for (text, shown) in [
+    fn no_text_becomes_a_heading_or_html_or_leaves_its_section() {
+        for (text, expected) in [
             ("plain *text*", "plain *text*"),
             ("# a\n### user · 2026", "\\# a\n\\### user · 2026"),
             ("   ## a\n    # code", "   \\## a\n    # code"),
@@ -240,7 +240,7 @@ mod tests {
             ("\\<b>", "\\&lt;b>"),
             ("", ""),
         ] {
-            assert_eq!(tamed(text), shown, "{text:?}");
+            assert_eq!(confined(text), expected, "{text:?}");
         }
     }
 

@@ -4,4 +4,4 @@ pub mod document;
 pub mod export;
 pub mod import;
 pub mod markdown;
-pub mod person_document;
+pub mod user_document;

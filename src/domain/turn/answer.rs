@@ -1,5 +1,4 @@
-//! A model's answer, put together from the chunks it comes in. Nothing in a chunk is trusted: whatever has
-//! not the shape it should have is left out.
+//! A model's answer, assembled from chunks. Chunks are not trusted: malformed members are ignored.
 
 use serde_json::{Map, Value};
 
@@ -16,12 +15,12 @@ const MAX_NAME_CHARS: usize = 256;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
     pub text: String,
-    /// Why it does not answer, where the model says so.
+    /// The model's refusal text, if any.
     pub refusal: String,
-    /// Characters of both; as many as a message may have.
+    /// Characters of both, limited like a message.
     chars: usize,
     calls: Vec<PartialCall>,
-    /// Characters of the arguments of all calls; as many as a message may have.
+    /// Characters of the arguments of all calls, limited like a message.
     arguments_chars: usize,
     pub finish_reason: Option<String>,
     pub usage: Option<TokenUsage>,
@@ -39,23 +38,23 @@ struct PartialCall {
     arguments: String,
 }
 
-/// An answer that is larger than a message may be.
+/// The answer exceeds the size limit of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLarge;
 
 impl Answer {
-    /// Takes a chunk in, and answers the text that it added.
+    /// Adds a chunk and returns the text in it.
     pub fn add<'a>(&mut self, chunk: &'a CompletionObject) -> Result<&'a str, TooLarge> {
         if chunk.usage.is_some() {
             self.usage = chunk.usage;
             self.usage_details = chunk.usage_details.clone();
         }
-        for (kept, told) in [
+        for (member, update) in [
             (&mut self.system_fingerprint, &chunk.system_fingerprint),
             (&mut self.service_tier, &chunk.service_tier),
         ] {
-            if told.is_some() && kept != told {
-                kept.clone_from(told);
+            if update.is_some() && member != update {
+                member.clone_from(update);
             }
         }
         self.add_reasoning(&chunk.delta);
@@ -79,7 +78,7 @@ impl Answer {
         Ok(text)
     }
 
-    /// Providers have two names for it. What is more than a message may hold is not kept.
+    /// Providers have two names for it. Text over the size limit of a message is dropped.
     fn add_reasoning(&mut self, delta: &Map<String, Value>) {
         let members = ["reasoning_content", "reasoning"];
         let mut texts = members.iter().filter_map(|member| delta.get(*member));
@@ -90,40 +89,40 @@ impl Answer {
     }
 
     fn add_call(&mut self, part: &Value) -> Result<(), TooLarge> {
-        let place = match part["index"].as_u64() {
+        let index = match part["index"].as_u64() {
             Some(index) => usize::try_from(index).unwrap_or(usize::MAX),
             None => self.calls.len(),
         };
-        if place >= MAX_CALLS {
+        if index >= MAX_CALLS {
             return Err(TooLarge);
         }
-        if self.calls.len() <= place {
-            self.calls.resize(place + 1, PartialCall::default());
+        if self.calls.len() <= index {
+            self.calls.resize(index + 1, PartialCall::default());
         }
-        let call = &mut self.calls[place];
+        let call = &mut self.calls[index];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         call.id.push_str(&text(&part["id"]));
         call.name.push_str(&text(&part["function"]["name"]));
         let arguments = part["function"]["arguments"].as_str().unwrap_or_default();
         call.arguments.push_str(arguments);
         self.arguments_chars += arguments.chars().count();
-        let long = |text: &str| text.chars().count() > MAX_NAME_CHARS;
-        if self.arguments_chars > MAX_CONTENT_CHARS || long(&call.id) || long(&call.name) {
+        let is_long = |text: &str| text.chars().count() > MAX_NAME_CHARS;
+        if self.arguments_chars > MAX_CONTENT_CHARS || is_long(&call.id) || is_long(&call.name) {
             return Err(TooLarge);
         }
         Ok(())
     }
 
-    /// The tools it calls. A provider that names its calls badly gets names that are told apart.
+    /// The tool calls. A missing or duplicate id of a provider is replaced by a unique one.
     pub fn tool_calls(&self) -> Vec<ToolCall> {
         let mut calls: Vec<ToolCall> = Vec::new();
-        for (place, call) in self.calls.iter().enumerate() {
+        for (index, call) in self.calls.iter().enumerate() {
             if call.name.is_empty() {
                 continue;
             }
-            let taken = calls.iter().any(|other| other.id == call.id);
-            let id = if call.id.is_empty() || taken {
-                format!("call_{place}")
+            let is_duplicate = calls.iter().any(|other| other.id == call.id);
+            let id = if call.id.is_empty() || is_duplicate {
+                format!("call_{index}")
             } else {
                 call.id.clone()
             };
@@ -146,7 +145,7 @@ impl Answer {
         calls
     }
 
-    /// Bytes that the model said, for an estimate.
+    /// The size of the model's output in bytes, for an estimate.
     pub fn said(&self) -> usize {
         let calls = self
             .calls
@@ -162,7 +161,7 @@ impl Answer {
         (!self.text.is_empty()).then(|| Content::text(&self.text))
     }
 
-    /// What the model told beside it.
+    /// The metadata that the model reported with the answer.
     pub fn extra(&self, usage_details: UsageDetails) -> Option<Box<Extra>> {
         let extra = Extra {
             name: None,
@@ -172,10 +171,10 @@ impl Answer {
             service_tier: self.service_tier.clone(),
             usage_details,
         };
-        extra.kept()
+        extra.non_empty()
     }
 
-    /// As a message of the transcript; `None` if it says nothing.
+    /// The message for the transcript; `None` if the answer is empty.
     pub fn message(&self, calls: Vec<ToolCall>) -> Option<NewMessage> {
         let content = self.content();
         if content.is_none() && calls.is_empty() {
@@ -199,18 +198,18 @@ mod tests {
 
     use super::*;
 
-    fn read(chunk: Value) -> CompletionObject {
+    fn parse(chunk: Value) -> CompletionObject {
         CompletionObject::read(chunk.to_string().into_bytes()).unwrap()
     }
 
     fn chunk(delta: Value, finish: Value) -> CompletionObject {
-        read(json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}))
+        parse(json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}))
     }
 
     #[test]
-    fn text_and_calls_are_put_together_from_their_pieces() {
+    fn text_and_calls_are_assembled_from_chunks() {
         let mut answer = Answer::default();
-        for piece in [
+        for part_chunk in [
             chunk(json!({"role": "assistant", "content": "It "}), Value::Null),
             chunk(json!({"content": "is"}), Value::Null),
             chunk(
@@ -222,9 +221,9 @@ mod tests {
                                       {"index": 1, "function": {"name": "other"}}]}),
                 json!("tool_calls"),
             ),
-            read(json!({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})),
+            parse(json!({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})),
         ] {
-            answer.add(&piece).unwrap();
+            answer.add(&part_chunk).unwrap();
         }
         assert_eq!(answer.text, "It is");
         assert_eq!(answer.finish_reason.as_deref(), Some("tool_calls"));
@@ -241,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_shape_is_left_out_and_what_is_endless_is_refused() {
+    fn malformed_members_are_ignored_and_large_answers_are_refused() {
         let mut answer = Answer::default();
         for odd in [
-            read(json!({"choices": []})),
-            read(json!({"choices": [5]})),
+            parse(json!({"choices": []})),
+            parse(json!({"choices": [5]})),
             chunk(json!({"content": 5, "tool_calls": {}}), json!(7)),
             chunk(json!({"tool_calls": [7, {"index": "x"}]}), Value::Null),
         ] {

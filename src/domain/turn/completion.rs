@@ -1,5 +1,5 @@
-//! What a client asks of a model, in OpenAI's words: read just far enough to know what it is about. What
-//! the service has no part in is passed on as it came.
+//! A client's completion request in OpenAI's form. Only the members that the service uses are parsed; the
+//! rest is forwarded unchanged.
 
 use std::borrow::Cow;
 
@@ -26,7 +26,7 @@ const ROLES: [&str; 6] = [
 ];
 
 const MAX_OPTIONS_BYTES: usize = 1024 * 1024;
-/// More members than this are no request.
+/// The most members of a request.
 const MAX_MEMBERS: usize = 256;
 
 #[derive(Debug, Clone)]
@@ -34,30 +34,30 @@ pub struct CompletionRequest {
     /// The agent's name.
     pub model: String,
     pub stream: bool,
-    /// Whether a stream ends with a chunk about its usage.
+    /// Whether a stream ends with a chunk of its usage.
     pub include_usage: bool,
-    /// Whether it also has events that are not OpenAI's.
+    /// Whether a stream also has events outside of OpenAI's API.
     pub include_hermes_events: bool,
-    /// Who speaks, or a label that means nothing to us.
+    /// The acting user, or a label that the service ignores.
     pub user: Option<String>,
     /// Whether it may be stored in a session.
     pub stores: bool,
-    /// How long the whole request is.
+    /// The size of the whole request.
     pub bytes: usize,
-    messages: Vec<AskedMessage>,
+    messages: Vec<RequestMessage>,
     stream_options: RawMembers,
     /// All members but the messages.
     members: RawMembers,
 }
 
-/// A message of a request, as it came.
+/// A message of a request, unchanged.
 #[derive(Debug, Clone)]
-struct AskedMessage {
+struct RequestMessage {
     role: String,
     text: Box<RawValue>,
 }
 
-/// What every message of a request is read for.
+/// The members that every message of a request is validated by.
 #[derive(Deserialize)]
 struct MessageHead<'a> {
     #[serde(borrow, default)]
@@ -66,7 +66,7 @@ struct MessageHead<'a> {
     name: Option<Cow<'a, str>>,
 }
 
-/// What a message that goes into a session is read for.
+/// The members of a message that a session stores.
 #[derive(Deserialize)]
 struct NewMessageText {
     #[serde(default)]
@@ -76,7 +76,7 @@ struct NewMessageText {
 }
 
 impl CompletionRequest {
-    /// Reads a text that is valid JSON.
+    /// Parses a text that is valid JSON.
     pub fn read(text: &str) -> Result<Self> {
         let members = serde_json::from_str::<RawMembers>(text);
         let mut members = members.map_err(|_| {
@@ -84,43 +84,44 @@ impl CompletionRequest {
             Error::fields(Code::InvalidRequest, vec![error])
         })?;
         let mut errors = Vec::new();
-        let mut wrong = |pointer: &str, detail: &str| errors.push(FieldError::new(pointer, detail));
+        let mut refuse =
+            |pointer: &str, detail: &str| errors.push(FieldError::new(pointer, detail));
         if members.len() > MAX_MEMBERS {
-            wrong("", "has more than 256 members");
+            refuse("", "has more than 256 members");
         }
         let model = members.read::<String>("model");
         if model.is_none() {
-            wrong("/model", "must be the name of an agent");
+            refuse("/model", "must be the name of an agent");
         }
-        let given = members.remove("messages");
-        let given =
-            given.and_then(|given| serde_json::from_str::<Vec<Box<RawValue>>>(given.get()).ok());
+        let list = members.remove("messages");
+        let list =
+            list.and_then(|list| serde_json::from_str::<Vec<Box<RawValue>>>(list.get()).ok());
         let mut messages = Vec::new();
-        match given {
-            None => wrong("/messages", "must be a list"),
-            Some(given) if !(1..=MAX_MESSAGES).contains(&given.len()) => {
-                wrong("/messages", "must have 1 to 10000 entries");
+        match list {
+            None => refuse("/messages", "must be a list"),
+            Some(list) if !(1..=MAX_MESSAGES).contains(&list.len()) => {
+                refuse("/messages", "must have 1 to 10000 entries");
             }
-            Some(given) => {
-                for (place, text) in given.into_iter().enumerate() {
+            Some(list) => {
+                for (index, text) in list.into_iter().enumerate() {
                     match read_role(&text) {
-                        Ok(role) => messages.push(AskedMessage { role, text }),
+                        Ok(role) => messages.push(RequestMessage { role, text }),
                         Err((member, detail)) => {
-                            wrong(&format!("/messages/{place}/{member}"), detail);
+                            refuse(&format!("/messages/{index}/{member}"), detail);
                         }
                     }
                 }
             }
         }
-        for (member, begins) in [
+        for (member, starts) in [
             ("stream", ["true", "false"].as_slice()),
             ("stream_options", &["{"]),
             ("user", &["\""]),
             ("tools", &["["]),
         ] {
-            let given = members.get(member);
-            if given.is_some_and(|text| !begins.iter().any(|begin| text.starts_with(begin))) {
-                wrong(&format!("/{member}"), "has the wrong type");
+            let text = members.get(member);
+            if text.is_some_and(|text| !starts.iter().any(|start| text.starts_with(start))) {
+                refuse(&format!("/{member}"), "has the wrong type");
             }
         }
         if !errors.is_empty() {
@@ -141,16 +142,16 @@ impl CompletionRequest {
         })
     }
 
-    /// What is new in a request about a session: what follows the last message of an assistant, the
-    /// instructions for this turn, and how the model is to answer.
+    /// The input of a session's turn: the messages after the last message of an assistant, the
+    /// instructions for this turn, and the model's options.
     pub fn turn_input(&self) -> Result<TurnInput> {
-        let is_assistant = |message: &AskedMessage| message.role == "assistant";
+        let is_assistant = |message: &RequestMessage| message.role == "assistant";
         let first = self.messages.iter().rposition(is_assistant);
         let first = first.map_or(0, |last| last + 1);
         let mut errors = Vec::new();
         let mut messages = Vec::new();
-        for (place, message) in self.messages.iter().enumerate().skip(first) {
-            let at = format!("/messages/{place}");
+        for (index, message) in self.messages.iter().enumerate().skip(first) {
+            let at = format!("/messages/{index}");
             match message.role.as_str() {
                 "system" | "developer" => {}
                 "user" | "tool" => match read_message(message) {
@@ -162,12 +163,12 @@ impl CompletionRequest {
                 },
                 _ => {
                     let pointer = format!("{at}/role");
-                    errors.push(FieldError::new(pointer, "is not taken in a session"));
+                    errors.push(FieldError::new(pointer, "is not allowed in a session"));
                 }
             }
         }
         if messages.is_empty() && errors.is_empty() {
-            let detail = "nothing is said after the last message of the assistant";
+            let detail = "there is no message after the last message of the assistant";
             errors.push(FieldError::new("/messages", detail));
         }
         if self.members.get("n").is_some_and(|n| n != "1") {
@@ -177,7 +178,7 @@ impl CompletionRequest {
             return Err(Error::fields(Code::InvalidRequest, errors));
         }
         let is_instruction =
-            |message: &&AskedMessage| message.role == "system" || message.role == "developer";
+            |message: &&RequestMessage| message.role == "system" || message.role == "developer";
         let instructions = self.messages.iter().filter(is_instruction);
         let instructions = instructions.map(|message| {
             let message: Value = serde_json::from_str(message.text.get())?;
@@ -187,7 +188,7 @@ impl CompletionRequest {
         let instruction = instructions.map_err(Error::internal)?.join("\n\n");
         let ours = ["model", "stream", "stream_options", "user"];
         let options: RawMembers = self.members.without(&ours).collect();
-        // A turn holds them until it ends, however long it waits.
+        // A turn stores them until it ends, however long it waits.
         if instruction.len() + options.bytes() > MAX_OPTIONS_BYTES {
             let detail = "instructions, tools and other options have at most 1 MiB in a session";
             return Err(Error::fields(
@@ -202,8 +203,8 @@ impl CompletionRequest {
         })
     }
 
-    /// What the agent's model is asked: its own name, the agent's instructions first, and in a stream
-    /// always the usage, which we count.
+    /// The request to the agent's model: with the model's own name, the agent's instructions first, and in
+    /// a stream always with the usage, which the service counts.
     pub fn for_model(&self, agent: &AgentSpec) -> Result<Vec<u8>> {
         let stream_options = self.stream.then(|| {
             let mut options = self.stream_options.clone();
@@ -215,8 +216,8 @@ impl CompletionRequest {
             .then(|| json!({"role": "system", "content": agent.system_prompt}));
         let prompt = prompt.as_ref().map(PromptOrMessage::Prompt);
         let messages = self.messages.iter().map(|message| &*message.text);
-        let asked = ForModel {
-            passed: Passed(&self.members),
+        let request = ModelRequest {
+            forwarded: ForwardedMembers(&self.members),
             model: match agent.upstream.kind {
                 UpstreamKind::Openai => agent.upstream.model.as_deref().unwrap_or_default(),
                 UpstreamKind::Demo => "demo",
@@ -227,15 +228,15 @@ impl CompletionRequest {
                 .collect(),
             stream_options: stream_options.as_ref(),
         };
-        serde_json::to_vec(&asked).map_err(Error::internal)
+        serde_json::to_vec(&request).map_err(Error::internal)
     }
 }
 
-/// What a model is asked, without a copy of what is passed on.
+/// The request to a model, without a copy of the forwarded members.
 #[derive(Serialize)]
-struct ForModel<'a> {
+struct ModelRequest<'a> {
     #[serde(flatten)]
-    passed: Passed<'a>,
+    forwarded: ForwardedMembers<'a>,
     model: &'a str,
     messages: Vec<PromptOrMessage<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -249,16 +250,16 @@ enum PromptOrMessage<'a> {
     Message(&'a RawValue),
 }
 
-/// Members of a request that no other member of `ForModel` stands for.
-struct Passed<'a>(&'a RawMembers);
+/// Members of a request that `ModelRequest` does not set.
+struct ForwardedMembers<'a>(&'a RawMembers);
 
-impl Serialize for Passed<'_> {
+impl Serialize for ForwardedMembers<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.without(&["model", "stream_options"]))
     }
 }
 
-/// The role of a message; otherwise which member is wrong, and why.
+/// The role of a message, or the invalid member and its error.
 fn read_role(message: &RawValue) -> std::result::Result<String, (&'static str, &'static str)> {
     let no_role = ("role", "must be a role");
     let wrong_name = ("name", "must have 1 to 256 characters");
@@ -269,7 +270,7 @@ fn read_role(message: &RawValue) -> std::result::Result<String, (&'static str, &
             #[serde(borrow)]
             role: Cow<'a, str>,
         }
-        // Then it is the name, if anything can be told of the role.
+        // If the role alone can be parsed, the name is invalid.
         match serde_json::from_str::<Role>(message.get()) {
             Ok(Role { role }) if ROLES.contains(&&*role) => wrong_name,
             Ok(_) | Err(_) => no_role,
@@ -285,7 +286,7 @@ fn read_role(message: &RawValue) -> std::result::Result<String, (&'static str, &
     Ok(head.role.into_owned())
 }
 
-fn read_message(message: &AskedMessage) -> serde_json::Result<NewMessage> {
+fn read_message(message: &RequestMessage) -> serde_json::Result<NewMessage> {
     let role = if message.role == "tool" {
         Role::Tool
     } else {
@@ -304,11 +305,11 @@ fn read_message(message: &AskedMessage) -> serde_json::Result<NewMessage> {
         tool_calls: None,
         tool_call_id: tool_call_id.and_then(|id| id.as_str().map(str::to_owned)),
         token_count: None,
-        extra: extra.kept(),
+        extra: extra.non_empty(),
     })
 }
 
-/// The text of a message, whichever way its content is written.
+/// The text of a message with content in either form.
 pub fn text_of(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),
@@ -325,7 +326,7 @@ pub fn text_of(message: &Value) -> String {
 pub struct TokenUsage {
     pub input: i64,
     pub output: i64,
-    /// Whether nobody counted them but us, by their length.
+    /// Whether the service estimated them by length.
     pub estimated: bool,
 }
 
@@ -342,8 +343,8 @@ impl TokenUsage {
         self.estimated |= more.estimated;
     }
 
-    /// As a provider tells it, in the member `usage` of an answer or of a chunk.
-    pub fn told(usage: &Value) -> Option<Self> {
+    /// Parses a provider's member `usage` of an answer or a chunk.
+    pub fn from_usage(usage: &Value) -> Option<Self> {
         let count = |member: &str| usage[member].as_i64().filter(|count| *count >= 0);
         Some(Self {
             input: count("prompt_tokens")?,
@@ -373,10 +374,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_pointed_at_and_what_is_unknown_passes() {
-        let said = json!([{"role": "user", "content": "hi"}]);
+    fn errors_have_pointers_and_unknown_members_are_forwarded() {
+        let messages = json!([{"role": "user", "content": "hi"}]);
         for (body, pointer) in [
-            (json!({"messages": said}), "/model"),
+            (json!({"messages": messages}), "/model"),
             (json!({"model": "main"}), "/messages"),
             (json!({"model": "main", "messages": []}), "/messages"),
             (
@@ -388,11 +389,11 @@ mod tests {
                 "/messages/0/role",
             ),
             (
-                json!({"model": "main", "messages": said, "stream": "yes"}),
+                json!({"model": "main", "messages": messages, "stream": "yes"}),
                 "/stream",
             ),
             (
-                json!({"model": "main", "messages": said, "user": 5}),
+                json!({"model": "main", "messages": messages, "user": 5}),
                 "/user",
             ),
         ] {
@@ -400,9 +401,8 @@ mod tests {
             assert_eq!(error.code, Code::InvalidRequest);
             assert_eq!(error.errors[0].pointer, pointer);
         }
-        let asked =
-            json!({"model": "main", "messages": said, "temperature": 0.5, "user": null, "x": [1]});
-        let request = read(asked).unwrap();
+        let request = json!({"model": "main", "messages": messages, "temperature": 0.5, "user": null, "x": [1]});
+        let request = read(request).unwrap();
         let body = request.for_model(&AgentSpec::demo()).unwrap();
         let body: Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_gets_the_agents_name_and_prompt_and_is_asked_for_usage() {
+    fn the_model_gets_its_own_name_the_prompt_and_include_usage() {
         let mut agent = AgentSpec::demo();
         agent.system_prompt = "Be brief.".to_owned();
         let request = read(json!({
@@ -432,12 +432,12 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_what_the_provider_says_or_a_marked_estimate() {
-        let told = json!({"prompt_tokens": 3, "completion_tokens": 5});
-        let usage = TokenUsage::told(&told).unwrap();
+    fn usage_is_the_providers_count_or_a_marked_estimate() {
+        let reported = json!({"prompt_tokens": 3, "completion_tokens": 5});
+        let usage = TokenUsage::from_usage(&reported).unwrap();
         assert_eq!((usage.input, usage.output, usage.estimated), (3, 5, false));
-        for untold in [json!({}), json!(null), json!({"prompt_tokens": -1})] {
-            assert_eq!(TokenUsage::told(&untold), None);
+        for invalid in [json!({}), json!(null), json!({"prompt_tokens": -1})] {
+            assert_eq!(TokenUsage::from_usage(&invalid), None);
         }
         let estimate = TokenUsage::estimate(6, 9);
         assert_eq!(

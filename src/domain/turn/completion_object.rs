@@ -1,5 +1,5 @@
-//! What a model's server says, whole or in chunks: an object in OpenAI's words, kept as it came. It is read
-//! just far enough for what we count, store and pass on. Nothing in it is trusted.
+//! A response of a model's server, whole or a chunk: an object in OpenAI's form, kept unchanged. Only the
+//! members that the service counts, stores or forwards are parsed. Nothing in it is trusted.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,33 +15,33 @@ use crate::domain::turn::completion::TokenUsage;
 use crate::domain::values::json_text;
 use crate::domain::values::outside_text::normalise_json;
 
-/// Of what a provider calls itself.
+/// The limit of a provider's own names.
 const MAX_NAME_BYTES: usize = 256;
 
-/// What one part of it may come to in memory: more than a message may have in all.
+/// The memory limit of one member: more than a whole message may have.
 const MAX_PART_COST: usize = 16 * 1024 * 1024;
 
-/// Why a text is none.
+/// Why a text is no completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoCompletion {
+pub enum InvalidCompletion {
     Malformed,
-    /// It tells of an error: the text of its member `error`.
+    /// An error response: the text of its member `error`.
     Error(String),
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompletionObject {
     text: String,
-    /// Where in the text its model is named.
+    /// The range of the model's name in the text.
     model: Option<Range<usize>>,
-    /// How many choices it has.
+    /// The number of its choices.
     pub choices: usize,
-    /// Bytes that it says, for an estimate.
+    /// The size of its output in bytes, for an estimate.
     pub said: usize,
-    /// What its first choice adds, if it is a chunk.
+    /// The delta of the first choice of a chunk.
     pub delta: Map<String, Value>,
     pub finish_reason: Option<String>,
-    /// Of its first choice, if it is a chunk; null where there are none.
+    /// The log probabilities of the first choice of a chunk, or null.
     pub logprobs: Value,
     pub usage: Option<TokenUsage>,
     pub usage_details: UsageDetails,
@@ -50,66 +50,67 @@ pub struct CompletionObject {
 }
 
 impl CompletionObject {
-    pub fn read(text: Vec<u8>) -> Result<Self, NoCompletion> {
+    pub fn read(text: Vec<u8>) -> Result<Self, InvalidCompletion> {
         let text = match normalise_json(&text) {
             Cow::Borrowed(_) => text,
             Cow::Owned(normal) => normal,
         };
-        let text = String::from_utf8(text).map_err(|_| NoCompletion::Malformed)?;
-        let members: Members = serde_json::from_str(&text).map_err(|_| NoCompletion::Malformed)?;
+        let text = String::from_utf8(text).map_err(|_| InvalidCompletion::Malformed)?;
+        let members: Members =
+            serde_json::from_str(&text).map_err(|_| InvalidCompletion::Malformed)?;
         if let Some(error) = members.error {
-            return Err(NoCompletion::Error(error.get().to_owned()));
+            return Err(InvalidCompletion::Error(error.get().to_owned()));
         }
-        let choices = members.choices.ok_or(NoCompletion::Malformed)?;
-        let place = |part: &RawValue| {
+        let choices = members.choices.ok_or(InvalidCompletion::Malformed)?;
+        let range_of = |part: &RawValue| {
             let start = part.get().as_ptr() as usize - text.as_ptr() as usize;
             start..start + part.get().len()
         };
         let usage = members.usage.map(read_part).unwrap_or_default();
         let logprobs = choices.first.read_logprobs();
         Ok(Self {
-            model: members.model.map(place),
+            model: members.model.map(range_of),
             choices: choices.count,
-            said: choices.said,
+            said: choices.output_bytes,
             delta: choices.first.delta,
             finish_reason: choices.first.finish_reason,
             logprobs,
-            usage: TokenUsage::told(&usage),
-            usage_details: UsageDetails::told(&usage),
+            usage: TokenUsage::from_usage(&usage),
+            usage_details: UsageDetails::from_usage(&usage),
             system_fingerprint: name_of(members.system_fingerprint),
             service_tier: name_of(members.service_tier),
             text,
         })
     }
 
-    /// What a chunk adds to the text.
+    /// The text of a chunk.
     pub fn content(&self) -> &str {
         let content = self.delta.get("content").and_then(Value::as_str);
         content.unwrap_or_default()
     }
 
-    /// As it came, in one line, with another name for its model.
-    pub fn renamed(&self, model: &str) -> String {
+    /// The unchanged object in one line, with another name of its model.
+    pub fn with_model(&self, model: &str) -> String {
         let name = Value::from(model);
-        let renamed = match &self.model {
-            Some(place) => {
-                let before = &self.text[..place.start];
-                let after = &self.text[place.end..];
+        let text = match &self.model {
+            Some(range) => {
+                let before = &self.text[..range.start];
+                let after = &self.text[range.end..];
                 format!("{before}{name}{after}")
             }
-            // It has a member, so that a comma can follow.
+            // The object has at least one member, so a comma is correct.
             None => self.text.replacen('{', &format!("{{\"model\":{name},"), 1),
         };
-        // Between members only: within a text they are escaped.
-        if renamed.contains(['\n', '\r']) {
-            renamed.replace(['\n', '\r'], " ")
+        // Line ends occur between members only: within a text they are escaped.
+        if text.contains(['\n', '\r']) {
+            text.replace(['\n', '\r'], " ")
         } else {
-            renamed
+            text
         }
     }
 }
 
-/// Of an object, whole or a chunk.
+/// The members of a whole object or a chunk.
 #[derive(Deserialize)]
 struct Members<'a> {
     #[serde(borrow)]
@@ -131,12 +132,12 @@ fn name_of(value: Option<&RawValue>) -> Option<String> {
     (name.len() <= MAX_NAME_BYTES).then_some(name)
 }
 
-/// A part of what the server says; null if it comes to too much.
+/// A member's value; null if it is too large for memory.
 fn read_part(part: &RawValue) -> Value {
     json_text::read_value(part.get(), MAX_PART_COST).unwrap_or_default()
 }
 
-/// Where it is null, too: it is replaced, and not named twice.
+/// Keeps the range of a null, too: it is replaced, and no second member is added.
 fn read_model<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<&'de RawValue>, D::Error> {
@@ -145,8 +146,8 @@ fn read_model<'de, D: Deserializer<'de>>(
 
 struct Choices<'a> {
     count: usize,
-    /// Bytes, of all of them.
-    said: usize,
+    /// The bytes of all choices.
+    output_bytes: usize,
     first: Choice<'a>,
 }
 
@@ -167,19 +168,23 @@ impl<'de> Visitor<'de> for ReadChoices {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
         let mut count = 0;
-        let mut said = 0;
+        let mut output_bytes = 0;
         let mut first = None;
         while let Some(choice) = items.next_element::<Choice>()? {
             count += 1;
-            said += choice.said();
+            output_bytes += choice.output_bytes();
             first.get_or_insert(choice);
         }
         let first = first.unwrap_or_default();
-        Ok(Choices { count, said, first })
+        Ok(Choices {
+            count,
+            output_bytes,
+            first,
+        })
     }
 }
 
-/// Empty where it is no object.
+/// A choice; empty if the value is no object.
 #[derive(Default)]
 struct Choice<'a> {
     delta: Map<String, Value>,
@@ -266,13 +271,13 @@ impl<'de> Visitor<'de> for ReadChoice {
 }
 
 impl Choice<'_> {
-    /// Of a whole answer they are passed on as they came.
+    /// Parses the log probabilities of a chunk. Those of a whole answer are forwarded unchanged.
     fn read_logprobs(&self) -> Value {
         let of_chunk = self.logprobs.filter(|_| self.message.is_none());
         of_chunk.map(read_part).unwrap_or_default()
     }
 
-    fn said(&self) -> usize {
+    fn output_bytes(&self) -> usize {
         let bytes = |(name, value): (&String, &Value)| match (name.as_str(), value) {
             ("role", _) | (_, Value::Null) => 0,
             (_, Value::String(text)) => text.len(),
@@ -291,12 +296,12 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<CompletionObject, NoCompletion> {
+    fn read(text: &str) -> Result<CompletionObject, InvalidCompletion> {
         CompletionObject::read(text.as_bytes().to_vec())
     }
 
     #[test]
-    fn a_chunk_is_read_as_far_as_it_concerns_us() {
+    fn the_used_members_of_a_chunk_are_parsed() {
         let chunk = read(
             r#"{"id": "x", "choices": [{"index": 0, "delta": {"content": "h\u00e9", "more": [1]},
                 "finish_reason": "stop"}, {"delta": 7}], "usage": {"prompt_tokens": 3, "completion_tokens": 5}}"#,
@@ -311,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_shape_is_left_out() {
+    fn malformed_members_are_ignored() {
         for odd in [
             r#"{"choices": []}"#,
             r#"{"choices": [5]}"#,
@@ -331,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_choices_say_is_counted() {
+    fn the_output_of_all_choices_is_counted() {
         let chunk =
             read(r#"{"choices": [{"delta": {"content": "ab"}}, {"delta": {"content": "c"}}]}"#);
         assert_eq!(chunk.unwrap().said, 3);
@@ -340,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_completion_is_refused() {
+    fn an_invalid_completion_is_refused() {
         for bad in [
             "",
             "no json",
@@ -352,29 +357,33 @@ mod tests {
             r#"{"choices": []} {}"#,
             r#"{"choices": [], "choices": [1]}"#,
         ] {
-            assert_eq!(read(bad).unwrap_err(), NoCompletion::Malformed, "{bad}");
+            assert_eq!(
+                read(bad).unwrap_err(),
+                InvalidCompletion::Malformed,
+                "{bad}"
+            );
         }
         assert_eq!(
             CompletionObject::read(b"{\"choices\": [\"\xff\"]}".to_vec()).unwrap_err(),
-            NoCompletion::Malformed
+            InvalidCompletion::Malformed
         );
         let error = r#"{"error": {"message": "no"}, "choices": []}"#;
-        let told = NoCompletion::Error(r#"{"message": "no"}"#.to_owned());
-        assert_eq!(read(error).unwrap_err(), told);
+        let expected = InvalidCompletion::Error(r#"{"message": "no"}"#.to_owned());
+        assert_eq!(read(error).unwrap_err(), expected);
     }
 
     #[test]
-    fn it_is_passed_on_in_one_line_under_another_name() {
+    fn it_is_forwarded_in_one_line_with_another_model_name() {
         let text =
             "{\"model\": \"gpt\",\r\n \"a\\u0062\": 1e2,\n\"choices\": [ {\"x\": \"a\\nb\"} ]}";
-        let passed = read(text).unwrap().renamed("ma\"in");
+        let forwarded = read(text).unwrap().with_model("ma\"in");
         assert_eq!(
-            passed,
+            forwarded,
             r#"{"model": "ma\"in",   "a\u0062": 1e2, "choices": [ {"x": "a\nb"} ]}"#
         );
         let unnamed = read(r#"{"choices": [], "model": null}"#).unwrap();
-        assert_eq!(unnamed.renamed("m"), r#"{"choices": [], "model": "m"}"#);
-        let inside = read("{\"choices\": [\n1\r]}").unwrap().renamed("m");
+        assert_eq!(unnamed.with_model("m"), r#"{"choices": [], "model": "m"}"#);
+        let inside = read("{\"choices\": [\n1\r]}").unwrap().with_model("m");
         assert_eq!(inside, r#"{"model":"m","choices": [ 1 ]}"#);
     }
 }

@@ -1,5 +1,5 @@
-//! The demo model: answers deterministically, says that it is the demo model, and calls a tool when it is
-//! told to (`use <tool> {json}`). For a first try without a key, and for tests of everything around a model.
+//! The demo model: answers deterministically, identifies itself, and calls a tool on request
+//! (`use <tool> {json}`). For a first try without a key, and for tests around a model.
 
 use std::borrow::Cow;
 use std::iter;
@@ -11,17 +11,17 @@ use serde_json::{Value, json};
 use crate::domain::turn::completion::TokenUsage;
 use crate::domain::values::json_text;
 
-/// What the arguments of a call may come to in memory.
+/// The memory limit of a call's arguments.
 const MAX_ARGUMENTS_COST: usize = 1024 * 1024;
 
-/// What it says, or the call that it makes.
+/// The text of the answer, or a tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Reply {
-    Say(String),
+    Text(String),
     Call { tool: String, arguments: String },
 }
 
-/// What it is asked, read no further than it looks.
+/// The request, as far as the demo model parses it.
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow, default)]
@@ -30,7 +30,7 @@ struct Request<'a> {
     tools: Option<Vec<&'a RawValue>>,
 }
 
-/// The last one, which it answers.
+/// The last message, which it answers.
 #[derive(Deserialize)]
 struct Message<'a> {
     #[serde(borrow)]
@@ -46,7 +46,7 @@ struct Part<'a> {
 }
 
 impl Message<'_> {
-    /// Its text, whichever way its content is written.
+    /// The text of content in either form.
     fn text(&self) -> String {
         let content = self.content.map_or("null", RawValue::get);
         if let Ok(parts) = serde_json::from_str::<Vec<&RawValue>>(content) {
@@ -78,11 +78,11 @@ struct ToolName<'a> {
     name: Cow<'a, str>,
 }
 
-/// Its whole answer to a request, in OpenAI's shape.
+/// The whole answer to a request, in OpenAI's form.
 pub fn complete(request: &[u8]) -> serde_json::Result<Value> {
     let request: Request = serde_json::from_slice(request)?;
     let (message, finish) = match reply(&request)? {
-        Reply::Say(text) => (json!({"role": "assistant", "content": text}), "stop"),
+        Reply::Text(text) => (json!({"role": "assistant", "content": text}), "stop"),
         Reply::Call { tool, arguments } => {
             let call = call(&request, &tool, &arguments);
             let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
@@ -97,15 +97,15 @@ pub fn complete(request: &[u8]) -> serde_json::Result<Value> {
     }))
 }
 
-/// The chunks of an answer, each made when it is asked for: a long answer has many.
+/// The chunks of an answer, each built on demand: a long answer has many.
 pub type Chunks = Box<dyn Iterator<Item = Value> + Send>;
 
-/// The same in chunks, a word in each.
+/// The same answer in chunks of one word.
 pub fn stream(request: &[u8]) -> serde_json::Result<Chunks> {
     let request: Request = serde_json::from_slice(request)?;
     let role = delta(json!({"role": "assistant", "content": ""}));
     let (usage, finish, deltas): (Value, &str, Chunks) = match reply(&request)? {
-        Reply::Say(text) => {
+        Reply::Text(text) => {
             let usage = usage(&request, &json!({ "content": text }));
             let words = words(text).map(|word| delta(json!({ "content": word })));
             (usage, "stop", Box::new(words))
@@ -123,7 +123,7 @@ pub fn stream(request: &[u8]) -> serde_json::Result<Chunks> {
     Ok(Box::new(iter::once(role).chain(deltas).chain([end, last])))
 }
 
-/// The words of a text, each with the space behind it.
+/// The words of a text, each with the space after it.
 fn words(text: String) -> impl Iterator<Item = String> + Send {
     let mut start = 0;
     iter::from_fn(move || {
@@ -165,39 +165,39 @@ fn usage(request: &Request, message: &Value) -> Value {
 
 fn reply(request: &Request) -> serde_json::Result<Reply> {
     let Some(last) = request.messages.last() else {
-        return Ok(Reply::Say("This is the demo model.".to_owned()));
+        return Ok(Reply::Text("This is the demo model.".to_owned()));
     };
     let last: Message = serde_json::from_str(last.get())?;
     let text = last.text();
     if last.role == "tool" {
-        let said = format!("This is the demo model. The tool answered: {text}");
-        return Ok(Reply::Say(said));
+        let text = format!("This is the demo model. The tool answered: {text}");
+        return Ok(Reply::Text(text));
     }
-    if let Some((tool, arguments)) = asked_tool(&text) {
+    if let Some((tool, arguments)) = requested_tool(&text) {
         let tools = request.tools.iter().flatten();
         let mut names = tools.filter_map(|one| serde_json::from_str::<Tool>(one.get()).ok());
-        let known = names.any(|known| known.function.name == tool);
-        return Ok(if known {
+        let is_available = names.any(|name| name.function.name == tool);
+        return Ok(if is_available {
             Reply::Call {
                 tool: tool.to_owned(),
                 arguments,
             }
         } else {
-            Reply::Say(format!("This is the demo model. It has no tool {tool}."))
+            Reply::Text(format!("This is the demo model. It has no tool {tool}."))
         });
     }
     let is_user = |message: &&&RawValue| {
         let read = serde_json::from_str::<MessageRole>(message.get());
         read.is_ok_and(|message| message.role == "user")
     };
-    let said = request.messages.iter().filter(is_user).count();
-    Ok(Reply::Say(format!(
-        "This is the demo model. You said: {text} (your message {said} here)"
+    let count = request.messages.iter().filter(is_user).count();
+    Ok(Reply::Text(format!(
+        "This is the demo model. You said: {text} (your message {count} here)"
     )))
 }
 
-/// `use <tool> {json}`; without arguments they are empty.
-fn asked_tool(text: &str) -> Option<(&str, String)> {
+/// Parses `use <tool> {json}`. Missing arguments are an empty object.
+fn requested_tool(text: &str) -> Option<(&str, String)> {
     let rest = text.trim().strip_prefix("use ")?.trim_start();
     let (tool, arguments) = rest.split_once(char::is_whitespace).unwrap_or((rest, "{}"));
     let arguments = json_text::read_value(arguments.trim(), MAX_ARGUMENTS_COST)?;
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_it_is_and_the_same_each_time() {
+    fn it_identifies_itself_and_answers_deterministically() {
         let answer = whole(&ask("hello"));
         let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
         assert!(text.contains("demo model") && text.contains("hello"));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn it_calls_a_tool_that_it_has_when_told_to() {
+    fn it_calls_an_available_tool_on_request() {
         let answer = whole(&ask(r#"use clock {"zone": "UTC"}"#));
         let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
         assert_eq!(
@@ -251,17 +251,20 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_says_the_same_as_the_whole() {
+    fn a_stream_has_the_same_answer_as_the_whole() {
         for text in ["hello there", "use clock"] {
             let whole = whole(&ask(text));
             let body = ask(text).to_string();
             let chunks: Vec<Value> = stream(body.as_bytes()).unwrap().collect();
-            let said: String = chunks
+            let text_of_chunks: String = chunks
                 .iter()
                 .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
                 .collect();
             let message = &whole["choices"][0]["message"];
-            assert_eq!(said, message["content"].as_str().unwrap_or_default());
+            assert_eq!(
+                text_of_chunks,
+                message["content"].as_str().unwrap_or_default()
+            );
             let finish = &chunks[chunks.len() - 2]["choices"][0]["finish_reason"];
             assert_eq!(finish, &whole["choices"][0]["finish_reason"]);
             assert!(chunks.last().unwrap()["usage"]["prompt_tokens"].is_number());

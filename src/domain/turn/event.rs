@@ -1,4 +1,4 @@
-//! What happens in a conversation, as whoever watches it is told.
+//! Events of a conversation, for its subscribers.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -9,11 +9,11 @@ use crate::domain::turn::TurnState;
 use crate::ids::{SessionId, TurnId};
 
 pub const TURN_STARTED: &str = "turn.started";
-/// Something was said and is in the transcript.
+/// A message was added to the transcript.
 pub const MESSAGE_CREATED: &str = "message.created";
-/// A piece of an answer that is under way.
+/// A part of a running answer.
 pub const MESSAGE_DELTA: &str = "message.delta";
-/// What was said in an attempt is void: its node was lost, and the model is asked again.
+/// The output of an attempt is void: its node was lost, and the model is called again.
 pub const MESSAGE_DISCARDED: &str = "message.discarded";
 pub const TURN_WAITING: &str = "turn.waiting_client";
 
@@ -30,11 +30,11 @@ pub const fn of_end(state: TurnState) -> &'static str {
     }
 }
 
-/// An event that is to be written.
+/// An event to insert.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewEvent {
     pub kind: &'static str,
-    /// Of the messages that are written with it, the one it names.
+    /// The index of its message among those that are inserted with it.
     pub message: Option<usize>,
     pub data: Option<Value>,
 }
@@ -48,10 +48,10 @@ impl NewEvent {
         }
     }
 
-    pub const fn of_message(place: usize) -> Self {
+    pub const fn of_message(index: usize) -> Self {
         Self {
             kind: MESSAGE_CREATED,
-            message: Some(place),
+            message: Some(index),
             data: None,
         }
     }
@@ -68,7 +68,7 @@ impl NewEvent {
     }
 }
 
-/// An event that was committed.
+/// A committed event.
 #[derive(Debug)]
 pub struct Event {
     pub seq: i64,
@@ -78,7 +78,7 @@ pub struct Event {
     pub session_id: SessionId,
     pub conversation_id: SessionId,
     pub data: Option<Box<RawValue>>,
-    /// The message it names, as it stands now.
+    /// Its message in the present state.
     pub message: Option<EventMessage>,
     pub created_at: DateTime<Utc>,
 }
@@ -93,19 +93,20 @@ pub struct EventMessage {
 }
 
 impl Event {
-    /// About how much memory it takes.
+    /// The approximate size in memory.
     pub fn size(&self) -> usize {
         let raw = |text: &Option<Box<RawValue>>| text.as_ref().map_or(0, |text| text.get().len());
-        let said = |message: &EventMessage| raw(&message.content) + raw(&message.tool_calls);
-        size_of::<Self>() + raw(&self.data) + self.message.as_ref().map_or(0, said)
+        let message_size =
+            |message: &EventMessage| raw(&message.content) + raw(&message.tool_calls);
+        size_of::<Self>() + raw(&self.data) + self.message.as_ref().map_or(0, message_size)
     }
 
-    /// Whether nothing comes after it until somebody asks again.
-    pub fn idle_turn(&self) -> bool {
+    /// Whether no event follows until the next request.
+    pub fn is_turn_idle(&self) -> bool {
         self.ends_turn() || self.kind == TURN_WAITING
     }
 
-    /// Whether nothing of its turn comes after it.
+    /// Whether no event of its turn follows.
     pub fn ends_turn(&self) -> bool {
         matches!(
             self.kind.as_str(),

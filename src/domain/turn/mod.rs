@@ -1,5 +1,5 @@
-//! Turns: one accepted message and everything the agent does to answer it. How a turn stands, what it was
-//! accepted with, and whether a conversation takes another one.
+//! Turns: one accepted message and everything the agent does to answer it. The state and the input of a
+//! turn, and the admission of another one to a conversation.
 
 pub mod answer;
 pub mod completion;
@@ -20,11 +20,11 @@ use crate::domain::values::raw_members::RawMembers;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{BootId, IdentityId, SessionId, TurnId};
 
-/// As many messages as may wait in one conversation.
+/// The most queued messages of one conversation.
 pub const MAX_QUEUED: i64 = 100;
-/// A turn that was lost this often, with its node each time, is not tried again.
+/// A turn that was lost with its node this many times is not retried.
 pub const MAX_LOST: i32 = 5;
-/// How long a turn waits for its client's tools.
+/// How long a turn waits for the results of client tools.
 pub const CLIENT_TOOL_TIMEOUT: TimeDelta = TimeDelta::minutes(10);
 
 words!(
@@ -49,14 +49,14 @@ impl TurnState {
     }
 }
 
-/// Why a turn was stopped. A turn that failed has the code of its error as its reason.
+/// Why a turn was stopped. The reason of a failed turn is the code of its error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// Somebody asked for it.
+    /// A client cancelled it.
     Cancelled,
-    /// Another message came, and the agent lets messages interrupt.
+    /// Another message interrupted it, as the agent's setting allows.
     Superseded,
-    /// Nobody brought the results of the client's tools.
+    /// The results of client tools did not arrive in time.
     ToolResultsMissing,
     TenantSuspended,
     ConversationDeleted,
@@ -84,7 +84,7 @@ impl StopReason {
         }
     }
 
-    /// In which state a turn ends that is stopped for this.
+    /// The state in which a turn ends for this reason.
     pub const fn state(self) -> TurnState {
         match self {
             Self::Superseded | Self::ToolResultsMissing => TurnState::Interrupted,
@@ -95,7 +95,7 @@ impl StopReason {
         }
     }
 
-    /// What was asked of a running turn, as its row holds it.
+    /// Reads the column of a requested stop.
     pub fn from_column(text: Option<&str>) -> Self {
         match text {
             Some("superseded") => Self::Superseded,
@@ -104,21 +104,21 @@ impl StopReason {
     }
 }
 
-/// What a turn was accepted with: all that is needed to run it, on whichever node.
+/// The accepted input of a turn: everything that any node needs to run it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TurnInput {
     pub messages: Vec<NewMessage>,
-    /// The request's own instruction for this turn; no part of the transcript.
+    /// The request's instruction for this turn, which is no part of the transcript.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instruction: Option<String>,
-    /// Members of the request that the model's server gets as they came.
+    /// Members of the request that are forwarded to the model's server unchanged.
     #[serde(default, skip_serializing_if = "RawMembers::is_empty")]
     pub options: RawMembers,
 }
 
 impl TurnInput {
-    /// What a person says, and nothing else.
-    pub fn said(contents: impl IntoIterator<Item = Content>) -> Self {
+    /// User messages with these contents, without instruction and options.
+    pub fn from_contents(contents: impl IntoIterator<Item = Content>) -> Self {
         let message = |content| NewMessage {
             role: Role::User,
             kind: MessageKind::Normal,
@@ -137,7 +137,7 @@ impl TurnInput {
 
     /// Whether the client has a tool of this name.
     pub fn gives_tool(&self, name: &str) -> bool {
-        /// No more of a tool than its name.
+        /// The name of a tool.
         #[derive(Deserialize)]
         struct Tool {
             function: ToolName,
@@ -154,14 +154,14 @@ impl TurnInput {
         })
     }
 
-    /// Whether it only brings results of tools.
+    /// Whether it consists of tool results.
     pub fn answers_tools(&self) -> bool {
         let first = self.messages.first();
         first.is_some_and(|message| message.role == Role::Tool)
     }
 }
 
-/// What the client was told of the session when its turn was accepted.
+/// The session's properties in the response to the accepted turn.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionInfo {
     pub session_key: Option<String>,
@@ -176,7 +176,7 @@ pub struct ResetInfo {
     pub previous_session_id: String,
 }
 
-/// A turn as it stands.
+/// A stored turn.
 #[derive(Debug, Clone)]
 pub struct Turn {
     pub id: TurnId,
@@ -200,7 +200,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Where what it says can be read: the session it ended in, or is in now.
+    /// The session with the turn's answer: the one it ended in, or its present one.
     pub fn session_id(&self) -> SessionId {
         self.end_session_id
             .or(self.start_session_id)
@@ -211,7 +211,7 @@ impl Turn {
         self.end_session_id.is_some() && self.end_session_id != self.start_session_id
     }
 
-    /// What a client is told of a turn that brought no answer. It is final: asking again changes nothing.
+    /// The error of a turn without an answer. It is final: a retry does not change it.
     pub fn failure(&self) -> Error {
         let reason = self.reason.as_deref().unwrap_or_default();
         let code = match self.state {
@@ -222,37 +222,37 @@ impl Turn {
             | TurnState::WaitingClient
             | TurnState::Completed => Code::Internal,
         };
-        let told = self.detail.clone().unwrap_or_else(|| reason.to_owned());
+        let detail = self.detail.clone().unwrap_or_else(|| reason.to_owned());
         Error {
             is_final: true,
-            ..Error::new(code, format!("turn {}: {told}", self.id))
+            ..Error::new(code, format!("turn {}: {detail}", self.id))
         }
     }
 }
 
-/// How busy a conversation is, as whoever holds it sees it.
+/// The load of a locked conversation.
 #[derive(Debug, Clone, Default)]
 pub struct ConversationLoad {
     /// The turn that runs or waits for its client.
     pub active: Option<(TurnId, TurnState)>,
     pub queued: i64,
-    /// Turns of the whole tenant that run.
+    /// Running turns of the whole tenant.
     pub running_in_tenant: i64,
 }
 
-/// What becomes of a message that comes now.
+/// The admission of a new message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
     Start,
     Queue,
-    /// It waits for the running turn, which is asked to stop.
+    /// It waits for the running turn, which is cancelled.
     Interrupt(TurnId),
-    /// It ends the turn that waits for its client, and starts.
+    /// It ends the turn that waits for client tools, and starts.
     Supersede(TurnId),
 }
 
 impl ConversationLoad {
-    /// A turn that waits for its client holds its place only until the client says something else.
+    /// A turn that waits for client tools is active only until the next message.
     pub fn admit(&self, on_busy: OnBusy, concurrent_turns: u32) -> Result<Admission> {
         let Some((active, state)) = self.active else {
             if self.queued > 0 {
@@ -300,34 +300,34 @@ pub fn session_busy(active: TurnId) -> Error {
     }
 }
 
-/// What the results that a client brings are to the calls that its turn waits for: all of them, in the
-/// order of the calls. Those that it did not bring are `None`.
+/// Matches a client's results to the calls that its turn waits for, in the order of the calls. Missing
+/// results are `None`.
 pub fn match_results<'a>(
     calls: &'a [ToolCall],
-    brought: &'a [NewMessage],
+    results: &'a [NewMessage],
 ) -> Result<Vec<(&'a ToolCall, Option<&'a NewMessage>)>> {
-    for (place, message) in brought.iter().enumerate() {
+    for (index, message) in results.iter().enumerate() {
         let Some(id) = &message.tool_call_id else {
             continue;
         };
         if !calls.iter().any(|call| call.id == *id) {
-            return Err(unknown_call(place));
+            return Err(unknown_call(index));
         }
     }
     let answer_to = |call: &ToolCall| {
         let answers = |message: &&NewMessage| message.tool_call_id.as_deref() == Some(&*call.id);
-        brought.iter().find(answers)
+        results.iter().find(answers)
     };
     Ok(calls.iter().map(|call| (call, answer_to(call))).collect())
 }
 
-pub fn unknown_call(place: usize) -> Error {
-    let pointer = format!("/messages/{place}/tool_call_id");
+pub fn unknown_call(index: usize) -> Error {
+    let pointer = format!("/messages/{index}/tool_call_id");
     let error = FieldError::new(pointer, "no turn waits for this call");
     Error::fields(Code::ToolCallUnknown, vec![error])
 }
 
-/// What a tool's answer says whose outcome nobody knows.
+/// The result of a tool call with an unknown outcome.
 pub fn interrupted_result(call_id: &str, why: &str) -> NewMessage {
     NewMessage::tool_result(call_id, &format!("[interrupted: {why}]"))
 }
@@ -338,7 +338,7 @@ mod tests {
 
     use super::*;
 
-    fn busy(state: Option<TurnState>, queued: i64, running: i64) -> ConversationLoad {
+    fn load(state: Option<TurnState>, queued: i64, running: i64) -> ConversationLoad {
         ConversationLoad {
             active: state.map(|state| (TurnId::generate(), state)),
             queued,
@@ -347,19 +347,19 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_takes_one_turn_at_a_time() {
+    fn a_conversation_admits_one_turn_at_a_time() {
         use TurnState::{Running, WaitingClient};
         let code =
-            |busy: &ConversationLoad, on_busy| busy.admit(on_busy, 2).err().map(|error| error.code);
+            |load: &ConversationLoad, on_busy| load.admit(on_busy, 2).err().map(|error| error.code);
         assert_eq!(
-            busy(None, 0, 1).admit(OnBusy::Reject, 2).unwrap(),
+            load(None, 0, 1).admit(OnBusy::Reject, 2).unwrap(),
             Admission::Start
         );
         assert_eq!(
-            code(&busy(None, 0, 2), OnBusy::Queue),
+            code(&load(None, 0, 2), OnBusy::Queue),
             Some(Code::TooManyTurns)
         );
-        let running = busy(Some(Running), 3, 2);
+        let running = load(Some(Running), 3, 2);
         let active = running.active.unwrap().0;
         assert_eq!(running.admit(OnBusy::Queue, 2).unwrap(), Admission::Queue);
         assert_eq!(
@@ -368,10 +368,10 @@ mod tests {
         );
         assert_eq!(code(&running, OnBusy::Reject), Some(Code::SessionBusy));
         for on_busy in [OnBusy::Queue, OnBusy::Interrupt] {
-            let full = busy(Some(Running), MAX_QUEUED, 1);
+            let full = load(Some(Running), MAX_QUEUED, 1);
             assert_eq!(code(&full, on_busy), Some(Code::QueueFull));
         }
-        let waiting = busy(Some(WaitingClient), 0, 0);
+        let waiting = load(Some(WaitingClient), 0, 0);
         let active = waiting.active.unwrap().0;
         assert_eq!(
             waiting.admit(OnBusy::Reject, 2).unwrap(),
@@ -380,17 +380,17 @@ mod tests {
     }
 
     #[test]
-    fn results_are_matched_to_the_calls_that_are_waited_for() {
+    fn results_are_matched_to_the_pending_calls() {
         let call = |id: &str| -> ToolCall {
             serde_json::from_value(json!({"id": id, "type": "function",
                                           "function": {"name": "f", "arguments": "{}"}}))
             .unwrap()
         };
         let calls = [call("a"), call("b")];
-        let brought = [NewMessage::tool_result("b", "two")];
-        let matched = match_results(&calls, &brought).unwrap();
+        let results = [NewMessage::tool_result("b", "two")];
+        let matched = match_results(&calls, &results).unwrap();
         assert_eq!(matched[0], (&calls[0], None));
-        assert_eq!(matched[1], (&calls[1], Some(&brought[0])));
+        assert_eq!(matched[1], (&calls[1], Some(&results[0])));
         let unknown = [NewMessage::tool_result("c", "x")];
         let error = match_results(&calls, &unknown).unwrap_err();
         assert_eq!(error.code, Code::ToolCallUnknown);

@@ -1,5 +1,5 @@
-//! A JSON text as it is, before any type reads it: whether it is valid, what it comes to in memory once it is read,
-//! and a spelling of it that is equal for equal JSON. Builds no values itself.
+//! Examines a JSON text before any type parses it: its validity, its cost in memory, and a canonical form that
+//! is equal for equal JSON. Builds no values itself.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -11,37 +11,37 @@ use serde_json::Value;
 
 use crate::crypto;
 
-/// Each value costs memory, however few bytes it has in the text.
+/// Each value costs memory, even if its text is short.
 const MAX_VALUES: usize = 500_000;
-/// Its place in a list that has room for as many again, and what its text has besides its bytes.
+/// A value's slot in a list with twice the capacity, and the overhead of its text.
 const VALUE_BYTES: usize = 72;
-/// A node of a map has room for eleven members, and one of many members has nodes that are half full.
+/// A map node has capacity for eleven members, and the nodes of a large map are half full.
 const MAP_NODE_BYTES: usize = 640;
 const MEMBERS_IN_NODE: usize = 6;
-/// As a name, serde_json takes it for its own: the value is a text of JSON that is read where it stands, past every
-/// bound on depth and size.
+/// serde_json reserves member names with this prefix: it parses the value as JSON text in place, without any
+/// limit of depth and size.
 const RESERVED: &str = "$serde_json::private::";
-/// A text that is short comes to little, whatever is in it.
+/// A shorter text is cheap, whatever it contains.
 const SHORT: usize = 4096;
 
-/// What a text is.
+/// The cost and the hash of a text.
 #[derive(Debug)]
-pub struct Measured {
-    /// About how many bytes it comes to in memory, as values that any type may keep.
+pub struct Measurement {
+    /// The approximate bytes in memory, as values of any type.
     pub cost: usize,
-    /// Of the spelling that is equal for equal JSON, where it was asked for.
+    /// The hash of the canonical form, if requested.
     pub hash: Option<[u8; 32]>,
 }
 
 #[derive(Debug)]
-pub enum NotAccepted {
+pub enum JsonError {
     TooManyValues,
-    /// A member has a name that the JSON library takes for its own.
+    /// A member has a name that the JSON library reserves.
     ReservedName,
     Malformed(serde_json::Error),
 }
 
-impl fmt::Display for NotAccepted {
+impl fmt::Display for JsonError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooManyValues => write!(f, "a body has at most {MAX_VALUES} values"),
@@ -51,13 +51,13 @@ impl fmt::Display for NotAccepted {
     }
 }
 
-/// Reads the whole text, so that also numbers and nesting that no type asks for are found.
-pub fn measure(text: &str, hashed: bool) -> Result<Measured, NotAccepted> {
+/// Parses the whole text, so that the check includes numbers and nesting that no type reads.
+pub fn measure(text: &str, hashed: bool) -> Result<Measurement, JsonError> {
     let walk = RefCell::new(Walk {
         values: 0,
         has_reserved_name: false,
         cost: text.len(),
-        spelling: hashed.then(Vec::new),
+        canonical: hashed.then(Vec::new),
     });
     let mut json = serde_json::Deserializer::from_str(text);
     let read = AnyValue(&walk)
@@ -65,19 +65,19 @@ pub fn measure(text: &str, hashed: bool) -> Result<Measured, NotAccepted> {
         .and_then(|()| json.end());
     let walk = walk.into_inner();
     if walk.values > MAX_VALUES {
-        return Err(NotAccepted::TooManyValues);
+        return Err(JsonError::TooManyValues);
     }
     if walk.has_reserved_name {
-        return Err(NotAccepted::ReservedName);
+        return Err(JsonError::ReservedName);
     }
-    read.map_err(NotAccepted::Malformed)?;
-    Ok(Measured {
+    read.map_err(JsonError::Malformed)?;
+    Ok(Measurement {
         cost: walk.cost,
-        hash: walk.spelling.map(|spelling| crypto::sha256(&spelling)),
+        hash: walk.canonical.map(|canonical| crypto::sha256(&canonical)),
     })
 }
 
-/// A value of somebody else's making, if the text is one and comes to no more than `max_cost`.
+/// Parses an untrusted value, if the text is valid and costs at most `max_cost`.
 pub fn read_value(text: &str, max_cost: usize) -> Option<Value> {
     let is_plain = || !text.contains("\\u") && !text.contains(RESERVED);
     if text.len() > SHORT || !is_plain() {
@@ -93,12 +93,12 @@ struct Walk {
     values: usize,
     has_reserved_name: bool,
     cost: usize,
-    /// As `serde_json::Value` would write it: members in the order of their names, each once.
-    spelling: Option<Vec<u8>>,
+    /// The output of `serde_json::Value`: members sorted by name, without duplicates.
+    canonical: Option<Vec<u8>>,
 }
 
 impl Walk {
-    fn take_value<E: Error>(&mut self) -> Result<(), E> {
+    fn count_value<E: Error>(&mut self) -> Result<(), E> {
         self.values += 1;
         self.cost += VALUE_BYTES;
         if self.values > MAX_VALUES {
@@ -108,46 +108,45 @@ impl Walk {
     }
 
     fn write(&mut self, json: &[u8]) {
-        if let Some(spelling) = &mut self.spelling {
-            spelling.extend_from_slice(json);
+        if let Some(canonical) = &mut self.canonical {
+            canonical.extend_from_slice(json);
         }
     }
 
     fn write_value<E: Error>(&mut self, value: impl serde::Serialize) -> Result<(), E> {
-        match &mut self.spelling {
-            Some(spelling) => serde_json::to_writer(spelling, &value).map_err(E::custom),
+        match &mut self.canonical {
+            Some(canonical) => serde_json::to_writer(canonical, &value).map_err(E::custom),
             None => Ok(()),
         }
     }
 
     fn position(&self) -> usize {
-        self.spelling.as_ref().map_or(0, Vec::len)
+        self.canonical.as_ref().map_or(0, Vec::len)
     }
 
-    /// Puts the members that were written since `start` into the order of their names. Of a name that was given
-    /// twice the last one counts.
+    /// Sorts the members that were written since `start` by name. The last of duplicate members wins.
     fn order_members(&mut self, start: usize, mut members: Vec<(String, Range<usize>)>) {
-        let Some(spelling) = &mut self.spelling else {
+        let Some(canonical) = &mut self.canonical else {
             return;
         };
         members.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let mut ordered = Vec::with_capacity(spelling.len() - start);
-        for (place, (name, written)) in members.iter().enumerate() {
-            let next = members.get(place + 1);
+        let mut ordered = Vec::with_capacity(canonical.len() - start);
+        for (index, (name, range)) in members.iter().enumerate() {
+            let next = members.get(index + 1);
             if next.is_some_and(|(next, _)| next == name) {
                 continue;
             }
             if !ordered.is_empty() {
                 ordered.push(b',');
             }
-            ordered.extend_from_slice(&spelling[written.clone()]);
+            ordered.extend_from_slice(&canonical[range.clone()]);
         }
-        spelling.truncate(start);
-        spelling.extend_from_slice(&ordered);
+        canonical.truncate(start);
+        canonical.extend_from_slice(&ordered);
     }
 }
 
-/// Reads whatever is there.
+/// Visits any value.
 struct AnyValue<'a>(&'a RefCell<Walk>);
 
 impl<'de> DeserializeSeed<'de> for AnyValue<'_> {
@@ -162,7 +161,7 @@ macro_rules! visit_simple {
     ($($method:ident($kind:ty);)+) => {$(
         fn $method<E: Error>(self, value: $kind) -> Result<(), E> {
             let mut walk = self.0.borrow_mut();
-            walk.take_value()?;
+            walk.count_value()?;
             walk.write_value(value)
         }
     )+};
@@ -181,13 +180,13 @@ impl<'de> Visitor<'de> for AnyValue<'_> {
 
     fn visit_unit<E: Error>(self) -> Result<(), E> {
         let mut walk = self.0.borrow_mut();
-        walk.take_value()?;
+        walk.count_value()?;
         walk.write(b"null");
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        self.0.borrow_mut().take_value()?;
+        self.0.borrow_mut().count_value()?;
         self.0.borrow_mut().write(b"[");
         let mut is_first = true;
         loop {
@@ -197,8 +196,8 @@ impl<'de> Visitor<'de> for AnyValue<'_> {
             }
             if items.next_element_seed(AnyValue(self.0))?.is_none() {
                 let mut walk = self.0.borrow_mut();
-                if let Some(spelling) = &mut walk.spelling {
-                    spelling.truncate(before);
+                if let Some(canonical) = &mut walk.canonical {
+                    canonical.truncate(before);
                 }
                 walk.write(b"]");
                 return Ok(());
@@ -207,25 +206,25 @@ impl<'de> Visitor<'de> for AnyValue<'_> {
         }
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut given: A) -> Result<(), A::Error> {
-        self.0.borrow_mut().take_value()?;
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        self.0.borrow_mut().count_value()?;
         self.0.borrow_mut().write(b"{");
         let start = self.0.borrow().position();
         let mut members = Vec::new();
         let mut count = 0_usize;
         loop {
             let before = self.0.borrow().position();
-            let Some(name) = given.next_key_seed(Name(self.0))? else {
+            let Some(name) = map.next_key_seed(Name(self.0))? else {
                 break;
             };
-            given.next_value_seed(AnyValue(self.0))?;
+            map.next_value_seed(AnyValue(self.0))?;
             count += 1;
             if let Some(name) = name {
                 members.push((name, before..self.0.borrow().position()));
             }
         }
         let mut walk = self.0.borrow_mut();
-        // A map without members has no node, and yet what reads it may be a struct of some size.
+        // A map without members has no node, but the type that parses it may be a struct of some size.
         walk.cost += MAP_NODE_BYTES * count.div_ceil(MEMBERS_IN_NODE).max(1);
         walk.order_members(start, members);
         walk.write(b"}");
@@ -233,7 +232,7 @@ impl<'de> Visitor<'de> for AnyValue<'_> {
     }
 }
 
-/// The name of a member; kept only where the spelling is asked for.
+/// The name of a member, returned only if the canonical form is requested.
 struct Name<'a>(&'a RefCell<Walk>);
 
 impl<'de> DeserializeSeed<'de> for Name<'_> {
@@ -257,7 +256,7 @@ impl Visitor<'_> for Name<'_> {
             walk.has_reserved_name = true;
             return Err(E::custom("a reserved name"));
         }
-        if walk.spelling.is_none() {
+        if walk.canonical.is_none() {
             return Ok(None);
         }
         walk.write_value(name)?;
@@ -277,14 +276,14 @@ mod tests {
         measure(text, true).unwrap().hash.unwrap()
     }
 
-    /// What nodes of before this module hashed: answers that they stored are found by it.
+    /// The hash of nodes from before this module. Responses that they stored are looked up by it.
     fn hash_of_value(text: &str) -> [u8; 32] {
         let value: Value = serde_json::from_str(text).unwrap();
         crypto::sha256(&serde_json::to_vec(&value).unwrap())
     }
 
     #[test]
-    fn the_spelling_is_that_of_a_value() {
+    fn the_canonical_form_is_that_of_a_value() {
         for text in [
             "null",
             " [ ] ",
@@ -324,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_small_in_bytes_and_large_in_memory_costs_what_it_comes_to() {
+    fn a_short_text_that_is_large_in_memory_has_a_high_cost() {
         let cost = |text: &str| measure(text, false).unwrap().cost;
         let maps = format!("[{}0]", r#"{"a":0},"#.repeat(10_000));
         assert!(cost(&maps) > 7_000_000, "{}", cost(&maps));
@@ -335,16 +334,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_the_library_s_own_is_refused_however_it_is_written() {
+    fn a_reserved_name_is_refused_in_every_spelling() {
         for name in [
             "$serde_json::private::RawValue",
             r"\u0024serde_json::private::Number",
         ] {
             let text = format!(r#"[{{"a": {{"b": 1, "{name}": "[1]"}}}}]"#);
-            assert!(matches!(
-                measure(&text, true),
-                Err(NotAccepted::ReservedName)
-            ));
+            assert!(matches!(measure(&text, true), Err(JsonError::ReservedName)));
             assert_eq!(read_value(&text, usize::MAX), None);
         }
         let maps = format!("[{}0]", r#"{"a":0},"#.repeat(10_000));
@@ -357,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_found_wherever_it_is() {
+    fn malformed_json_is_found_at_any_depth() {
         for text in [
             "",
             "{",
@@ -367,18 +363,18 @@ mod tests {
             r#"["\x"]"#,
             r#"{"a":1,}"#,
         ] {
-            let refused = measure(text, true);
-            assert!(matches!(refused, Err(NotAccepted::Malformed(_))), "{text}");
+            let result = measure(text, true);
+            assert!(matches!(result, Err(JsonError::Malformed(_))), "{text}");
         }
         let deep = "[".repeat(10_000);
         assert!(matches!(
             measure(&deep, false),
-            Err(NotAccepted::Malformed(_))
+            Err(JsonError::Malformed(_))
         ));
         let many = format!("[{}0]", "0,".repeat(MAX_VALUES));
         assert!(matches!(
             measure(&many, false),
-            Err(NotAccepted::TooManyValues)
+            Err(JsonError::TooManyValues)
         ));
     }
 }

@@ -1,4 +1,4 @@
-//! Texts and numbers that every shelf uses: names, times, pages, JSON as text.
+//! Values that all domain modules use: names, times, pages, JSON as text.
 
 pub mod json_text;
 pub mod outside_text;

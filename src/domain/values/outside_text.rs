@@ -1,17 +1,17 @@
-//! Text from outside, as it may be stored: U+0000, which Postgres cannot hold, and halves of surrogate pairs,
-//! which no UTF-8 can, become U+FFFD. Applied once, where the text comes in: to bodies of requests and documents,
-//! to what a model says, to key sets. Not to tokens: a subject with one is refused, and never another's.
+//! Normalises text from outside for storage: U+0000, which Postgres cannot store, and unpaired surrogates, which
+//! UTF-8 cannot encode, become U+FFFD. Applied once, at the input: to request bodies and documents, to responses
+//! of models, to key sets. Not to tokens: a subject with one is refused, so it never equals another subject.
 
 use std::borrow::Cow;
 
 use memchr::memmem;
 
 const REPLACEMENT: &[u8] = br"\ufffd";
-/// Of `\u0000`.
+/// The length of `\u0000`.
 const ESCAPE_LEN: usize = 6;
 
-/// JSON as a server or a client wrote it. In JSON both can be written only as escapes; a text that is no JSON
-/// stays none.
+/// Normalises JSON of a server or a client. In JSON both can only occur as escapes; malformed text stays
+/// malformed.
 pub fn normalise_json(json: &[u8]) -> Cow<'_, [u8]> {
     if memmem::find(json, br"\u").is_none() {
         return Cow::Borrowed(json);
@@ -30,7 +30,7 @@ pub fn normalise_json(json: &[u8]) -> Cow<'_, [u8]> {
                 copied
             }
             Some(_) => start + ESCAPE_LEN,
-            // Another escape, of one character: it may be a backslash.
+            // Another escape, of one character, which may be a backslash.
             None => (start + 2).min(json.len()),
         };
     }
@@ -41,7 +41,7 @@ pub fn normalise_json(json: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(normal)
 }
 
-/// The same, of a text that is not JSON.
+/// Normalises a text that is not JSON.
 pub fn normalise_text(text: &str) -> Cow<'_, str> {
     if text.contains('\0') {
         Cow::Owned(text.replace('\0', "\u{FFFD}"))
@@ -50,7 +50,7 @@ pub fn normalise_text(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The UTF-16 unit that is escaped at `start`.
+/// The UTF-16 unit of the escape at `start`.
 fn unit_at(json: &[u8], start: usize) -> Option<u16> {
     let digits = json.get(start..)?.strip_prefix(br"\u")?.get(..4)?;
     let is_hex = digits.iter().all(u8::is_ascii_hexdigit);
@@ -58,7 +58,7 @@ fn unit_at(json: &[u8], start: usize) -> Option<u16> {
     u16::from_str_radix(digits, 16).ok()
 }
 
-/// Whether the unit at `start` is the first half of a character whose second half follows.
+/// Whether the unit at `start` is the first half of a surrogate pair.
 fn is_pair(unit: u16, json: &[u8], start: usize) -> bool {
     let second = unit_at(json, start + ESCAPE_LEN);
     matches!((unit, second), (0xD800..=0xDBFF, Some(0xDC00..=0xDFFF)))
@@ -75,13 +75,13 @@ mod tests {
     }
 
     #[test]
-    fn only_what_cannot_be_stored_is_replaced() {
+    fn only_characters_that_cannot_be_stored_are_replaced() {
         for (json, expected) in [
             (r#""plain""#, r#""plain""#),
             (r#""\u0000""#, r#""\ufffd""#),
             (r#""a\u0000b\u0000""#, r#""a\ufffdb\ufffd""#),
             (r#""\u0001\u001f\n""#, r#""\u0001\u001f\n""#),
-            // A backslash, and what is only digits after it.
+            // An escaped backslash, followed by plain digits.
             (r#""\\u0000""#, r#""\\u0000""#),
             (r#""\\\u0000""#, r#""\\\ufffd""#),
             (r#""\ud83d\ude00""#, r#""\ud83d\ude00""#),
@@ -91,7 +91,7 @@ mod tests {
             (r#""\ud83d\u0000""#, r#""\ufffd\ufffd""#),
             (r#""\ud83dx""#, r#""\ufffdx""#),
             (r#"{"\u0000": 1}"#, r#"{"\ufffd": 1}"#),
-            // No JSON.
+            // Malformed JSON.
             (r#""\u00"#, r#""\u00"#),
             (r#""\u+000""#, r#""\u+000""#),
             (r#"\"#, r#"\"#),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever UTF-16 a client writes, what comes in is what a lossy reader of UTF-16 makes of it.
+        /// The result for any UTF-16 is that of a lossy decoder.
         #[test]
         fn any_escaped_units_become_text_without_nul(units in prop::collection::vec(
             prop_oneof![Just(0_u16), 0xD7FE..0xE002_u16, 0_u16..0x80, any::<u16>()], 0..20)) {

@@ -1,4 +1,4 @@
-//! Pages of a list: how many, from where, and what comes after.
+//! Pages of a list: the limit, the start and the position of the next page.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -7,14 +7,14 @@ use uuid::Uuid;
 pub const DEFAULT_LIMIT: u32 = 50;
 pub const MAX_LIMIT: u32 = 200;
 
-/// The place of a row in a list ordered by creation, newest first.
+/// The position of a row in a list ordered by creation, newest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     pub created_at: DateTime<Utc>,
     pub id: Uuid,
 }
 
-/// What a list query asks of the store: rows after `after`, at most `limit`. `P` is what orders the list.
+/// The page of a list query: at most `limit` rows after `after`. `P` is the position in the list's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageRequest<P = Position> {
     pub limit: u32,
@@ -22,7 +22,7 @@ pub struct PageRequest<P = Position> {
 }
 
 impl<P> PageRequest<P> {
-    /// One row more than was asked for tells whether there is a next page.
+    /// One row more than the limit shows whether there is a next page.
     pub fn fetch_limit(&self) -> i64 {
         i64::from(self.limit) + 1
     }
@@ -35,12 +35,12 @@ pub struct Page<T, P = Position> {
 }
 
 impl<T, P> Page<T, P> {
-    /// Cuts what `fetch_limit` fetched down to the page, and remembers where it ends.
+    /// Truncates the rows of a query with `fetch_limit` to the page, with the position of the next one.
     pub fn cut(rows: Vec<T>, request: &PageRequest<P>, position: impl Fn(&T) -> P) -> Self {
         Self::cut_early(rows, request, position, false)
     }
 
-    /// The same of rows that may be fewer than there are: `is_followed` says whether others come after them.
+    /// The same for incomplete rows: `is_followed` says whether more rows follow them.
     pub fn cut_early(
         mut rows: Vec<T>,
         request: &PageRequest<P>,
@@ -48,9 +48,9 @@ impl<T, P> Page<T, P> {
         is_followed: bool,
     ) -> Self {
         let limit = request.limit as usize;
-        let more = is_followed || rows.len() > limit;
+        let has_next = is_followed || rows.len() > limit;
         rows.truncate(limit);
-        let next = if more {
+        let next = if has_next {
             rows.last().map(position)
         } else {
             None
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_knows_whether_another_follows() {
+    fn a_page_has_the_position_of_the_next_one() {
         let request = PageRequest {
             limit: 2,
             after: None,

@@ -1,4 +1,4 @@
-//! Members of a JSON object that are passed on as they came: known by their names, their texts unread.
+//! Members of a JSON object that are forwarded unchanged: accessible by name, without parsing their values.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use serde_json::value::RawValue;
 pub struct RawMembers(BTreeMap<String, Box<RawValue>>);
 
 impl RawMembers {
-    /// The text of a member; none if it is null.
+    /// The text of a member; `None` if it is null.
     pub fn get(&self, name: &str) -> Option<&str> {
         let text = self.0.get(name)?.get();
         (text != "null").then_some(text)
     }
 
-    /// A member, if it has the type that is asked for.
+    /// Parses a member as `T`; `None` if it has another type.
     pub fn read<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         serde_json::from_str(self.get(name)?).ok()
     }
@@ -34,16 +34,16 @@ impl RawMembers {
         self.0.insert(name.to_owned(), RawValue::TRUE.to_owned());
     }
 
-    /// All but those that are named.
+    /// All members but the named ones.
     pub fn without<'a>(
         &'a self,
         names: &'a [&str],
     ) -> impl Iterator<Item = (&'a str, &'a RawValue)> {
-        let all = self.0.iter().map(|(name, text)| (name.as_str(), &**text));
-        all.filter(|(name, _)| !names.contains(name))
+        let members = self.0.iter().map(|(name, text)| (name.as_str(), &**text));
+        members.filter(|(name, _)| !names.contains(name))
     }
 
-    /// Of all names and texts.
+    /// The size of all names and texts.
     pub fn bytes(&self) -> usize {
         let members = self.0.iter();
         members

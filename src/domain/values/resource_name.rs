@@ -1,5 +1,5 @@
-//! Names that tenants give to agents and issuers. They stand in paths and in session keys, so they
-//! have no character that means something there.
+//! Names of agents and issuers. They are part of paths and session keys, so they contain no character
+//! with a meaning there.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,10 +27,12 @@ impl FromStr for ResourceName {
     type Err = InvalidResourceName;
 
     fn from_str(text: &str) -> Result<Self, InvalidResourceName> {
-        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+        let is_alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
         let well_formed = (1..=MAX).contains(&text.len())
-            && text.bytes().next().is_some_and(plain)
-            && text.bytes().all(|b| plain(b) || b == b'_' || b == b'-');
+            && text.bytes().next().is_some_and(is_alphanumeric)
+            && text
+                .bytes()
+                .all(|b| is_alphanumeric(b) || b == b'_' || b == b'-');
         if well_formed {
             Ok(Self(text.to_owned()))
         } else {
@@ -50,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_no_character_that_means_something_in_a_path_or_key() {
+    fn a_name_has_no_special_character_of_a_path_or_key() {
         for good in ["main", "a", "2nd", "my-agent_3", &"x".repeat(64)] {
             assert!(good.parse::<ResourceName>().is_ok(), "{good}");
         }

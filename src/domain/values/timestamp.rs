@@ -1,4 +1,4 @@
-//! Times that a client gives: RFC 3339 and nothing looser, so that each can be stored and given back.
+//! Times from clients: strict RFC 3339, so that each can be stored and returned.
 
 use std::borrow::Cow;
 
@@ -16,9 +16,9 @@ pub fn optional<'de, D: Deserializer<'de>>(
         .transpose()
 }
 
-/// To the microsecond, as a column holds it.
+/// Rounds down to microseconds, the precision of a column.
 fn parse(text: &str) -> Option<DateTime<Utc>> {
-    // The library also takes a space here.
+    // The library also accepts a space here.
     if !matches!(text.as_bytes().get(10), Some(b'T' | b't')) {
         return None;
     }
@@ -32,8 +32,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_given_back_as_it_is_stored() {
-        for (text, read) in [
+    fn a_time_is_normalised_as_it_is_stored() {
+        for (text, expected) in [
             ("2030-01-01T00:00:00Z", "2030-01-01T00:00:00Z"),
             ("2030-01-01t01:00:00.5+01:00", "2030-01-01T00:00:00.500Z"),
             (
@@ -43,12 +43,12 @@ mod tests {
             ("2030-12-31T23:59:60Z", "2031-01-01T00:00:00Z"),
         ] {
             let json = serde_json::to_value(parse(text)).unwrap();
-            assert_eq!(json, read, "{text}");
+            assert_eq!(json, expected, "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_rfc_3339_or_out_of_range_is_refused() {
+    fn invalid_and_out_of_range_times_are_refused() {
         for text in [
             "",
             "2030-01-01",

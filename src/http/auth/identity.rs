@@ -14,7 +14,7 @@ use crate::domain::bridge::chat::Chat;
 use crate::domain::people::access::Namespace;
 use crate::domain::people::identity::{IdentityName, UserName};
 use crate::domain::people::platform::PlatformScope;
-use crate::domain::people::user::{Identity, KnownIdentity, NewIdentity};
+use crate::domain::people::user::{Identity, IdentityOwner, NewIdentity};
 use crate::domain::tenant::api_key::Scope;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::TenantId;
@@ -132,7 +132,7 @@ impl VerifiedIdentity {
     }
 
     /// Whose account it is now; made if nobody's. Call it before a transaction is open: it opens its own.
-    pub async fn contact(&self, app: &App) -> Result<KnownIdentity> {
+    pub async fn contact(&self, app: &App) -> Result<IdentityOwner> {
         match &self.credential {
             TenantCaller::Key(key) => {
                 let account = NewIdentity {
@@ -157,7 +157,7 @@ impl VerifiedIdentity {
     }
 
     /// The same account, with its id.
-    pub fn identity(&self, known: &KnownIdentity) -> Identity {
+    pub fn identity(&self, known: &IdentityOwner) -> Identity {
         Identity {
             id: known.id,
             name: self.identity.clone(),
@@ -166,7 +166,7 @@ impl VerifiedIdentity {
 
     /// A person reaches nobody else, whoever they name. Whose the token's own account is, may have
     /// changed since the token was judged.
-    pub fn check_own(&self, known: &KnownIdentity) -> Result<()> {
+    pub fn check_own(&self, known: &IdentityOwner) -> Result<()> {
         match &self.credential {
             TenantCaller::Key(_) => Ok(()),
             TenantCaller::User(user) => {

@@ -13,7 +13,7 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use super::json_body::{
     BODY_DEADLINE, Incoming, MAX_JSON_BYTES, check_length, holder_of, off_this_thread, shares_of,
 };
-use crate::domain::conversation::tree::{Allowance, MAX_COST, Tree, TreeSeed};
+use crate::domain::conversation::tree::{MAX_COST, SizeBudget, Tree, TreeSeed};
 use crate::domain::values::outside_text::normalise_json;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::limits::Memory;
@@ -110,7 +110,7 @@ fn parse(bytes: &[u8], format: Format) -> Result<Tree> {
 }
 
 fn parse_json(text: &str) -> std::result::Result<Tree, String> {
-    let allowance = Allowance::default();
+    let allowance = SizeBudget::default();
     let mut json = serde_json::Deserializer::from_str(text);
     let tree = TreeSeed(&allowance).deserialize(&mut json);
     tree.and_then(|tree| json.end().map(|()| tree))
@@ -126,7 +126,7 @@ fn parse_yaml(text: &str) -> std::result::Result<Tree, String> {
         budget: serde_saphyr::budget! { max_aliases: MAX_ALIASES },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_REPEATED },
     };
-    let allowance = Allowance::default();
+    let allowance = SizeBudget::default();
     serde_saphyr::with_deserializer_from_str_with_options(text, options, |yaml| {
         TreeSeed(&allowance).deserialize(yaml)
     })

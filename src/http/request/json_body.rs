@@ -19,7 +19,7 @@ use super::idempotency_key;
 use super::objects::Objects;
 use crate::app::App;
 use crate::crypto;
-use crate::domain::values::json_text::{self, Measured, NotAccepted};
+use crate::domain::values::json_text::{self, JsonError, Measurement};
 use crate::domain::values::outside_text::normalise_json;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::fair_queue::{Holder, Permit};
@@ -357,7 +357,7 @@ fn late() -> Error {
 }
 
 /// The body as text that can be stored, and what it is.
-fn prepare(bytes: &[u8], hashed: bool) -> Result<(String, Measured)> {
+fn prepare(bytes: &[u8], hashed: bool) -> Result<(String, Measurement)> {
     let bytes = normalise_json(bytes).into_owned();
     let text = String::from_utf8(bytes).map_err(|error| {
         let detail = format!("not UTF-8 at byte {}", error.utf8_error().valid_up_to());
@@ -366,8 +366,8 @@ fn prepare(bytes: &[u8], hashed: bool) -> Result<(String, Measured)> {
     let measured = json_text::measure(&text, hashed).map_err(|refused| {
         let detail = refused.to_string();
         match refused {
-            NotAccepted::TooManyValues => Error::new(Code::PayloadTooLarge, detail),
-            NotAccepted::ReservedName | NotAccepted::Malformed(_) => {
+            JsonError::TooManyValues => Error::new(Code::PayloadTooLarge, detail),
+            JsonError::ReservedName | JsonError::Malformed(_) => {
                 Error::fields(Code::InvalidJson, vec![FieldError::new("", detail)])
             }
         }

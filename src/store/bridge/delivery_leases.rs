@@ -4,7 +4,7 @@
 use sqlx::Row;
 
 use super::deliveries::{self, Covered, DeliveryEnd, delivery_columns, read, read_chat};
-use crate::domain::bridge::delivery::{Delivery, MAX_ATTEMPTS, VISIBILITY};
+use crate::domain::bridge::delivery::{Delivery, MAX_ATTEMPTS, LEASE_TTL};
 use crate::error::{Error, Result};
 use crate::ids::DeliveryId;
 use crate::store::TenantTx;
@@ -190,7 +190,7 @@ pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<V
             .bind(scope)
             .bind(chat_ref)
             .bind(MAX_ATTEMPTS)
-            .bind(VISIBILITY)
+            .bind(LEASE_TTL)
             .fetch_optional(tx.connection())
             .await?;
         let Some(row) = row else { continue };

@@ -8,10 +8,10 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 
+use crate::domain::conversation::compression_plan::Outline;
 use crate::domain::conversation::message::{Message, MessageKind, NewMessage, Role, ToolCall};
 use crate::domain::conversation::message_extra::Extra;
 use crate::domain::people::user::Identity;
-use crate::domain::tenant::compression_settings::Outline;
 use crate::domain::values::paging::{Page, PageRequest};
 use crate::error::Result;
 use crate::ids::SessionId;

@@ -4,7 +4,7 @@
 use chrono::{DateTime, Utc};
 use url::Url;
 
-use crate::domain::tenant::node_place::{NodePlace, address_of};
+use crate::domain::tenant::node_addresses::{NodeAddresses, address_of};
 use crate::error::Result;
 use crate::ids::BootId;
 use crate::store::Db;
@@ -17,7 +17,7 @@ pub struct Others {
     /// One of those that live is older than `nodes.version`.
     pub has_old: bool,
     /// Where they listen, those too that were there a minute ago.
-    pub places: NodePlace,
+    pub places: NodeAddresses,
 }
 
 #[derive(sqlx::FromRow)]
@@ -31,13 +31,13 @@ struct Row {
 }
 
 impl Row {
-    fn place(&self) -> NodePlace {
+    fn place(&self) -> NodeAddresses {
         let ports = |ports: &Option<Vec<i32>>| {
             let ports = ports.iter().flatten();
             ports.filter_map(|port| u16::try_from(*port).ok()).collect()
         };
         let addresses = self.addresses.iter().flatten();
-        let mut place = NodePlace {
+        let mut place = NodeAddresses {
             addresses: addresses.filter_map(|text| text.parse().ok()).collect(),
             ports: ports(&self.ports),
             internal_ports: ports(&self.internal_ports),
@@ -57,7 +57,7 @@ pub async fn beat(
     db: &Db,
     boot_id: BootId,
     addr: Option<&str>,
-    place: &NodePlace,
+    place: &NodeAddresses,
 ) -> Result<Others> {
     let addresses: Vec<String> = place.addresses.iter().map(ToString::to_string).collect();
     let ports: Vec<i32> = place.ports.iter().copied().map(i32::from).collect();
@@ -95,7 +95,7 @@ pub async fn beat(
     .await?;
     let live = others.iter().filter(|other| other.lives);
     let (live, has_old) = (live.clone().count(), live.clone().any(|other| other.is_old));
-    let mut places = NodePlace::default();
+    let mut places = NodeAddresses::default();
     for other in &others {
         places.merge(other.place());
     }

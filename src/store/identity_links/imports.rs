@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, Utc};
 
-use crate::domain::identity_links::group::{LinkedAccount, LinkedUser, Origin};
+use crate::domain::identity_links::group::{LinkedIdentity, LinkedUser, Origin};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::normalise;
 use crate::domain::people::platform::PlatformScope;
@@ -89,7 +89,7 @@ pub async fn list_users_page(
         id,
         external_id,
         named_by_import,
-        accounts: accounts.remove(&id).unwrap_or_default(),
+        identities: accounts.remove(&id).unwrap_or_default(),
     });
     Ok(people.collect())
 }
@@ -108,7 +108,7 @@ struct AccountRow {
 async fn list_accounts(
     tx: &mut TenantTx,
     users: &[UserId],
-) -> Result<HashMap<UserId, Vec<LinkedAccount>>> {
+) -> Result<HashMap<UserId, Vec<LinkedIdentity>>> {
     let rows: Vec<AccountRow> = sqlx::query_as(
         "select id, user_id, platform, scope, external_id, imported, linked_at
            from identities
@@ -122,9 +122,9 @@ async fn list_accounts(
     .await?;
     let ids: Vec<IdentityId> = rows.iter().map(|row| row.id).collect();
     let mut origins = list_origins(tx, &ids).await?;
-    let mut accounts: HashMap<UserId, Vec<LinkedAccount>> = HashMap::new();
+    let mut accounts: HashMap<UserId, Vec<LinkedIdentity>> = HashMap::new();
     for row in rows {
-        let account = LinkedAccount {
+        let account = LinkedIdentity {
             id: row.id,
             name: read_name(&row.platform, &row.scope, row.external_id)?,
             imported: row.imported,
@@ -162,7 +162,7 @@ async fn list_origins(
     .await?;
     let origins = rows
         .into_iter()
-        .map(|(id, path, made, at)| (id, Origin { path, made, at }));
+        .map(|(id, path, created, at)| (id, Origin { path, created, at }));
     Ok(origins.collect())
 }
 

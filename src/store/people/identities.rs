@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::normalise;
 use crate::domain::people::platform::PlatformScope;
-use crate::domain::people::user::{IdentityRecord, KnownIdentity, NewIdentity};
+use crate::domain::people::user::{IdentityOwner, IdentityRecord, NewIdentity};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, UserId};
 use crate::store::TenantTx;
@@ -18,7 +18,7 @@ pub const FIND: &str = "select id, user_id
         and scope = $3
         and external_id = $4";
 
-pub async fn find(tx: &mut TenantTx, name: &IdentityName) -> Result<Option<KnownIdentity>> {
+pub async fn find(tx: &mut TenantTx, name: &IdentityName) -> Result<Option<IdentityOwner>> {
     let row: Option<(IdentityId, UserId)> = sqlx::query_as(FIND)
         .bind(tx.tenant_id())
         .bind(name.platform().platform())
@@ -26,7 +26,7 @@ pub async fn find(tx: &mut TenantTx, name: &IdentityName) -> Result<Option<Known
         .bind(name.external_id())
         .fetch_optional(tx.connection())
         .await?;
-    Ok(row.map(|(id, user_id)| KnownIdentity { id, user_id }))
+    Ok(row.map(|(id, user_id)| IdentityOwner { id, user_id }))
 }
 
 #[derive(sqlx::FromRow)]
@@ -121,7 +121,7 @@ pub async fn insert_with_user(
     tx: &mut TenantTx,
     account: &NewIdentity,
     now: DateTime<Utc>,
-) -> Result<Option<KnownIdentity>> {
+) -> Result<Option<IdentityOwner>> {
     let made: Option<(IdentityId, UserId)> = sqlx::query_as(
         "with identity as (
            insert into identities (tenant_id, id, user_id, platform, scope, external_id, raw, normalisation,
@@ -149,7 +149,7 @@ pub async fn insert_with_user(
     .bind(now)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(made.map(|(id, user_id)| KnownIdentity { id, user_id }))
+    Ok(made.map(|(id, user_id)| IdentityOwner { id, user_id }))
 }
 
 /// Gives a person another account; `None` if it is someone's already.

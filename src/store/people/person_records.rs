@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::domain::conversation::grant::GrantVia;
 use crate::domain::conversation::slot::SlotKind;
 use crate::domain::identity_links::MoveKind;
-use crate::domain::transfer::person_document::{
+use crate::domain::transfer::user_document::{
     UserCode, UserDelivery, UserGrant, UserMessage, UserMove, UserSessionKey, UserUsage,
 };
 use crate::error::Result;

@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::sessions::{SessionResponse, shown};
 use crate::app::App;
+use crate::domain::conversation::compression_plan::MAX_KEEP_LAST;
 use crate::domain::conversation::session::{CompressionRecord, Permission};
 use crate::domain::conversation::session_name::SessionRef;
 use crate::domain::people::display_name::DisplayName;
-use crate::domain::tenant::compression_settings::MAX_KEEP_LAST;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::auth::conversation::{ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathSession, Query};

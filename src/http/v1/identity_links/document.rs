@@ -126,7 +126,7 @@ pub async fn put_identity_links(
     Query(params): Query<PutIdentityLinksParams>,
     body: DocumentBody,
 ) -> Result<HttpResponse> {
-    let document = document::read(&body.tree)?;
+    let document = document::parse(&body.tree)?;
     let dry_run = params.dry_run;
     let mut tx = caller.begin(&app.db).await?;
     let imported = people::import(&app, &mut tx, &caller.principal(), document, dry_run).await?;

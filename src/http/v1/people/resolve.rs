@@ -7,7 +7,7 @@ use crate::app::App;
 use crate::domain::bridge::chat::Chat;
 use crate::domain::people::access::Access;
 use crate::domain::people::identity::IdentityName;
-use crate::domain::people::user::{Identity, KnownIdentity};
+use crate::domain::people::user::{Identity, IdentityOwner};
 use crate::domain::tenant::agent::DEFAULT_AGENT;
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::{Error, Result};
@@ -123,7 +123,7 @@ pub async fn resolve(
 }
 
 fn render(verified: &VerifiedIdentity, resolved: Resolved) -> Result<ResolveResponse> {
-    verified.check_own(&KnownIdentity {
+    verified.check_own(&IdentityOwner {
         id: resolved.identity_id,
         user_id: resolved.user_id,
     })?;

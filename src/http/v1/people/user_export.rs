@@ -5,7 +5,7 @@ use actix_web::web::Bytes;
 use actix_web::{HttpResponse, get, web};
 
 use crate::app::App;
-use crate::domain::transfer::person_document::UserDocument;
+use crate::domain::transfer::user_document::UserDocument;
 use crate::error::Result;
 use crate::http::auth::callers::RawCredential;
 use crate::http::auth::conversation::UserExporter;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::domain::tenant::audit::{Action, ActorName, AuditEntry, BEGINNING};
+use crate::domain::tenant::audit::{Action, ActorName, AuditEntry, GENESIS_HASH};
 use crate::error::Result;
 use crate::http::auth::callers::Admin;
 use crate::http::request::extract::Query;
@@ -140,7 +140,7 @@ pub async fn get_audit_head(app: web::Data<App>, caller: Admin) -> Result<HttpRe
         },
         None => AuditHeadResponse {
             seq: 0,
-            hash: hex::encode(BEGINNING),
+            hash: hex::encode(GENESIS_HASH),
             at: None,
         },
     };

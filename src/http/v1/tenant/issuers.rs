@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::domain::people::platform::PlatformScope;
-use crate::domain::tenant::issuer::{Issuer, KeySource, TokenAlgorithm, without_private};
+use crate::domain::tenant::issuer::{Issuer, KeySource, TokenAlgorithm, without_private_members};
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::{Error, Result};
 use crate::http::auth::callers::{Admin, Reader};
@@ -63,7 +63,7 @@ impl From<Issuer> for IssuerResponse {
     fn from(issuer: Issuer) -> Self {
         let (jwks, jwks_url) = match issuer.keys {
             KeySource::Secret(_) => (None, None),
-            KeySource::Document(document) => (Some(without_private(document)), None),
+            KeySource::Document(document) => (Some(without_private_members(document)), None),
             KeySource::Url(url) => (None, Some(url)),
         };
         Self {

@@ -1,5 +1,5 @@
-//! What a compression keeps: a pure plan over the outline of a transcript. It parts no tool call from
-//! its result, and never takes the last thing a person said.
+//! Which messages a compression keeps: a pure plan over the outline of a transcript. It separates no
+//! tool call from its result, and always keeps the last message of a user.
 
 use std::collections::HashSet;
 
@@ -7,10 +7,10 @@ use crate::domain::conversation::message::{MessageKind, Role};
 use crate::error::{Code, Error, Result};
 
 pub const MAX_KEEP_LAST: u32 = 1000;
-/// Below this a summary may well be larger than what it stands for, and it does not matter.
-const SMALL: i64 = 256;
+/// A smaller transcript may get a summary that is larger than itself; that does no harm.
+const SMALL_TOKENS: i64 = 256;
 
-/// What the plan needs to know of a message.
+/// The properties of a message that the plan depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outline {
     pub seq: i64,
@@ -21,7 +21,7 @@ pub struct Outline {
     pub tool_call_id: Option<String>,
 }
 
-/// How much there is in the whole transcript.
+/// The size of the whole transcript.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Totals {
     pub messages: i64,
@@ -30,9 +30,9 @@ pub struct Totals {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// System messages at the beginning: they stay in front of the summary.
+    /// System messages at the beginning. They stay before the summary.
     pub head: Vec<i64>,
-    /// What follows the summary.
+    /// Messages after the summary.
     pub tail: Vec<i64>,
     pub summarised: i64,
     pub tokens_before: i64,
@@ -45,8 +45,8 @@ impl Plan {
     }
 }
 
-/// Plans to keep the last `keep_last` messages, and a summary of `summary_tokens` for the rest. Of a long
-/// transcript `messages` may leave out the middle, as far as nothing there can be kept.
+/// Plans to keep the last `keep_last` messages, and a summary of `summary_tokens` for the rest. For a long
+/// transcript `messages` may omit the middle, as far as no message there can be kept.
 pub fn plan(
     messages: &[Outline],
     totals: Totals,
@@ -55,14 +55,14 @@ pub fn plan(
 ) -> Result<Plan> {
     let refuse = |detail: &str| Err(Error::new(Code::NothingToCompress, detail));
     if totals.messages == 0 {
-        return refuse("nothing was said yet");
+        return refuse("the session has no messages yet");
     }
     let head_length = messages
         .iter()
         .take_while(|message| message.role == Role::System)
         .count();
     let (head, rest) = messages.split_at(head_length);
-    let kept = kept_of(rest, keep_last);
+    let kept = kept_seqs(rest, keep_last);
     let tokens = |messages: &[Outline]| messages.iter().map(|m| m.tokens).sum::<i64>();
     let tail: Vec<Outline> = rest
         .iter()
@@ -70,8 +70,8 @@ pub fn plan(
         .cloned()
         .collect();
     let tokens_after = tokens(head) + summary_tokens + tokens(&tail);
-    if tokens_after >= totals.tokens.max(SMALL) {
-        return refuse("the summary and what is kept are not smaller than the session");
+    if tokens_after >= totals.tokens.max(SMALL_TOKENS) {
+        return refuse("the summary and the kept messages are not smaller than the session");
     }
     Ok(Plan {
         head: head.iter().map(|message| message.seq).collect(),
@@ -82,34 +82,34 @@ pub fn plan(
     })
 }
 
-/// The tail, grown so that it parts no call from its results, and the last message of a person.
-fn kept_of(messages: &[Outline], keep_last: usize) -> HashSet<i64> {
+/// The tail, extended so that it separates no call from its results, and the last message of a user.
+fn kept_seqs(messages: &[Outline], keep_last: usize) -> HashSet<i64> {
     let mut start = messages.len().saturating_sub(keep_last);
-    // A result at the edge draws its call in, which may have earlier results of its own.
+    // A result at the edge pulls in its call, which may have earlier results of its own.
     loop {
-        let wanted: HashSet<&str> = messages[start..]
+        let open_call_ids: HashSet<&str> = messages[start..]
             .iter()
             .filter_map(|message| message.tool_call_id.as_deref())
             .collect();
         let call = messages[..start].iter().rposition(|message| {
-            let calls = |id: &String| wanted.contains(id.as_str());
+            let calls = |id: &String| open_call_ids.contains(id.as_str());
             message.tool_call_ids.iter().any(calls)
         });
         match call {
-            Some(place) => start = place,
+            Some(index) => start = index,
             None => break,
         }
     }
-    // A person's last message is not a tool's result, so it can be kept from before the tail alone.
-    let person =
+    // A user's last message is no tool result, so keeping it alone from before the tail is safe.
+    let is_users =
         |message: &&Outline| message.role == Role::User && message.kind == MessageKind::Normal;
-    let last_person = messages
+    let last_users = messages
         .iter()
         .rev()
-        .find(person)
+        .find(is_users)
         .map(|message| message.seq);
     let tail = messages[start..].iter().map(|message| message.seq);
-    tail.chain(last_person).collect()
+    tail.chain(last_users).collect()
 }
 
 #[cfg(test)]
@@ -120,7 +120,7 @@ mod tests {
     fn transcript(text: &str) -> Vec<Outline> {
         text.split_whitespace()
             .enumerate()
-            .map(|(place, word)| {
+            .map(|(index, word)| {
                 let id = Some(word[1..].to_owned()).filter(|id| !id.is_empty());
                 let (role, kind) = match &word[..1] {
                     "u" => (Role::User, MessageKind::Normal),
@@ -130,7 +130,7 @@ mod tests {
                     _ => (Role::Assistant, MessageKind::Normal),
                 };
                 Outline {
-                    seq: place as i64 + 1,
+                    seq: index as i64 + 1,
                     role,
                     kind,
                     tokens: 100,
@@ -145,7 +145,7 @@ mod tests {
             .collect()
     }
 
-    fn planned(messages: &[Outline], keep_last: usize, summary_tokens: i64) -> Result<Plan> {
+    fn plan_of(messages: &[Outline], keep_last: usize, summary_tokens: i64) -> Result<Plan> {
         let totals = Totals {
             messages: messages.len() as i64,
             tokens: messages.iter().map(|message| message.tokens).sum(),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     fn check(text: &str, keep_last: usize, head: &[i64], tail: &[i64]) {
-        let plan = planned(&transcript(text), keep_last, 10).unwrap();
+        let plan = plan_of(&transcript(text), keep_last, 10).unwrap();
         assert_eq!(
             (plan.head.as_slice(), plan.tail.as_slice()),
             (head, tail),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_kept_and_with_it_the_last_message_of_a_person() {
+    fn the_tail_and_the_last_message_of_a_user_are_kept() {
         check("u a u a", 2, &[], &[3, 4]);
         check("u a u a", 1, &[], &[3, 4]);
         check("u a u a", 0, &[], &[3]);
@@ -177,24 +177,24 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_never_parted_from_its_results() {
+    fn a_call_is_never_separated_from_its_results() {
         check("u c1 r1 a u", 3, &[], &[2, 3, 4, 5]);
         check("u c1 c2 r1 r2 u", 2, &[], &[2, 3, 4, 5, 6]);
         check("u a c1 r1 a u", 2, &[], &[5, 6]);
     }
 
     #[test]
-    fn what_would_not_get_smaller_is_refused() {
+    fn a_plan_that_saves_nothing_is_refused() {
         let long = transcript("u a u a u a");
         let code =
-            |messages: &[Outline], keep, tokens| planned(messages, keep, tokens).unwrap_err().code;
+            |messages: &[Outline], keep, tokens| plan_of(messages, keep, tokens).unwrap_err().code;
         assert_eq!(code(&[], 0, 1), Code::NothingToCompress);
         assert_eq!(code(&long, 6, 1), Code::NothingToCompress);
         assert_eq!(code(&long, 2, 400), Code::NothingToCompress);
-        assert!(planned(&long, 2, 399).is_ok());
+        assert!(plan_of(&long, 2, 399).is_ok());
         assert!(
-            planned(&transcript("u"), 0, 50).is_ok(),
-            "small ones may be"
+            plan_of(&transcript("u"), 0, 50).is_ok(),
+            "small transcripts may grow"
         );
     }
 }

@@ -1,5 +1,5 @@
-//! People who speak, in the demo tenant of `dev`: each with an account on Telegram, its key, and a session in
-//! which something was said. Every account was heard within the last minute. Ids are made from numbers.
+//! Users in the demo tenant of `dev`: each with an identity on Telegram, its key, and a session with messages.
+//! Every identity has a presence within the last minute. Ids are computed from numbers.
 
 use sqlx::{AssertSqlSafe, PgConnection};
 use throughline::domain::bridge::chat::Chat;
@@ -12,27 +12,27 @@ use crate::database;
 use crate::dev::Dev;
 use crate::pgbench::{Pgbench, quoted, with_values};
 
-/// The account with this number.
+/// The identity with this number.
 pub fn identity(number: u64) -> String {
     format!("telegram:{number}")
 }
 
-/// What an id of these rows is of.
+/// The kind of a row's id.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
     User = 1,
-    Account = 2,
+    Identity = 2,
     Slot = 3,
     Session = 4,
 }
 
-/// SQL for the id that the person with this number has, or a row of theirs.
+/// SQL of the id of a row of the user with this number.
 pub fn id_sql(kind: Kind, number: &str) -> String {
     let kind = kind as u8;
     format!("('00000000-0000-700{kind}-8000-' || lpad(to_hex({number}::bigint), 12, '0'))::uuid")
 }
 
-/// The statement of one resolve in a script of pgbench, of the account that its variable `number` tells.
+/// The statement of one resolve in a script of pgbench, for the identity in its variable `number`.
 pub fn resolve_sql(pgbench: &Pgbench) -> anyhow::Result<String> {
     let sample = identity(0).parse()?;
     let keys = possible_keys(AGENT, &sample, &Chat::DM);
@@ -56,28 +56,28 @@ pub fn resolve_sql(pgbench: &Pgbench) -> anyhow::Result<String> {
     Ok(with_values(RESOLVE, &values))
 }
 
-/// The superuser's connection: row-level security does not bind it.
-pub struct FirstContact {
+/// Seeds users through the superuser's connection, which bypasses row-level security.
+pub struct UserSeed {
     connection: PgConnection,
     tenant: Uuid,
-    planted: u32,
+    seeded: u32,
 }
 
-impl FirstContact {
+impl UserSeed {
     pub async fn new(dev: &Dev) -> anyhow::Result<Self> {
         Ok(Self {
             connection: database::superuser(dev).await?,
             tenant: database::tenant_id(dev)?.as_uuid(),
-            planted: 0,
+            seeded: 0,
         })
     }
 
-    /// Adds people until there are so many.
+    /// Adds users until there are this many.
     pub async fn grow_to(&mut self, people: u32) -> anyhow::Result<()> {
         let tenant = self.tenant;
-        let from = self.planted + 1;
+        let from = self.seeded + 1;
         let [user, account, slot, session] =
-            [Kind::User, Kind::Account, Kind::Slot, Kind::Session].map(|kind| id_sql(kind, "n"));
+            [Kind::User, Kind::Identity, Kind::Slot, Kind::Session].map(|kind| id_sql(kind, "n"));
         let key = format!("'agent:{AGENT}:telegram:dm:' || n");
         let nil = Uuid::nil();
         let sql = format!(
@@ -110,15 +110,15 @@ impl FirstContact {
              checkpoint"
         );
         self.run(&sql).await?;
-        self.planted = people;
+        self.seeded = people;
         Ok(())
     }
 
-    /// Gives the session of each of them so many messages.
-    #[allow(dead_code, reason = "who only resolves reads none")]
-    pub async fn say(&mut self, messages: u32, text: &str) -> anyhow::Result<()> {
+    /// Adds this number of messages to the session of each user.
+    #[allow(dead_code, reason = "the resolve bench reads no messages")]
+    pub async fn add_messages(&mut self, messages: u32, text: &str) -> anyhow::Result<()> {
         let tenant = self.tenant;
-        let people = self.planted;
+        let people = self.seeded;
         let session = id_sql(Kind::Session, "n");
         let sql = format!(
             "begin;
@@ -136,7 +136,7 @@ impl FirstContact {
         self.run(&sql).await
     }
 
-    /// One statement after the other.
+    /// Runs the statements one after the other.
     async fn run(&mut self, sql: &str) -> anyhow::Result<()> {
         for statement in sql.split(';') {
             sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))

@@ -1,5 +1,5 @@
-//! The document with everything of a person, written piece by piece, so that it never has to fit in
-//! memory. It holds no secret: of codes only that there were some.
+//! The document with all data of a user, written in parts, so that it never has to fit in memory. It
+//! contains no secret: link codes without their text.
 
 use chrono::{DateTime, NaiveDate, Utc};
 use serde::Serialize;
@@ -25,7 +25,7 @@ use crate::ids::{DeliveryId, IdentityId, SessionId, UserId};
 const FORMAT: &str = "throughline.person";
 const VERSION: u32 = 1;
 
-/// Everything of a person.
+/// All data of a user.
 #[derive(utoipa::ToSchema)]
 pub struct UserDocument {
     /// `throughline.person`.
@@ -34,24 +34,24 @@ pub struct UserDocument {
     pub exported_at: DateTime<Utc>,
     pub user: UserProfile,
     pub identities: Vec<UserIdentity>,
-    /// Ids of those who were merged into the person.
+    /// Ids of the users that were merged into this one.
     pub merged_user_ids: Vec<UserId>,
     pub home_channels: Vec<UserHomeChannel>,
     pub presence: Vec<UserPresence>,
     pub session_keys: Vec<UserSessionKey>,
-    /// Rights in others' conversations, and others' rights in the person's.
+    /// The user's grants in conversations of others, and grants of others in the user's conversations.
     pub grants: Vec<UserGrant>,
-    /// Link codes that the person showed; what they were is not kept.
+    /// Link codes of the user. Their text is not stored.
     pub codes: Vec<UserCode>,
-    /// How the accounts came to the person.
+    /// The history of the user's identities.
     pub moves: Vec<UserMove>,
     pub deliveries: Vec<UserDelivery>,
-    /// Sums by the month.
+    /// Monthly sums.
     pub usage: Vec<UserUsage>,
-    /// Each can be imported as it is. One that went away while it was written ends early, and its
-    /// `signature` is null.
+    /// Each can be imported unchanged. A conversation that was deleted during the export ends early, and
+    /// its `signature` is null.
     pub conversations: Vec<Document>,
-    /// What the person said in conversations that are not theirs.
+    /// The user's messages in conversations of others.
     pub messages_elsewhere: Vec<UserMessage>,
 }
 
@@ -61,7 +61,7 @@ pub struct UserProfile {
     pub external_id: Option<String>,
     pub display_name: Option<String>,
     pub time_zone: Option<String>,
-    /// Since when all platforms share one key.
+    /// The time since which all platforms share one key.
     pub linked_since: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
 }
@@ -99,11 +99,11 @@ pub struct UserPresence {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct UserSessionKey {
     pub session_key: String,
-    /// Every name that leads to it.
+    /// All names of the key.
     pub names: Vec<String>,
     pub kind: SlotKind,
     pub agent: String,
-    /// What it leads to.
+    /// The current conversation.
     pub conversation_id: Option<SessionId>,
     pub generation: i64,
     pub created_at: DateTime<Utc>,
@@ -112,7 +112,7 @@ pub struct UserSessionKey {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct UserGrant {
     pub conversation_id: SessionId,
-    /// Who may read and speak there.
+    /// The user who may read and write there.
     pub user_id: UserId,
     pub via: GrantVia,
     pub created_at: DateTime<Utc>,
@@ -123,7 +123,7 @@ pub struct UserGrant {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct UserCode {
     pub purpose: String,
-    /// In whose chat it was shown.
+    /// The identity in whose chat it was created.
     pub identity_id: IdentityId,
     pub platform: Option<String>,
     pub created_at: DateTime<Utc>,
@@ -139,7 +139,7 @@ pub struct UserMove {
     pub to_user_id: UserId,
     pub kind: MoveKind,
     pub reason: Option<String>,
-    /// What the person was called who was merged away.
+    /// The names of the user that was merged.
     #[schema(value_type = Option<Object>)]
     pub profile: Option<Value>,
     pub created_at: DateTime<Utc>,
@@ -155,7 +155,7 @@ pub struct UserDelivery {
     pub scope: Option<String>,
     pub chat: String,
     pub identity_id: IdentityId,
-    /// What is said.
+    /// The content.
     #[schema(value_type = Object)]
     pub payload: Value,
     pub state: String,
@@ -164,7 +164,7 @@ pub struct UserDelivery {
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct UserUsage {
-    /// Its first day.
+    /// The first day of the month.
     pub month: NaiveDate,
     pub source: String,
     pub agent: Option<String>,
@@ -211,7 +211,7 @@ impl UserMessage {
     }
 }
 
-/// What stands before the long lists.
+/// The members before the long lists.
 #[derive(Serialize)]
 pub struct Head {
     format: &'static str,
@@ -245,22 +245,22 @@ impl Head {
         }
     }
 
-    pub fn with_identities(mut self, accounts: Vec<IdentityRecord>, merged: Vec<UserId>) -> Self {
-        let shown = |account: IdentityRecord| UserIdentity {
-            id: account.id,
-            identity: account.name.to_string(),
-            raw: account.raw,
-            issuer: account.issuer,
-            imported: account.imported,
-            linked_at: account.linked_at,
-            created_at: account.created_at,
+    pub fn with_identities(mut self, records: Vec<IdentityRecord>, merged: Vec<UserId>) -> Self {
+        let identity = |record: IdentityRecord| UserIdentity {
+            id: record.id,
+            identity: record.name.to_string(),
+            raw: record.raw,
+            issuer: record.issuer,
+            imported: record.imported,
+            linked_at: record.linked_at,
+            created_at: record.created_at,
         };
-        self.identities = accounts.into_iter().map(shown).collect();
+        self.identities = records.into_iter().map(identity).collect();
         self.merged_user_ids = merged;
         self
     }
 
-    pub fn with_places(
+    pub fn with_channels_and_presence(
         mut self,
         homes: Vec<HomeChannel>,
         presence: Vec<Presence>,
@@ -272,14 +272,14 @@ impl Head {
             chat: home.chat,
             updated_at: home.updated_at,
         };
-        let heard = |one: Presence| UserPresence {
+        let presence_of = |one: Presence| UserPresence {
             identity: one.identity.name.to_string(),
             last_seen_at: one.last_seen_at,
             session_key: one.session_key,
             session_id: one.session.map(|session| session.shown(access)),
         };
         self.home_channels = homes.into_iter().map(home).collect();
-        self.presence = presence.into_iter().map(heard).collect();
+        self.presence = presence.into_iter().map(presence_of).collect();
         self
     }
 }
@@ -290,7 +290,7 @@ pub struct UserDocumentWriter {
 }
 
 impl UserDocumentWriter {
-    /// The head, and the beginning of the first list.
+    /// Writes the head, and the beginning of the first list.
     pub fn begin(head: &Head, list: &str, out: &mut Vec<u8>) -> Result<Self> {
         write_open(head, list, out)?;
         Ok(Self { after_item: false })
@@ -301,7 +301,7 @@ impl UserDocumentWriter {
         serde_json::to_writer(out, item).map_err(Error::internal)
     }
 
-    /// Makes room for an item that someone else writes.
+    /// Writes the separator before an item that the caller writes.
     pub fn next(&mut self, out: &mut Vec<u8>) {
         if self.after_item {
             out.push(b',');
@@ -310,7 +310,7 @@ impl UserDocumentWriter {
         self.after_item = true;
     }
 
-    /// Ends a list and begins another.
+    /// Ends a list and starts another.
     pub fn list(&mut self, list: &str, out: &mut Vec<u8>) {
         out.extend_from_slice(format!("],\n\"{list}\":[").as_bytes());
         self.after_item = false;

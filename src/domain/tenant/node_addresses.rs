@@ -1,4 +1,4 @@
-//! Where a node listens: what no other node dials for a tenant.
+//! The addresses and ports a node listens on. No node connects to them for a tenant.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,16 +6,16 @@ use std::net::IpAddr;
 use url::{Host, Url};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodePlace {
-    /// Of its machine, but for loopback.
+pub struct NodeAddresses {
+    /// The addresses of its machine, without loopback.
     pub addresses: BTreeSet<IpAddr>,
-    /// Never dialled at an address of a node.
+    /// Ports that are refused at an address of a node.
     pub ports: BTreeSet<u16>,
-    /// Where nodes talk to each other: never dialled anywhere.
+    /// Ports between nodes, which are refused at every address.
     pub internal_ports: BTreeSet<u16>,
 }
 
-/// The address in a URL, where it is no name.
+/// The IP address in a URL; `None` for a domain name.
 pub fn address_of(url: &Url) -> Option<IpAddr> {
     match url.host()? {
         Host::Ipv4(address) => Some(address.into()),
@@ -24,8 +24,8 @@ pub fn address_of(url: &Url) -> Option<IpAddr> {
     }
 }
 
-impl NodePlace {
-    /// What it says together with another.
+impl NodeAddresses {
+    /// Adds the addresses and ports of another.
     pub fn merge(&mut self, other: Self) {
         self.addresses.extend(other.addresses);
         self.ports.extend(other.ports);
