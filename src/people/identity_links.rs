@@ -118,7 +118,7 @@ async fn put_settings(
         }
     }
     if let Some(toolsets) = &document.toolsets {
-        let agent = agents::find_for_update(tx, DEFAULT_AGENT).await?;
+        let agent = agents::lock(tx, DEFAULT_AGENT).await?;
         let gone = || Error::internal(anyhow::anyhow!("a tenant has no agent main"));
         let mut agent = agent.ok_or_else(gone)?;
         if agent.spec.toolsets != *toolsets {
