@@ -110,6 +110,6 @@ async fn delete(
     erasures::delete_chats(tx, accounts).await?;
     let accounts = erasure.account_ids();
     let acted_for = erasure.acted_for();
-    idempotency::delete_of_person(tx, &accounts, &acted_for, ANSWERS).await?;
+    idempotency::delete_of_user(tx, &accounts, &acted_for, ANSWERS).await?;
     erasures::delete_person(tx, erasure).await
 }

@@ -257,7 +257,7 @@ async fn background_statements_read_what_they_change() {
         ),
         (
             "answers to keys",
-            idempotency::LIST_OF_KEYS,
+            idempotency::LIST_WITHOUT_CALLER,
             vec!["''", "''", "''", "200"]
                 .into_iter()
                 .map(str::to_owned)
@@ -266,7 +266,7 @@ async fn background_statements_read_what_they_change() {
         ),
         (
             "answers of a user",
-            idempotency::DELETE_OF_PERSON,
+            idempotency::DELETE_OF_USER,
             vec![
                 "array['key_177']".to_owned(),
                 "array['telegram:77']".to_owned(),
