@@ -88,7 +88,7 @@ async fn lock(tx: &mut TenantTx, id: UserId) -> Result<(User, Vec<IdentityRecord
         let accounts = identities::list(tx, user.id).await?;
         let ids: Vec<IdentityId> = accounts.iter().map(|account| account.id).collect();
         turn_stops::lock_all_of(tx, user.id, &ids).await?;
-        if erasures::lock_person(tx, user.id).await? {
+        if erasures::lock_user(tx, user.id).await? {
             let accounts = identities::list(tx, user.id).await?;
             return Ok((user, accounts));
         }
@@ -111,5 +111,5 @@ async fn delete(
     let accounts = erasure.account_ids();
     let acted_for = erasure.acted_for();
     idempotency::delete_of_user(tx, &accounts, &acted_for, ANSWERS).await?;
-    erasures::delete_person(tx, erasure).await
+    erasures::delete_user(tx, erasure).await
 }

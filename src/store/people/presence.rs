@@ -1,6 +1,6 @@
-//! When identities were last seen, and where. Written at most once a minute: a chatty identity must not
-//! make every message two writes. Presence is in no lock order, so it never waits: a row that somebody else
-//! is writing is left to them.
+//! When and in which slot identities were last seen. Written at most once a minute: with a chatty identity
+//! not every message must cost two writes. Presence is in no lock order, so it never waits: it skips a row that
+//! another transaction is writing.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
@@ -18,7 +18,7 @@ use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
 use crate::store::conversation::tips::read_name;
 
-/// An identity that spoke.
+/// The identity that sent a message, for its presence.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
     pub identity_id: IdentityId,
@@ -26,9 +26,9 @@ pub struct Seen {
     pub at: DateTime<Utc>,
 }
 
-/// Updates a row that is a minute old or names another slot, unless somebody holds it; inserts the first one.
-/// The insert may wait for another first one, whose transaction is at its end as well. Public for the bench
-/// that runs it beside the service.
+/// Updates a row that is a minute old or names another slot, unless another transaction has locked it; inserts
+/// the first row. The insert may wait for a concurrent first insert, whose transaction is about to commit, too.
+/// Public for the bench that runs it beside the service.
 pub const WRITE: &str = "with due as (
        select p.identity_id
          from identity_presence p
@@ -55,7 +55,7 @@ pub const WRITE: &str = "with due as (
         for key share skip locked
          on conflict on constraint identity_presence_pkey do nothing";
 
-/// Only for `TenantTx::commit`.
+/// Only `TenantTx::commit` calls it.
 pub(in crate::store) async fn write(tx: &mut TenantTx, seen: &Seen) -> Result<()> {
     sqlx::query(WRITE)
         .bind(tx.tenant_id())
@@ -68,7 +68,7 @@ pub(in crate::store) async fn write(tx: &mut TenantTx, seen: &Seen) -> Result<()
     Ok(())
 }
 
-/// Every account of a person with when and where it was heard, the latest first.
+/// Every identity of a user with its presence, the latest first.
 pub async fn list(tx: &mut TenantTx, access: &Access, user_id: UserId) -> Result<Vec<Presence>> {
     let rows = sqlx::query(
         "select i.id as identity_id, i.platform, i.scope, i.external_id, p.last_seen_at, k.key as slot_key,
@@ -111,7 +111,8 @@ pub async fn list(tx: &mut TenantTx, access: &Access, user_id: UserId) -> Result
 }
 
 fn read_presence(row: &PgRow) -> Result<Presence> {
-    let (platform, scope): (String, String) = (row.try_get("platform")?, row.try_get("scope")?);
+    let platform: String = row.try_get("platform")?;
+    let scope: String = row.try_get("scope")?;
     let session_id: Option<SessionId> = row.try_get("session_id")?;
     let session = match session_id {
         Some(id) => Some(SessionHandle {
