@@ -136,7 +136,7 @@ async fn remember(
     let context = context(tx, speaker);
     let sealed = app.keyring.seal(&context, code.as_bytes())?;
     let until = app.clock.now() + CONFIRMED_WITHIN;
-    pending_links::put(tx, speaker.identity.id, &sealed, until).await?;
+    pending_links::upsert(tx, speaker.identity.id, &sealed, until).await?;
     Ok(CommandAnswer::saying(format!(
         "This would make one person of: {}. Write /link yes within two minutes to do it.",
         names.join(", ")
@@ -150,7 +150,7 @@ fn context(tx: &TenantTx, speaker: &Sender) -> String {
 async fn join(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<(CommandAnswer, bool)> {
     let now = app.clock.now();
     tx.mark().await?;
-    let Some(sealed) = pending_links::take(tx, speaker.identity.id, now).await? else {
+    let Some(sealed) = pending_links::claim(tx, speaker.identity.id, now).await? else {
         let text = "There is nothing to confirm. Write /link and the code of your other account.";
         return Ok((CommandAnswer::saying(text), false));
     };
