@@ -147,7 +147,7 @@ async fn check_key(
         Err(error) => return Err(error),
     };
     let conversation_id = tip.name.conversation_id;
-    let knows = slot.id == home || slots::knows(tx, slot.id, conversation_id).await?;
+    let knows = slot.id == home || slots::has_conversation(tx, slot.id, conversation_id).await?;
     knows.then_some(slot.key).ok_or_else(mismatch)
 }
 

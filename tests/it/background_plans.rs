@@ -168,7 +168,7 @@ async fn background_statements_read_what_they_change() {
         ("turns", Part::Turns),
         ("messages", Part::Messages),
     ] {
-        let touched = buffers(&world, &tenant, part.erase_sql(), &[&conversations, "10"]).await;
+        let touched = buffers(&world, &tenant, part.delete_sql(), &[&conversations, "10"]).await;
         measured.push((format!("erase {name}"), touched, 400));
     }
     for (name, sql, values, most) in [

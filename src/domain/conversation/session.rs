@@ -141,9 +141,9 @@ impl Ownership {
 /// Where a name or an old id leads: the newest link of its chain.
 #[derive(Debug, Clone)]
 pub struct Tip {
-    pub asked_id: SessionId,
-    pub asked_depth: i32,
-    pub asked_undone: bool,
+    pub requested_id: SessionId,
+    pub requested_depth: i32,
+    pub requested_undone: bool,
     pub session_id: SessionId,
     pub depth: i32,
     pub parent_id: Option<SessionId>,
@@ -171,10 +171,10 @@ impl Tip {
 
     /// Links between what was asked for and the tip.
     pub fn hops(&self) -> i32 {
-        if self.asked_undone {
-            (self.depth - self.asked_depth).abs().max(1)
+        if self.requested_undone {
+            (self.depth - self.requested_depth).abs().max(1)
         } else {
-            self.depth - self.asked_depth
+            self.depth - self.requested_depth
         }
     }
 }

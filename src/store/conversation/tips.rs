@@ -1,5 +1,5 @@
-//! From any id of a chain to its tip: the one query behind every endpoint that takes a session id. Its
-//! cost does not grow with the chain.
+//! From any session of a chain to the chain's tip: the one query behind every endpoint that takes a session id.
+//! Its cost does not grow with the chain.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
@@ -14,20 +14,20 @@ use crate::error::Result;
 use crate::ids::UserId;
 use crate::store::TenantTx;
 
-/// Everything after the session was found: the conversation's hint, and from there whatever is newer.
-/// The hint moves in the transaction that makes a link, so the walk takes no step; it is the walk, and
-/// not the hint, that makes the answer right.
+/// From the requested session to the tip: the conversation's hint (`tip_session_id`), and from there any newer
+/// session. The transaction that inserts a session moves the hint, so the walk takes no step. The walk, not the
+/// hint, guarantees the right result. `$3` is the caller's namespace, `$4` the user whose grants count, `$5` now.
 macro_rules! to_the_tip {
-    ($asked:literal) => {
+    ($requested:literal) => {
         concat!(
-            "with recursive asked as (",
-            $asked,
+            "with recursive requested as (",
+            $requested,
             "), tip as (
                select h.id, h.depth
-                 from asked a
+                 from requested r
                  join conversations c
                    on c.tenant_id = $1
-                  and c.id = a.conversation_id
+                  and c.id = r.conversation_id
                   and c.deleted_at is null
                  join sessions h
                    on h.tenant_id = $1
@@ -40,7 +40,8 @@ macro_rules! to_the_tip {
                   and n.chain_parent_id = t.id
                   and n.undone_at is null
              )
-             select a.id as asked_id, a.depth as asked_depth, a.undone_at is not null as asked_undone,
+             select r.id as requested_id, r.depth as requested_depth,
+                    r.undone_at is not null as requested_undone,
                     s.id, s.depth, s.chain_parent_id, s.state, s.end_reason, s.next_seq, s.born_seq,
                     s.token_count, s.last_person_at, s.conversation_id, c.namespace, c.client_id, c.user_id,
                     c.agent, c.slot_id, k.key as session_key,
@@ -57,7 +58,7 @@ macro_rules! to_the_tip {
                                and g.user_id = $4
                                and g.revoked_at is null
                                and g.expires_at > $5) as granted
-               from asked a
+               from requested r
                join sessions s
                  on s.tenant_id = $1
                 and s.id = (select id from tip order by depth desc limit 1)
@@ -78,7 +79,7 @@ pub const TIP_BY_ID: &str = to_the_tip!(
       where s.tenant_id = $1
         and s.id = $2"
 );
-/// A caller's own names come first; then, for a person, the service's names for what is theirs.
+/// The caller's own names come first; then, for a user, the service's names for conversations of that user.
 const TIP_BY_NAME: &str = to_the_tip!(
     "select s.id, s.depth, s.undone_at, s.conversation_id
        from conversations n
@@ -94,7 +95,7 @@ const TIP_BY_NAME: &str = to_the_tip!(
       limit 1"
 );
 
-/// The tip of the chain that `session` is a link of, and what decides the access's rights there.
+/// The tip of the chain of `session`, with the columns that decide the caller's rights there.
 pub async fn find(
     tx: &mut TenantTx,
     access: &Access,
@@ -112,15 +113,15 @@ pub async fn find(
     };
     let row = query
         .bind(access.namespace.as_uuid())
-        .bind(person_of(access))
+        .bind(grantee(access))
         .bind(now)
         .fetch_optional(tx.connection())
         .await?;
     row.map(|row| read_tip(&row)).transpose()
 }
 
-/// Whose grants count for `access`.
-pub(in crate::store) fn person_of(access: &Access) -> Option<UserId> {
+/// The user whose grants count for `access`.
+pub(in crate::store) fn grantee(access: &Access) -> Option<UserId> {
     match access.reach {
         Visibility::Person(user_id) => Some(user_id),
         Visibility::Tenant | Visibility::Service => None,
@@ -131,9 +132,9 @@ fn read_tip(row: &PgRow) -> Result<Tip> {
     let state: String = row.try_get("state")?;
     let end_reason: Option<String> = row.try_get("end_reason")?;
     Ok(Tip {
-        asked_id: row.try_get("asked_id")?,
-        asked_depth: row.try_get("asked_depth")?,
-        asked_undone: row.try_get("asked_undone")?,
+        requested_id: row.try_get("requested_id")?,
+        requested_depth: row.try_get("requested_depth")?,
+        requested_undone: row.try_get("requested_undone")?,
         session_id: row.try_get("id")?,
         depth: row.try_get("depth")?,
         parent_id: row.try_get("chain_parent_id")?,

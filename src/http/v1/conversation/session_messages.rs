@@ -267,7 +267,7 @@ pub async fn list_messages(
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let session_id = if params.exact {
-        tip.asked_id
+        tip.requested_id
     } else {
         tip.session_id
     };
