@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 
+use super::access_sql::access_columns;
 use super::sessions::{SessionRow, join_origin, session_columns};
 use crate::domain::conversation::session::{NewConversation, Session, SessionState};
 use crate::domain::people::access::{Access, Visibility};

@@ -6,6 +6,7 @@ use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 use sqlx::{FromRow, Row};
 
+use super::access_sql::access_columns;
 use super::tips::{read_name, read_owner};
 use crate::domain::conversation::session::{
     CompressionRecord, ConversationHandle, Edge, EndReason, Session, SessionHandle, SessionState,
@@ -21,19 +22,17 @@ use crate::store::TenantTx;
 /// tenant and `$2` the caller's namespace.
 macro_rules! session_columns {
     () => {
-        "s.id, s.depth, s.chain_parent_id, s.edge, s.state, s.end_reason, s.next_seq, s.message_count,
-         s.token_count, s.compression, s.created_at, s.last_active_at, s.ended_at, s.conversation_id,
-         c.namespace, c.client_id, c.user_id, c.agent, c.title, c.archived, c.pinned,
-         (select k.key from slots k where k.tenant_id = $1 and k.id = c.slot_id) as session_key,
-         false as granted,
-         exists (select 1
-                   from conversations own
-                  where own.tenant_id = $1
-                    and own.namespace = $2
-                    and own.client_id = c.client_id
-                    and c.namespace <> $2) as hidden,
-         o.id as origin_id, oc.id as origin_conversation_id, oc.namespace as origin_namespace,
-         oc.client_id as origin_client_id"
+        concat!(
+            "s.id, s.depth, s.chain_parent_id, s.edge, s.state, s.end_reason, s.next_seq, s.message_count,
+             s.token_count, s.compression, s.created_at, s.last_active_at, s.ended_at, s.conversation_id,
+             c.namespace, c.client_id, c.user_id, c.agent, c.title, c.archived, c.pinned,
+             (select k.key from slots k where k.tenant_id = $1 and k.id = c.slot_id) as session_key,
+             false as granted, ",
+            access_columns!(hidden_from: "$2"),
+            " as hidden,
+             o.id as origin_id, oc.id as origin_conversation_id, oc.namespace as origin_namespace,
+             oc.client_id as origin_client_id"
+        )
     };
 }
 pub(in crate::store) use session_columns;

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
 
+use super::access_sql::access_columns;
 use super::tips::{grantee, read_name, read_owner};
 use crate::domain::conversation::session_name::{SessionKey, session_key_not_found};
 use crate::domain::conversation::slot::{Current, NewSlot, Slot};
@@ -20,21 +21,9 @@ macro_rules! slot_from {
         concat!(
             "select k.id as slot_id, k.key as slot_key, k.user_id as slot_user_id, k.agent, k.generation,
                     k.last_person_at, k.created_at, c.id as conversation_id, c.namespace, c.client_id,
-                    c.user_id, home.key as session_key, t.id as session_id, t.last_active_at,
-                    exists (select 1
-                              from conversations own
-                             where own.tenant_id = $1
-                               and own.namespace = $2
-                               and own.client_id = c.client_id
-                               and c.namespace <> $2) as hidden,
-                    exists (select 1
-                              from conversation_grants g
-                             where g.tenant_id = $1
-                               and g.conversation_id = c.id
-                               and g.user_id = $3
-                               and g.revoked_at is null
-                               and g.expires_at > $4) as granted
-               from ",
+                    c.user_id, home.key as session_key, t.id as session_id, t.last_active_at, ",
+            access_columns!(namespace: "$2", user: "$3", now: "$4"),
+            " from ",
             $from,
             " left join conversations c
                 on c.tenant_id = $1

@@ -5,6 +5,7 @@ use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
+use super::access_sql::access_columns;
 use crate::domain::conversation::session::{
     ConversationHandle, EndReason, Ownership, SessionState, Tip,
 };
@@ -44,21 +45,9 @@ macro_rules! to_the_tip {
                     r.undone_at is not null as requested_undone,
                     s.id, s.depth, s.chain_parent_id, s.state, s.end_reason, s.next_seq, s.born_seq,
                     s.token_count, s.last_person_at, s.conversation_id, c.namespace, c.client_id, c.user_id,
-                    c.agent, c.slot_id, k.key as session_key,
-                    exists (select 1
-                              from conversations own
-                             where own.tenant_id = $1
-                               and own.namespace = $3
-                               and own.client_id = c.client_id
-                               and c.namespace <> $3) as hidden,
-                    exists (select 1
-                              from conversation_grants g
-                             where g.tenant_id = $1
-                               and g.conversation_id = c.id
-                               and g.user_id = $4
-                               and g.revoked_at is null
-                               and g.expires_at > $5) as granted
-               from requested r
+                    c.agent, c.slot_id, k.key as session_key, ",
+            access_columns!(namespace: "$3", user: "$4", now: "$5"),
+            " from requested r
                join sessions s
                  on s.tenant_id = $1
                 and s.id = (select id from tip order by depth desc limit 1)

@@ -16,6 +16,7 @@ use crate::domain::people::user::Identity;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
+use crate::store::conversation::access_sql::access_columns;
 use crate::store::conversation::tips::read_name;
 
 /// The identity that sent a message, for its presence.
@@ -70,16 +71,11 @@ pub(in crate::store) async fn write(tx: &mut TenantTx, seen: &Seen) -> Result<()
 
 /// Every identity of a user with its presence, the latest first.
 pub async fn list(tx: &mut TenantTx, access: &Access, user_id: UserId) -> Result<Vec<Presence>> {
-    let rows = sqlx::query(
+    let rows = sqlx::query(concat!(
         "select i.id as identity_id, i.platform, i.scope, i.external_id, p.last_seen_at, k.key as slot_key,
-                t.id as session_id, c.id as conversation_id, c.namespace, c.client_id, c.user_id,
-                exists (select 1
-                          from conversations own
-                         where own.tenant_id = $1
-                           and own.namespace = $3
-                           and own.client_id = c.client_id
-                           and c.namespace <> $3) as hidden,
-                h.chat
+                t.id as session_id, c.id as conversation_id, c.namespace, c.client_id, c.user_id, ",
+        access_columns!(hidden_from: "$3"),
+        " as hidden, h.chat
            from identities i
            left join identity_presence p
              on p.tenant_id = $1
@@ -100,8 +96,8 @@ pub async fn list(tx: &mut TenantTx, access: &Access, user_id: UserId) -> Result
             and h.identity_id = i.id
           where i.tenant_id = $1
             and i.user_id = $2
-          order by p.last_seen_at desc nulls last, i.linked_at, i.id",
-    )
+          order by p.last_seen_at desc nulls last, i.linked_at, i.id"
+    ))
     .bind(tx.tenant_id())
     .bind(user_id)
     .bind(access.namespace.as_uuid())

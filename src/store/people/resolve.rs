@@ -15,13 +15,15 @@ use crate::domain::tenant::agent::{AgentSpec, DmScope};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
+use crate::store::conversation::access_sql::access_columns;
 use crate::store::conversation::tips::read_name;
 
 /// Public for the bench, which runs it beside the service, and for the test that reads its plan. The
 /// statement builds the keys before it searches names by them: under row-level security Postgres uses an
 /// index only with values that no function could leak, as `replace` might. `$1` tenant, `$2` platform, `$3`
 /// scope, `$4` external id, `$5` agent, `$6` keys, `$7` prefix of a user's key, `$8` the caller's namespace.
-pub const RESOLVE: &str = "
+pub const RESOLVE: &str = concat!(
+    "
   with sender as materialized (
     select i.id as identity_id, i.user_id as sender_user_id, u.shared_since is not null as linked, u.time_zone,
            p.last_seen_at, p.slot_id as seen_slot_id,
@@ -43,13 +45,9 @@ pub const RESOLVE: &str = "
          tenant.settings ->> 'dm_scope' as dm_scope, a.spec,
          k.id as slot_id, k.key as slot_key, k.user_id as slot_user_id, k.last_person_at as chosen_at,
          c.id as conversation_id, c.namespace, c.client_id, c.user_id, t.id as session_id, t.next_seq,
-         t.last_person_at,
-         exists (select 1
-                   from conversations own
-                  where own.tenant_id = $1
-                    and own.namespace = $8
-                    and own.client_id = c.client_id
-                    and c.namespace <> $8) as hidden
+         t.last_person_at, ",
+    access_columns!(hidden_from: "$8"),
+    " as hidden
     from sender
     join tenants tenant
       on tenant.id = $1
@@ -85,7 +83,8 @@ pub const RESOLVE: &str = "
              from tip
             order by depth desc
             limit 1) t
-      on true";
+      on true"
+);
 
 /// The sender of a message, with every slot that the message could belong to.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use sqlx::types::Uuid;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
+use crate::store::conversation::access_sql::access_columns;
 
 /// A reader to check.
 pub struct RightsQuery {
@@ -35,23 +36,12 @@ pub struct ReaderRights {
 }
 
 /// Public for the test that reads its plan.
-pub const LIST: &str = "select c.id is not null as exists, c.user_id, k.key as session_key,
-            exists (select 1
-                      from conversation_grants g
-                     where g.tenant_id = $1
-                       and g.conversation_id = c.id
-                       and g.user_id = a.user_id
-                       and g.revoked_at is null
-                       and g.expires_at > $6) as granted,
-            r.user_id as survivor_id,
-            exists (select 1
-                      from conversation_grants g
-                     where g.tenant_id = $1
-                       and g.conversation_id = c.id
-                       and g.user_id = r.user_id
-                       and g.revoked_at is null
-                       and g.expires_at > $6) as survivor_granted,
-            i.user_id as speaker_user_id, s.conversation_id as slot_conversation_id
+pub const LIST: &str = concat!(
+    "select c.id is not null as exists, c.user_id, k.key as session_key, ",
+    access_columns!(granted_to: "a.user_id", now: "$6"),
+    " as granted, r.user_id as survivor_id, ",
+    access_columns!(granted_to: "r.user_id", now: "$6"),
+    " as survivor_granted, i.user_id as speaker_user_id, s.conversation_id as slot_conversation_id
        from unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[]) with ordinality
               as a (conversation_id, user_id, speaker, slot_id, position)
        left join conversations c
@@ -70,7 +60,8 @@ pub const LIST: &str = "select c.id is not null as exists, c.user_id, k.key as s
        left join slots s
          on s.tenant_id = $1
         and s.id = a.slot_id
-      order by a.position";
+      order by a.position"
+);
 
 /// One row for each reader, in their order.
 pub async fn list(
