@@ -279,7 +279,7 @@ pub async fn forget_telling(
     limit: i64,
     tells: impl Fn(&str) -> bool,
 ) -> Result<Option<RequestName>> {
-    let stored = idempotency::list_without_caller(tx, after, limit).await?;
+    let stored = idempotency::list_without_user(tx, after, limit).await?;
     let more = stored.len() as i64 == limit;
     let mut last = None;
     for (name, stored) in stored {

@@ -257,7 +257,7 @@ async fn background_statements_read_what_they_change() {
         ),
         (
             "answers to keys",
-            idempotency::LIST_WITHOUT_CALLER,
+            idempotency::LIST_WITHOUT_USER,
             vec!["''", "''", "''", "200"]
                 .into_iter()
                 .map(str::to_owned)

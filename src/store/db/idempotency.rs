@@ -183,7 +183,7 @@ pub async fn delete_of_user(
 }
 
 /// Public for the test that reads its plan.
-pub const LIST_WITHOUT_CALLER: &str =
+pub const LIST_WITHOUT_USER: &str =
     "select principal, route, key, request_hash, status, answer_enc, secrets_enc, turn_id,
                 created_at
            from idempotency
@@ -194,7 +194,7 @@ pub const LIST_WITHOUT_CALLER: &str =
           limit $5";
 
 /// A page of answers to API keys that acted for no user, after `after`.
-pub async fn list_without_caller(
+pub async fn list_without_user(
     tx: &mut TenantTx,
     after: Option<&RequestName>,
     limit: i64,
@@ -207,7 +207,7 @@ pub async fn list_without_caller(
         ),
         None => ("", "", ""),
     };
-    let rows: Vec<NamedAnswer> = sqlx::query_as(LIST_WITHOUT_CALLER)
+    let rows: Vec<NamedAnswer> = sqlx::query_as(LIST_WITHOUT_USER)
         .bind(tx.tenant_id())
         .bind(principal)
         .bind(route)
