@@ -37,7 +37,7 @@ async fn migrate(owner: &mut PgConnection, config: &MigrateConfig) -> anyhow::Re
         migrations: MIGRATIONS.migrations.clone(),
         ..Migrator::DEFAULT
     };
-    // We use our own lock: sqlx's lock waits inside Postgres, where an index that its owner builds concurrently
+    // We use our own lock: sqlx's waits inside Postgres, where an index that the lock's owner builds concurrently
     // deadlocks with the waiting process.
     migrator.set_locking(false);
     migrator.set_ignore_missing(true);

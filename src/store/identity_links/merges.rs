@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ids::UserId;
 use crate::store::TenantTx;
 
-/// The rows that a merge of `from` would move.
+/// Counts the rows that a merge of `from` would move.
 pub async fn count(tx: &mut TenantTx, from: UserId) -> Result<MergeCounts> {
     let (identities, session_keys, conversations, home_channels, grants) = sqlx::query_as(
         "select (select count(*) from identities where tenant_id = $1 and user_id = $2),

@@ -1,6 +1,6 @@
-//! When and in which slot identities were last seen. Written at most once a minute: with a chatty identity
-//! not every message must cost two writes. Presence is in no lock order, so it never waits: it skips a row that
-//! another transaction is writing.
+//! When and in which slot identities were last seen. Written at most once a minute, so that not every message of
+//! a chatty identity costs two writes. Presence is in no lock order, so it never waits: it skips a row that another
+//! transaction is writing.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;

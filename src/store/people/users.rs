@@ -34,7 +34,7 @@ impl From<Row> for User {
 /// The user with this id, or the user into whom that one was merged.
 pub async fn find(tx: &mut TenantTx, id: UserId) -> Result<Option<User>> {
     let row = sqlx::query_as::<_, Row>(
-        // A CTE, because under row-level security a subquery cannot use an index of `users`: Postgres would read all rows.
+        // A CTE, because under row-level security a subquery cannot use an index of `users` and would read all rows.
         "with current_id as materialized (
            select coalesce((select user_id
                               from user_redirects
@@ -101,8 +101,8 @@ pub async fn lock(tx: &mut TenantTx, ids: &[UserId]) -> Result<Vec<User>> {
     Ok(rows.into_iter().map(User::from).collect())
 }
 
-/// Prevents that a user is linked, unlinked or erased until `tx` ends. The lock is shared: each transaction that
-/// inserts a slot of the user takes it, before any other lock.
+/// Prevents a merge, unlink or erasure of the user until `tx` ends. The lock is shared: each transaction that inserts
+/// a slot of the user takes it, before any other lock.
 pub async fn lock_shared(tx: &mut TenantTx, id: UserId) -> Result<()> {
     sqlx::query(
         "select 1
