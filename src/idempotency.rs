@@ -287,7 +287,7 @@ pub async fn forget_telling(
     limit: i64,
     tells: impl Fn(&str) -> bool,
 ) -> Result<Option<RequestName>> {
-    let stored = idempotency::list_of_keys(tx, after, limit).await?;
+    let stored = idempotency::list_without_user(tx, after, limit).await?;
     let more = stored.len() as i64 == limit;
     let mut last = None;
     for (name, stored) in stored {
@@ -296,7 +296,7 @@ pub async fn forget_telling(
             .answer_enc
             .and_then(|sealed| app.keyring.open(&context(tx, &name), &sealed).ok());
         if plain.is_some_and(|plain| tells(&String::from_utf8_lossy(&plain))) {
-            idempotency::delete_one(tx, &name).await?;
+            idempotency::delete(tx, &name).await?;
         }
         last = Some(name);
     }

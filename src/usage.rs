@@ -110,7 +110,7 @@ impl UsageMeter {
 
 async fn write(db: &Db, tenant_id: TenantId, rows: &[(UsageName, UsageCounts)]) -> Result<()> {
     let mut tx = ServiceCaller::for_tenant(tenant_id).begin(db).await?;
-    usage::add(&mut tx, rows).await?;
+    usage::upsert(&mut tx, rows).await?;
     tx.commit().await
 }
 

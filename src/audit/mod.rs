@@ -77,7 +77,7 @@ pub async fn sign_again(keyring: &Keyring, tx: &mut TenantTx) -> Result<SignedAg
         return Ok(SignedAgain::NotNeeded);
     }
     let mac = sign_head(keyring, tenant_id, &signed.head);
-    sealed::replace_head_mac(tx, &mac).await?;
+    sealed::update_head_mac(tx, &mac).await?;
     Ok(SignedAgain::Yes)
 }
 

@@ -8,7 +8,7 @@ use crate::cache::ShortCache;
 use crate::clock::Clock;
 use crate::domain::tenant::api_key::PresentedKey;
 use crate::error::{Code, Error, Result};
-use crate::store::tenant::api_keys::{self, FoundKey};
+use crate::store::tenant::api_keys::{self, KeyMatch};
 use crate::store::{Db, Urgency};
 
 /// `last_used_at` is written at most this often for one key.
@@ -18,7 +18,7 @@ pub struct KeyVerifier {
     db: Db,
     clock: Clock,
     /// By digest. Unknown keys are cached too, so that hammering with one costs no query each.
-    keys: ShortCache<[u8; 32], Option<FoundKey>>,
+    keys: ShortCache<[u8; 32], Option<KeyMatch>>,
 }
 
 impl KeyVerifier {
@@ -70,7 +70,7 @@ impl KeyVerifier {
         parsed.iter().map(|parsed| check(parsed.is_ok())).collect()
     }
 
-    async fn find(&self, presented: &PresentedKey) -> Result<Option<FoundKey>> {
+    async fn find(&self, presented: &PresentedKey) -> Result<Option<KeyMatch>> {
         self.keys
             .get_with(presented.digest, || async {
                 let key = api_keys::find_presented(&self.db, presented).await?;
@@ -82,7 +82,7 @@ impl KeyVerifier {
             .await
     }
 
-    fn check_usable(&self, key: &FoundKey) -> Result<()> {
+    fn check_usable(&self, key: &KeyMatch) -> Result<()> {
         if key.revoked_at.is_some() {
             return Err(Error::new(Code::KeyRevoked, "the API key was revoked"));
         }
@@ -93,7 +93,7 @@ impl KeyVerifier {
     }
 
     /// Once a minute at most. A failure never fails the request: it is logged, and the next use tries again.
-    async fn note_use(&self, key: &FoundKey) {
+    async fn note_use(&self, key: &KeyMatch) {
         let now = self.clock.now();
         let due = now - USE_NOTED_EVERY;
         if self.check_usable(key).is_err() || key.last_used_at.is_some_and(|at| at > due) {
@@ -106,7 +106,7 @@ impl KeyVerifier {
 
     async fn write_use(
         &self,
-        key: &FoundKey,
+        key: &KeyMatch,
         now: DateTime<Utc>,
         due: DateTime<Utc>,
     ) -> Result<()> {

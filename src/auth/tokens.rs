@@ -26,7 +26,7 @@ use crate::domain::tenant::issuer::{
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
 use crate::store::Db;
-use crate::store::tenant::issuers::{self, FoundIssuers};
+use crate::store::tenant::issuers::{self, IssuerMatch};
 use crate::upstream::GuardedClient;
 
 const MAX_TOKEN_BYTES: usize = 8 * 1024;
@@ -85,7 +85,7 @@ pub struct TokenVerifier {
     key_sets: KeySets,
     people: FirstContact,
     /// As for API keys: a deleted issuer stops everywhere within a second.
-    issuers: ShortCache<(TenantId, String), Arc<FoundIssuers>>,
+    issuers: ShortCache<(TenantId, String), Arc<IssuerMatch>>,
 }
 
 /// True for what can only be a JWT: API keys and operator keys have no two dots.
@@ -210,10 +210,10 @@ impl TokenVerifier {
         Err(token.refused("the audience is not the registered one"))
     }
 
-    async fn find_issuers(&self, tenant_id: TenantId, iss: &str) -> Result<Arc<FoundIssuers>> {
+    async fn find_issuers(&self, tenant_id: TenantId, iss: &str) -> Result<Arc<IssuerMatch>> {
         // Postgres could not even be asked for U+0000.
         if iss.chars().count() > MAX_ISSUER_CHARS || iss.contains('\0') {
-            return Ok(Arc::new(FoundIssuers {
+            return Ok(Arc::new(IssuerMatch {
                 issuers: Vec::new(),
                 terms: None,
             }));

@@ -138,7 +138,7 @@ impl Here {
         else {
             return Ok(None);
         };
-        let known = slots::knows(tx, self.slot_id, tip.name.conversation_id).await?;
+        let known = slots::has_conversation(tx, self.slot_id, tip.name.conversation_id).await?;
         // In a chat of several, what is not of that chat is not there.
         Ok((self.is_private || known).then_some(SessionRef::Id(tip.session_id)))
     }

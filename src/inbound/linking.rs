@@ -128,7 +128,7 @@ async fn store_code(
     let context = context(tx, sender);
     let sealed = app.keyring.seal(&context, code.as_bytes())?;
     let until = app.clock.now() + CONFIRM_WITHIN;
-    pending_links::put(tx, sender.identity.id, &sealed, until).await?;
+    pending_links::upsert(tx, sender.identity.id, &sealed, until).await?;
     Ok(CommandAnswer::saying(format!(
         "This would make one person of: {}. Write /link yes within two minutes to do it.",
         names.join(", ")
@@ -142,7 +142,7 @@ fn context(tx: &TenantTx, sender: &Sender) -> String {
 async fn confirm(app: &App, tx: &mut TenantTx, sender: &Sender) -> Result<CommandAnswer> {
     let now = app.clock.now();
     tx.mark().await?;
-    let Some(sealed) = pending_links::take(tx, sender.identity.id, now).await? else {
+    let Some(sealed) = pending_links::claim(tx, sender.identity.id, now).await? else {
         let text = "There is nothing to confirm. Write /link and the code of your other account.";
         return Ok(CommandAnswer::saying(text));
     };

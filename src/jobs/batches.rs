@@ -71,7 +71,9 @@ impl Task<'_> {
     async fn run(self, tx: &mut TenantTx, limit: i64) -> Result<u64> {
         match self {
             Self::Expire(what, before) => expiry::delete(tx, what, before, limit).await,
-            Self::Erase(part, deleted) => conversations::erase(tx, part, deleted, limit).await,
+            Self::Erase(part, deleted) => {
+                conversations::delete_part(tx, part, deleted, limit).await
+            }
             Self::BlankMessages(id) => erased_people::blank_messages(tx, id, limit).await,
             Self::BlankTurns(id, user_id) => {
                 match erased_people::delete_events(tx, id, limit).await? {
@@ -83,7 +85,7 @@ impl Task<'_> {
                 erased_people::forget_turns(tx, user_id, turns_in(limit)).await
             }
             Self::DeleteAnswers(accounts, acted_for) => {
-                idempotency::delete_of_person(tx, accounts, acted_for, limit).await
+                idempotency::delete_of_user(tx, accounts, acted_for, limit).await
             }
             Self::FoldUsage(users) => erased_people::fold_usage(tx, users, limit).await,
         }

@@ -29,9 +29,9 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
         // Before the looking: what is written later is written by someone who found them gone.
         let now = app.clock.now();
         let mut tx = caller.begin(&app.db).await?;
-        let due = erased_people::take_due(&mut tx, now - SETTLED_AFTER, now).await?;
+        let due = erased_people::claim_due(&mut tx, now - SETTLED_AFTER, now).await?;
         let Some(due) = due else {
-            let oldest = erased_people::oldest(&mut tx).await?;
+            let oldest = erased_people::find_oldest(&mut tx).await?;
             return Ok(oldest.map_or(now + WHILE_IDLE, |oldest| oldest + SETTLED_AFTER));
         };
         tx.commit().await?;
@@ -48,7 +48,7 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
         if erasure.is_settled(began_at) {
             erased_people::delete(&mut tx, erasure.user_id).await?;
         } else {
-            erased_people::update_looked(&mut tx, erasure.user_id, now).await?;
+            erased_people::update_searched(&mut tx, erasure.user_id, now).await?;
         }
         tx.commit().await?;
     }
@@ -103,7 +103,7 @@ async fn open_answers(
         let last = opened.as_ref();
         opened = idempotency::forget_telling(app, &mut tx, last, ANSWERS, tells).await?;
         if let Some(to) = &opened {
-            erased_people::update_opened(&mut tx, erasure.user_id, to).await?;
+            erased_people::update_progress(&mut tx, erasure.user_id, to).await?;
         }
         tx.commit().await?;
         if opened.is_none() {

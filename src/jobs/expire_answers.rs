@@ -24,7 +24,7 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     ];
     let next = expire_all(app, caller, &kinds, INTERVALS).await?;
     if caller.tenant_id() == TenantId::OPERATOR {
-        while idempotency::erase_lost(&app.db, LOST).await? == LOST {}
+        while idempotency::delete_orphaned(&app.db, LOST).await? == LOST {}
     }
     Ok(next)
 }

@@ -27,7 +27,7 @@ pub async fn tick(app: &App) {
     let addr = app.config.internal_advertise.as_ref();
     let addr = addr.map(|url| url.as_str());
     let place = app.upstream.own_place();
-    let beating = nodes::beat(&app.db, app.boot_id, addr, &place);
+    let beating = nodes::upsert(&app.db, app.boot_id, addr, &place);
     match within(TICK, beating).await {
         Ok(others) => {
             app.limits.set_live_nodes(others.live);

@@ -18,7 +18,7 @@ use crate::idempotency;
 use crate::ids::TenantId;
 use crate::people;
 use crate::sessions;
-use crate::store::db::jobs::{self, DueJob, Ended};
+use crate::store::db::jobs::{self, DueJob, JobEnd};
 use crate::store::db::nodes;
 use crate::tenants;
 
@@ -153,11 +153,11 @@ async fn run_and_plan(app: &App, job: DueJob) -> Step {
         Err(late) => Err(Error::internal(late)),
     };
     let (run_at, ended) = match &outcome {
-        Ok(next) => (*next, Ended::Done),
+        Ok(next) => (*next, JobEnd::Done),
         Err(error) => {
-            let failed = Ended::Failed {
+            let failed = JobEnd::Failed {
                 error: error.code.as_str(),
-                for_good: job.attempts >= FAILURES,
+                is_final: job.attempts >= FAILURES,
             };
             tracing::warn!(
                 job.kind, tenant = %job.tenant_id, attempt = job.attempts,
@@ -166,7 +166,7 @@ async fn run_and_plan(app: &App, job: DueJob) -> Step {
             (app.clock.now() + backoff(job.attempts), failed)
         }
     };
-    let planned = within(LOOK, jobs::reschedule(&app.db, &job, run_at, ended)).await;
+    let planned = within(LOOK, jobs::update_schedule(&app.db, &job, run_at, ended)).await;
     if let Err(error) = planned {
         tracing::warn!(
             job.kind, tenant = %job.tenant_id, error = %error,

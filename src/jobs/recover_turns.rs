@@ -13,7 +13,7 @@ const TICK: Duration = Duration::from_millis(500);
 /// Runs until `stop` is cancelled.
 pub async fn run(app: App, stop: CancellationToken) {
     // A node that has just started does not know whether the database was away before.
-    app.db.outages.note(app.config.turn_lease);
+    app.db.outages.record(app.config.turn_lease);
     while !stop.is_cancelled() {
         if let Err(error) = within(LONGEST, turns::sweep(&app)).await {
             tracing::warn!(error = %error, "cannot ask for turns that nobody runs");

@@ -134,14 +134,14 @@ fn seconds_until(time: Option<DateTime<Utc>>, now: DateTime<Utc>) -> u32 {
 /// Makes a code worthless that was shown where others read.
 pub async fn void(app: &App, tx: &mut TenantTx, typed: &str) -> Result<()> {
     let digests = digests(&app.keyring, tx, typed);
-    link_codes::void(tx, &digests, app.clock.now()).await
+    link_codes::update_voided(tx, &digests, app.clock.now()).await
 }
 
 /// Makes every code worthless that a text shows where others read, whatever surrounds it.
 pub async fn discard_partial(app: &App, tx: &mut TenantTx, text: &str) -> Result<()> {
     let now = app.clock.now();
     // Hashing every eight signs of a long text is worth it only then.
-    if !link_codes::is_any_pending(tx, now).await? {
+    if !link_codes::has_pending(tx, now).await? {
         return Ok(());
     }
     let digests: Vec<Vec<u8>> = LinkCode::find_all(text)
@@ -149,7 +149,7 @@ pub async fn discard_partial(app: &App, tx: &mut TenantTx, text: &str) -> Result
         .flat_map(|shown| app.keyring.every_mac(CONTEXT, &message(tx, shown)))
         .collect();
     for batch in digests.chunks(VOIDED_AT_ONCE) {
-        link_codes::void(tx, batch, now).await?;
+        link_codes::update_voided(tx, batch, now).await?;
     }
     Ok(())
 }
@@ -164,7 +164,7 @@ pub async fn consume(
     let digests = digests(&app.keyring, tx, typed);
     let platform = redeemer.name.platform();
     let now = app.clock.now();
-    let minter = link_codes::consume(tx, &digests, platform, redeemer.id, now).await?;
+    let minter = link_codes::claim(tx, &digests, platform, redeemer.id, now).await?;
     let minter = minter.ok_or_else(code_not_found)?;
     // Present ownership: the account that showed the code may have another person by now.
     let owner = identities::get(tx, minter.minted_by).await?;

@@ -88,7 +88,7 @@ async fn lock(tx: &mut TenantTx, id: UserId) -> Result<(User, Vec<IdentityRecord
         let accounts = identities::list(tx, user.id).await?;
         let ids: Vec<IdentityId> = accounts.iter().map(|account| account.id).collect();
         turn_stops::lock_all_of(tx, user.id, &ids).await?;
-        if erasures::lock_person(tx, user.id).await? {
+        if erasures::lock_user(tx, user.id).await? {
             let accounts = identities::list(tx, user.id).await?;
             return Ok((user, accounts));
         }
@@ -110,6 +110,6 @@ async fn delete(
     erasures::delete_chats(tx, accounts).await?;
     let accounts = erasure.identity_id_texts();
     let acted_for = erasure.acted_for();
-    idempotency::delete_of_person(tx, &accounts, &acted_for, ANSWERS).await?;
-    erasures::delete_person(tx, erasure).await
+    idempotency::delete_of_user(tx, &accounts, &acted_for, ANSWERS).await?;
+    erasures::delete_user(tx, erasure).await
 }

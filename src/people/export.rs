@@ -18,7 +18,7 @@ use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, UserId};
 use crate::sessions::{self, Export};
 use crate::store::TenantTx;
-use crate::store::people::person_records::{self, RowPosition};
+use crate::store::people::user_records::{self, RowPosition};
 use crate::store::people::{home_channels, identities, presence, users};
 
 /// Records and ids that are looked up at once.
@@ -201,7 +201,7 @@ impl UserExport {
                     let of = (self.user_id, account);
                     let limit = *page as i64;
                     let messages =
-                        person_records::list_messages_elsewhere(tx, of, *after, limit).await?;
+                        user_records::list_messages_elsewhere(tx, of, *after, limit).await?;
                     for message in &messages {
                         writer.item(message, out)?;
                     }
@@ -230,27 +230,27 @@ async fn write_records(
 ) -> Result<Option<RowPosition>> {
     match records {
         Records::SessionKeys => {
-            let rows = person_records::list_session_keys(tx, user_id, after, PAGE).await?;
+            let rows = user_records::list_session_keys(tx, user_id, after, PAGE).await?;
             write_page(&rows, writer, out)
         }
         Records::Grants => {
-            let rows = person_records::list_grants(tx, user_id, after, PAGE).await?;
+            let rows = user_records::list_grants(tx, user_id, after, PAGE).await?;
             write_page(&rows, writer, out)
         }
         Records::Codes => {
-            let rows = person_records::list_codes(tx, user_id, after, PAGE).await?;
+            let rows = user_records::list_codes(tx, user_id, after, PAGE).await?;
             write_page(&rows, writer, out)
         }
         Records::Moves => {
-            let rows = person_records::list_moves(tx, user_id, after, PAGE).await?;
+            let rows = user_records::list_moves(tx, user_id, after, PAGE).await?;
             write_page(&rows, writer, out)
         }
         Records::Deliveries => {
-            let rows = person_records::list_deliveries(tx, user_id, after, PAGE).await?;
+            let rows = user_records::list_deliveries(tx, user_id, after, PAGE).await?;
             write_page(&rows, writer, out)
         }
         Records::Usage => {
-            for row in person_records::list_usage(tx, user_id).await? {
+            for row in user_records::list_usage(tx, user_id).await? {
                 writer.item(&row, out)?;
             }
             Ok(None)
@@ -322,7 +322,7 @@ impl Conversations {
         out: &mut Vec<u8>,
     ) -> Result<bool> {
         if self.ahead.is_empty() {
-            let found = person_records::list_conversations(tx, reader.user_id, self.last, PAGE);
+            let found = user_records::list_conversations(tx, reader.user_id, self.last, PAGE);
             self.ahead.extend(found.await?);
             self.last = self.ahead.back().copied().or(self.last);
         }

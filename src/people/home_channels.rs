@@ -39,7 +39,7 @@ pub async fn put(
     let accounts = identities::list(tx, new.user_id).await?;
     let account = choose(&accounts, access, new.platform, new.identity)?;
     let now = app.clock.now();
-    home_channels::put(tx, new.user_id, new.platform, account.id, new.chat, now).await?;
+    home_channels::upsert(tx, new.user_id, new.platform, account.id, new.chat, now).await?;
     let entry = Entry::new(actor, Action::HomeChannelPut, &new.user_id);
     audit::append(&app.keyring, tx, entry, now).await
 }

@@ -118,7 +118,7 @@ async fn put_settings(
         }
     }
     if let Some(toolsets) = &document.toolsets {
-        let agent = agents::find_for_update(tx, DEFAULT_AGENT).await?;
+        let agent = agents::lock(tx, DEFAULT_AGENT).await?;
         let gone = || Error::internal(anyhow::anyhow!("a tenant has no agent main"));
         let mut agent = agent.ok_or_else(gone)?;
         if agent.spec.toolsets != *toolsets {
@@ -141,7 +141,7 @@ async fn settle(tx: &mut TenantTx, entries: &[LinkEntry]) -> Result<Plan> {
     let accounts: Vec<&IdentityName> = accounts.map(|listed| &listed.name).collect();
     let mut held = BTreeSet::new();
     for _ in 0..ATTEMPTS {
-        let people = imports::list_users_page(tx, &names, &accounts).await?;
+        let people = imports::list_users(tx, &names, &accounts).await?;
         let plan = plan(entries, &people)?;
         let touched = plan.touched();
         if touched.iter().all(|id| held.contains(id)) {
@@ -214,7 +214,7 @@ impl Doing<'_> {
             return Ok(HashSet::new());
         }
         let silent = unlinks::list_without_messages(tx, &alone).await?;
-        imports::part_silent(tx, &silent, self.now, self.now + UNDO_WINDOW).await?;
+        imports::unlink_unused(tx, &silent, self.now, self.now + UNDO_WINDOW).await?;
         Ok(silent.into_iter().collect())
     }
 
@@ -316,7 +316,7 @@ impl Doing<'_> {
         let accounts: Vec<(UserId, &IdentityName)> = additions
             .map(|addition| Ok((self.id_of(addition.into)?, &addition.name)))
             .collect::<Result<_>>()?;
-        if !imports::insert_accounts(tx, &accounts, self.now).await? {
+        if !imports::insert_identities(tx, &accounts, self.now).await? {
             return Err(overtaken("an account was first heard in this moment"));
         }
         let linked = plan.linked.iter().map(|target| self.id_of(*target));

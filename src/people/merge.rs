@@ -137,7 +137,7 @@ async fn move_everything(
     merges::move_conversations(tx, from.id, into.id).await?;
     merges::move_belongings(tx, from.id, into.id).await?;
     merges::move_grants(tx, from.id, into.id, now).await?;
-    merges::delete_person(tx, from.id, into.id, now).await?;
+    merges::delete_user(tx, from.id, into.id, now).await?;
     // After the other is gone: an external id is one person's.
     let joined = User {
         external_id: into.external_id.clone().or(from.external_id.clone()),

@@ -59,7 +59,7 @@ async fn obtain_key(
     now: DateTime<Utc>,
 ) -> Result<Option<SlotId>> {
     let shared_by_platforms = key == user_key(agent, who.user_id);
-    if slot_aliases::find_built(tx, key).await?.is_none() {
+    if slot_aliases::find_service_name(tx, key).await?.is_none() {
         let slot = NewSlot {
             id: SlotId::generate(),
             kind: place.kind,
@@ -79,7 +79,9 @@ async fn obtain_key(
     }
     // It was another person's, who was erased in this moment: the next try makes it.
     let gone = || Error::unavailable("the key", anyhow::anyhow!("the name of a slot vanished"));
-    let name = slot_aliases::find_built(tx, key).await?.ok_or_else(gone)?;
+    let name = slot_aliases::find_service_name(tx, key)
+        .await?
+        .ok_or_else(gone)?;
     if name.home_user_id != place.owner {
         return Ok(None);
     }
@@ -99,7 +101,7 @@ pub async fn fold_all(
     now: DateTime<Utc>,
 ) -> Result<()> {
     let key = user_key(agent, user_id);
-    let slot_id = match slot_aliases::find_built(tx, &key).await? {
+    let slot_id = match slot_aliases::find_service_name(tx, &key).await? {
         Some(name) => name.home_slot_id,
         None => {
             let slot = NewSlot {

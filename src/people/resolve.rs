@@ -19,7 +19,7 @@ use crate::store::TenantTx;
 use crate::store::conversation::slots;
 use crate::store::people::presence::Seen;
 use crate::store::people::resolve as statement;
-use crate::store::people::resolve::{Known, KnownPlace};
+use crate::store::people::resolve::{CandidateSlot, SenderSlots};
 use crate::store::people::users;
 
 /// As often as a person may be joined or parted under us before we give up.
@@ -87,12 +87,12 @@ pub async fn look(
         return Ok((None, None));
     };
     let place = wanted(request, &known)?;
-    let there = known.places.iter().find(|there| there.key == place.key);
+    let there = known.slots.iter().find(|there| there.key == place.key);
     let current = there.and_then(|there| there.current.as_ref());
     Ok((Some(place.key), current.map(|current| current.link.clone())))
 }
 
-async fn find(tx: &mut TenantTx, request: ResolveRequest<'_>) -> Result<Option<Known>> {
+async fn find(tx: &mut TenantTx, request: ResolveRequest<'_>) -> Result<Option<SenderSlots>> {
     statement::find(
         tx,
         request.identity,
@@ -103,14 +103,14 @@ async fn find(tx: &mut TenantTx, request: ResolveRequest<'_>) -> Result<Option<K
     .await
 }
 
-fn policy_of<'a>(request: ResolveRequest<'a>, known: &Known) -> Result<KeyPolicy<'a>> {
+fn policy_of<'a>(request: ResolveRequest<'a>, known: &SenderSlots) -> Result<KeyPolicy<'a>> {
     let no_agent = || Error::invalid(vec![FieldError::new("/agent", "there is no such agent")]);
     let spec = known.agent.as_ref().ok_or_else(no_agent)?;
     Ok(KeyPolicy::of(request.agent, spec, known.dm_scope))
 }
 
 /// Where what they say belongs.
-fn wanted(request: ResolveRequest<'_>, known: &Known) -> Result<ChatKey> {
+fn wanted(request: ResolveRequest<'_>, known: &SenderSlots) -> Result<ChatKey> {
     let speaker = KeySender {
         identity: request.identity,
         user_id: known.user_id,
@@ -126,12 +126,12 @@ fn wanted(request: ResolveRequest<'_>, known: &Known) -> Result<ChatKey> {
 /// The answer, if nothing has to be made or reset for it.
 fn settled(
     request: ResolveRequest<'_>,
-    known: &Known,
+    known: &SenderSlots,
     now: DateTime<Utc>,
 ) -> Result<Option<Resolved>> {
     let wanted = wanted(request, known)?;
-    let with_key = |key: &str| known.places.iter().find(|place| place.key == key);
-    let is_own = |place: &&KnownPlace| place.user_id == wanted.owner;
+    let with_key = |key: &str| known.slots.iter().find(|place| place.key == key);
+    let is_own = |place: &&CandidateSlot| place.user_id == wanted.owner;
     let first = with_key(&wanted.key);
     let found = match (first.filter(is_own), first, &wanted.fallback) {
         (Some(own), _, _) => Some(own),
@@ -161,8 +161,8 @@ fn settled(
 /// Whether the agent's policy begins anew what the slot leads to. An empty session is never too old.
 fn is_too_old(
     request: ResolveRequest<'_>,
-    known: &Known,
-    place: &KnownPlace,
+    known: &SenderSlots,
+    place: &CandidateSlot,
     now: DateTime<Utc>,
 ) -> bool {
     let (Some(spec), Some(current)) = (&known.agent, &place.current) else {
@@ -206,7 +206,7 @@ async fn settle(
 async fn settle_held(
     tx: &mut TenantTx,
     request: ResolveRequest<'_>,
-    known: &Known,
+    known: &SenderSlots,
     now: DateTime<Utc>,
 ) -> Result<Resolved> {
     // Whoever held the person before us may have done it all.

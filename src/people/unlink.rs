@@ -136,7 +136,7 @@ pub(super) async fn part(
     let slots = home_slots(tx, target, to, &conversations, now).await?;
     unlinks::move_conversations(tx, &conversations, &slots, from, to).await?;
     for user_id in [from, to] {
-        let idle = unlinks::list_idle_slots(tx, user_id).await?;
+        let idle = unlinks::list_empty_slots(tx, user_id).await?;
         slot_aliases::update_to_latest(tx, &idle).await?;
     }
     unlinks::end_belongings(tx, &target.identity(), now).await?;
@@ -179,7 +179,7 @@ async fn home_slots(
         user_id: to,
         linked: false,
     };
-    for name in unlinks::list_homeless_agents(tx, conversations, &slots).await? {
+    for name in unlinks::list_agents_without_slot(tx, conversations, &slots).await? {
         let Some(agent) = agents::find(tx, &name).await? else {
             continue;
         };

@@ -55,7 +55,7 @@ async fn reseal_agents(app: &App, tenant_id: TenantId) -> Result<Done> {
         for (name, old) in &page {
             match seal_again(app, &key_context(tenant_id, name), old)? {
                 Some(new) => {
-                    let replaced = sealed::replace_agent_key(&mut tx, name, old, &new).await?;
+                    let replaced = sealed::update_agent_key(&mut tx, name, old, &new).await?;
                     done.resealed += i64::from(replaced);
                 }
                 None => done.unopened += 1,
@@ -79,7 +79,7 @@ async fn reseal_issuers(app: &App, tenant_id: TenantId) -> Result<Done> {
         for (name, old) in &page {
             match seal_again(app, &secret_context(tenant_id, name), old)? {
                 Some(new) => {
-                    let replaced = sealed::replace_issuer_secret(&mut tx, name, old, &new).await?;
+                    let replaced = sealed::update_issuer_secret(&mut tx, name, old, &new).await?;
                     done.resealed += i64::from(replaced);
                 }
                 None => done.unopened += 1,
@@ -95,7 +95,7 @@ async fn reseal_receipts(app: &App, tenant_id: TenantId) -> Result<Done> {
     let first = app.keyring.first_id();
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_of_receipts(&mut tx, after.as_ref(), RECEIPTS_AT_ONCE).await?;
+        let page = sealed::list_receipt_keys(&mut tx, after.as_ref(), RECEIPTS_AT_ONCE).await?;
         let is_old = |key: &&sealed::ReceiptKey| key.answer.as_ref().is_some_and(|id| *id != first);
         for name in page.iter().filter(is_old) {
             let Some(old) = sealed::find_receipt(&mut tx, name).await? else {
@@ -105,7 +105,7 @@ async fn reseal_receipts(app: &App, tenant_id: TenantId) -> Result<Done> {
             let context = seal_context(tenant_id, place, name.identity_id, &name.message_id);
             match seal_again(app, &context, &old)? {
                 Some(new) => {
-                    let replaced = sealed::replace_receipt(&mut tx, name, &old, &new).await?;
+                    let replaced = sealed::update_receipt(&mut tx, name, &old, &new).await?;
                     done.resealed += i64::from(replaced);
                 }
                 None => done.unopened += 1,

@@ -19,7 +19,7 @@ pub(super) async fn count(app: &App) -> Result<KeyUses> {
     let mut uses = KeyUses::default();
     for tenant_id in all_tenants(app).await? {
         let mut tx = enter(app, tenant_id).await?;
-        for used in sealed::list_few(&mut tx).await? {
+        for used in sealed::list_small(&mut tx).await? {
             uses.add(&used.place, used.key_id, used.rows);
         }
         tx.commit().await?;
@@ -34,7 +34,7 @@ async fn count_entries(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> Re
     let mut after = 0;
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_of_entries(&mut tx, after, ROWS_AT_ONCE).await?;
+        let page = sealed::list_audit_keys(&mut tx, after, ROWS_AT_ONCE).await?;
         tx.commit().await?;
         let Some(last) = page.iter().map(|(_, _, last)| *last).max() else {
             return Ok(());
@@ -50,7 +50,7 @@ async fn count_answers(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> Re
     let mut after = None;
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_of_answers(&mut tx, after.as_ref(), ROWS_AT_ONCE).await?;
+        let page = sealed::list_answer_keys(&mut tx, after.as_ref(), ROWS_AT_ONCE).await?;
         tx.commit().await?;
         for row in &page {
             for key_id in [&row.answer, &row.secrets].into_iter().flatten() {
@@ -68,7 +68,7 @@ async fn count_receipts(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> R
     let mut after = None;
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_of_receipts(&mut tx, after.as_ref(), ROWS_AT_ONCE).await?;
+        let page = sealed::list_receipt_keys(&mut tx, after.as_ref(), ROWS_AT_ONCE).await?;
         tx.commit().await?;
         for key_id in page.iter().filter_map(|row| row.answer.clone()) {
             uses.add("receipts", key_id, 1);

@@ -9,7 +9,7 @@ use crate::domain::people::access::Access;
 use crate::error::{Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
-use crate::store::conversation::messages::{self, Chosen, Copy};
+use crate::store::conversation::messages::{self, Copy, CopySelection};
 
 pub struct Branch {
     /// The last message that is taken along; all but those of an active turn where none is named.
@@ -52,7 +52,9 @@ pub async fn branch(
     let copy = Copy {
         from: tip.session_id,
         to: id,
-        chosen: request.from_seq.map_or(Chosen::Answered, Chosen::Through),
+        selection: request
+            .from_seq
+            .map_or(CopySelection::WithoutActiveTurn, CopySelection::Through),
         counted: true,
     };
     messages::copy(tx, &copy).await?;

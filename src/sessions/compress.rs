@@ -16,8 +16,8 @@ use crate::domain::turn::session_busy;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
-use crate::store::conversation::messages::{self, Chosen, Copy};
-use crate::store::conversation::sessions::{NewChild, Taken};
+use crate::store::conversation::messages::{self, Copy, CopySelection};
+use crate::store::conversation::sessions::{NewChild, SessionSize};
 use crate::store::conversation::{conversations, sessions};
 use crate::store::turn::turns;
 
@@ -77,7 +77,7 @@ pub async fn compress(
     }
     let summary = message::summary(&request.summary);
     if request.preview {
-        let taken = Taken {
+        let taken = SessionSize {
             last_seq: tip.last_seq(),
             token_count: tip.token_count,
         };
@@ -105,7 +105,7 @@ pub async fn compress(
     copy(tx, &tip, child.id, &plan.head).await?;
     put_first(tx, access, child.id, std::slice::from_ref(&summary), now).await?;
     copy(tx, &tip, child.id, &plan.tail).await?;
-    sessions::update_born(tx, child.id).await?;
+    sessions::update_born_seq(tx, child.id).await?;
     conversations::update_tip(tx, tip.name.conversation_id, child.id).await?;
     Ok(Compressed {
         child: Some(child.id),
@@ -119,12 +119,12 @@ pub async fn compress(
 async fn plan_for(
     tx: &mut TenantTx,
     tip: &Tip,
-    taken: Taken,
+    taken: SessionSize,
     keep_last: u32,
     summary_tokens: i32,
 ) -> Result<Plan> {
     let tail = i64::from(keep_last) + BEFORE_TAIL;
-    let outline = messages::outline(tx, tip.session_id, HEAD, tail).await?;
+    let outline = messages::list_outline(tx, tip.session_id, HEAD, tail).await?;
     let totals = Totals {
         messages: taken.last_seq,
         tokens: taken.token_count,
@@ -155,7 +155,7 @@ async fn copy(tx: &mut TenantTx, tip: &Tip, to: SessionId, seqs: &[i64]) -> Resu
     let copy = Copy {
         from: tip.session_id,
         to,
-        chosen: Chosen::Seqs(seqs),
+        selection: CopySelection::Seqs(seqs),
         counted: false,
     };
     messages::copy(tx, &copy).await

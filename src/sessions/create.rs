@@ -47,7 +47,7 @@ pub async fn create(
     };
     let id = insert(tx, &conversation, now).await?;
     if let Some(slot) = slot {
-        slots::update_first(tx, slot.id, id).await?;
+        slots::update_if_empty(tx, slot.id, id).await?;
     }
     put_first(tx, access, id, &request.messages, now).await?;
     Ok(id)

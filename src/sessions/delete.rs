@@ -62,9 +62,9 @@ pub async fn delete_quietly(
 async fn lock_with_slots(tx: &mut TenantTx, conversation_id: SessionId) -> Result<()> {
     tx.mark().await?;
     for _ in 0..ATTEMPTS {
-        let held = slots::lock_current_session(tx, conversation_id).await?;
+        let held = slots::lock_by_current(tx, conversation_id).await?;
         conversations::lock(tx, conversation_id).await?;
-        if !slots::others_lead_to(tx, conversation_id, &held).await? {
+        if !slots::has_other_current(tx, conversation_id, &held).await? {
             return Ok(());
         }
         tx.roll_back_to_mark().await?;
@@ -83,7 +83,7 @@ pub async fn delete_held(
     now: DateTime<Utc>,
 ) -> Result<usize> {
     let ids: Vec<SessionId> = names.iter().map(|name| name.conversation_id).collect();
-    let gone = conversations::mark_deleted(tx, &ids, now).await?;
+    let gone = conversations::update_deleted(tx, &ids, now).await?;
     if gone.is_empty() {
         return Ok(0);
     }

@@ -15,7 +15,7 @@ use crate::domain::transfer::export::{Head, LinkHead, Piece};
 use crate::error::{Code, Error, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
-use crate::store::conversation::chains::{self, ChainMessage, Link};
+use crate::store::conversation::chains::{self, ChainMessage, ChainSession};
 use crate::store::conversation::sessions;
 
 /// How many pieces a page has: the first, the least and the most; where they are large, fewer.
@@ -36,10 +36,10 @@ pub struct Export {
     tip_depth: i32,
     tip_last_seq: i64,
     /// Links that are not begun yet, and the depth of the last that was looked up.
-    ahead: VecDeque<Link>,
+    ahead: VecDeque<ChainSession>,
     looked_up: i32,
     /// The link that is being read, and its last message that was.
-    current: Option<(Link, i64)>,
+    current: Option<(ChainSession, i64)>,
     /// How many pieces the next page may have.
     page: usize,
 }
@@ -133,7 +133,7 @@ impl Export {
         if self.ahead.is_empty() && self.looked_up < self.tip_depth {
             let chain = self.name.conversation_id;
             let tip = (self.tip, self.tip_depth);
-            let links = chains::list_links(tx, chain, tip, self.looked_up, LINKS).await?;
+            let links = chains::list_sessions(tx, chain, tip, self.looked_up, LINKS).await?;
             let gap = links
                 .iter()
                 .zip(self.looked_up + 1..)

@@ -27,7 +27,7 @@ pub async fn revoke_grants(
     conversations::lock(tx, conversation_id)
         .await?
         .ok_or_else(session_not_found)?;
-    for user_id in grants::revoke(tx, conversation_id, user_id, now).await? {
+    for user_id in grants::update_revoked(tx, conversation_id, user_id, now).await? {
         let entry = Entry::new(actor, Action::GrantRevoke, &conversation_id)
             .with(Detail::default().id("user_id", user_id));
         audit::append(&app.keyring, tx, entry, now).await?;

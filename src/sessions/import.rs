@@ -11,7 +11,7 @@ use crate::domain::transfer::import::Import;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
-use crate::store::conversation::chains::{self, NewCopy, NewLink};
+use crate::store::conversation::chains::{self, NewChainSession, NewCopy};
 use crate::store::conversation::{conversations, slots};
 use crate::store::tenant::agents;
 
@@ -51,7 +51,7 @@ pub async fn import(
     };
     let first = insert(tx, &conversation, now).await?;
     if let Some(slot) = slot {
-        slots::update_first(tx, slot.id, first).await?;
+        slots::update_if_empty(tx, slot.id, first).await?;
     }
     let ids = put_chain(tx, first, document, now).await?;
     let tip = ids.last().copied().unwrap_or(first);
@@ -92,8 +92,8 @@ async fn put_chain(
     let later = document.links.iter().skip(1).map(|_| SessionId::generate());
     let ids: Vec<SessionId> = std::iter::once(first).chain(later).collect();
     let linked = || ids.iter().copied().zip(&document.links);
-    let links: Vec<NewLink> = linked()
-        .map(|(id, link)| NewLink {
+    let links: Vec<NewChainSession> = linked()
+        .map(|(id, link)| NewChainSession {
             id,
             compression: link.compression.as_ref(),
             last_seq: link.last_seq(),
@@ -102,7 +102,7 @@ async fn put_chain(
             token_count: link.token_count,
         })
         .collect();
-    chains::insert_links(tx, first, &links, now).await?;
+    chains::insert_sessions(tx, first, &links, now).await?;
     let originals: Vec<_> = linked()
         .flat_map(|(id, link)| link.originals.iter().map(move |message| (id, message)))
         .collect();

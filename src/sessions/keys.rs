@@ -188,7 +188,7 @@ pub async fn switch(
         .as_ref()
         .map(|current| current.name.conversation_id);
     if from == Some(to) {
-        slots::update_chosen(tx, slot.id, now).await?;
+        slots::update_chosen_at(tx, slot.id, now).await?;
         return slots::get(tx, access, slot.id, now).await;
     }
     let mut both: Vec<SessionId> = from.into_iter().chain([to]).collect();
@@ -316,7 +316,7 @@ async fn first(
         origin: None,
     };
     let id = insert(tx, &conversation, now).await?;
-    slots::update_first(tx, slot.id, id).await?;
+    slots::update_if_empty(tx, slot.id, id).await?;
     Ok(id)
 }
 

@@ -13,7 +13,7 @@ use crate::error::{Code, Error, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
 use crate::store::db::jobs;
-use crate::store::tenant::retention::{self, Old};
+use crate::store::tenant::retention::{self, OldCounts};
 use crate::store::tenant::tenants;
 
 /// The job that sweeps.
@@ -61,7 +61,7 @@ pub async fn sweep_now(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<Overview
 pub struct Rehearsal {
     pub conversations_days: u32,
     pub cutoff: DateTime<Utc>,
-    pub old: Old,
+    pub old: OldCounts,
 }
 
 /// Counts what a sweep would delete now, with the given days or the tenant's.
@@ -95,7 +95,7 @@ fn not_set() -> Error {
 /// Goes on with the sweep that runs, or begins one, and answers when it started. `None` if the tenant
 /// keeps everything.
 pub async fn begin(app: &App, tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
-    let days = retention::hold_days(tx).await?;
+    let days = retention::lock_days(tx).await?;
     if let Some(running) = hold_running(app, tx, days).await? {
         return Ok(Some(running.started_at));
     }
@@ -103,7 +103,7 @@ pub async fn begin(app: &App, tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>
         return Ok(None);
     };
     let now = app.clock.now();
-    retention::start_sweep(tx, cutoff(now, days), now).await?;
+    retention::upsert_sweep(tx, cutoff(now, days), now).await?;
     let begun = retention::find_sweep(tx).await?;
     Ok(begun.map(|sweep| sweep.started_at))
 }
@@ -124,7 +124,7 @@ pub async fn step(
     started_at: DateTime<Utc>,
     batch: i64,
 ) -> Result<Progress> {
-    let days = retention::hold_days(tx).await?;
+    let days = retention::lock_days(tx).await?;
     let running = hold_running(app, tx, days).await?;
     let Some(mut sweep) = running.filter(|sweep| sweep.started_at == started_at) else {
         return Ok(Progress::Overtaken);

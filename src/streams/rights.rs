@@ -15,7 +15,7 @@ use crate::domain::people::access::{Access, Visibility};
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, SessionId, SlotId, TenantId, UserId};
 use crate::store::Db;
-use crate::store::people::stream_rights::{self, FoundRights, RightsQuery};
+use crate::store::people::stream_rights::{self, ReaderRights, RightsQuery};
 
 /// Who reads what. Two streams with equal ones have one right.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -57,7 +57,7 @@ impl Subject {
         }
     }
 
-    fn check(&self, found: FoundRights) -> Result<()> {
+    fn check(&self, found: ReaderRights) -> Result<()> {
         let no_such_user = || Error::not_found("user");
         if let (Some(user_id), Some(_)) = (self.user_id(), self.speaker) {
             let present = found.speaker_user_id.ok_or_else(no_such_user)?;
@@ -86,7 +86,7 @@ impl Subject {
             (checked, _) => checked,
         };
         checked?;
-        if self.slot_id.is_some() && found.leads_to != self.conversation_id {
+        if self.slot_id.is_some() && found.slot_conversation_id != self.conversation_id {
             let detail = "the key leads to another session now";
             return Err(Error::new(Code::SessionMoved, detail));
         }
@@ -251,7 +251,7 @@ async fn find(
     tenant_id: TenantId,
     rights: &[Arc<Right>],
     now: DateTime<Utc>,
-) -> Result<Vec<FoundRights>> {
+) -> Result<Vec<ReaderRights>> {
     let asked: Vec<RightsQuery> = rights
         .iter()
         .map(|right| RightsQuery {

@@ -29,11 +29,11 @@ pub async fn put(
     spec: AgentSpec,
 ) -> Result<PutAgent> {
     check(app, &spec)?;
-    let mut before = agents::find_for_update(tx, name.as_str()).await?;
+    let mut before = agents::lock(tx, name.as_str()).await?;
     if before.is_none() {
         // Agents are made one at a time, so that they can be counted.
         tenants::lock(tx, tx.tenant_id()).await?;
-        before = agents::find_for_update(tx, name.as_str()).await?;
+        before = agents::lock(tx, name.as_str()).await?;
     }
     if before.is_none() {
         let limit = tenants::get_limits(tx).await?.agents;

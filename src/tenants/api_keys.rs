@@ -105,7 +105,7 @@ pub async fn revoke(
             "no other admin key stays that does not expire: make one first, then revoke this one";
         return Err(Error::new(Code::LastAdminKey, detail));
     }
-    api_keys::revoke(tx, id, now).await?;
+    api_keys::update_revoked(tx, id, now).await?;
     let entry = Entry::new(actor, Action::ApiKeyRevoke, &id);
     audit::append(keyring, tx, entry, now).await
 }

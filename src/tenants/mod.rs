@@ -274,7 +274,7 @@ pub async fn update(
         LimitsChange::Keep => {}
         LimitsChange::Reset => tenants::update_limits(tx, &LimitOverrides::default(), now).await?,
         LimitsChange::Some(limits) => {
-            tenants::change_limits(tx, &limits.reset_names(), &limits.overrides(), now).await?;
+            tenants::update_single_limits(tx, &limits.reset_names(), &limits.overrides(), now).await?;
         }
     }
     tx.operator_enter(TenantId::OPERATOR).await?;
@@ -325,11 +325,11 @@ pub async fn view(
     from: DateTime<Utc>,
     to: DateTime<Utc>,
 ) -> Result<TenantView> {
-    let tenant = tenants::find_listed(tx, id).await?;
+    let tenant = tenants::find_in(tx, id).await?;
     let tenant = tenant.ok_or_else(|| Error::not_found("tenant"))?;
     tx.operator_enter(id).await?;
     let limits = tenants::get_limits(tx).await?;
-    let usage = usage::sum(tx, from, to).await?;
+    let usage = usage::get_total(tx, from, to).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
     Ok(TenantView {
         tenant,

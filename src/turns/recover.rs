@@ -40,7 +40,7 @@ pub async fn sweep(app: &App) -> Result<usize> {
     let lease = app.config.turn_lease;
     let due = turn_claims::list_due(&app.db, BATCH).await;
     if due.is_err() || began.elapsed() > lease / 3 {
-        app.db.outages.note(lease);
+        app.db.outages.record(lease);
     }
     let due = due?;
     let count = due.len();

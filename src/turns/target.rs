@@ -146,7 +146,7 @@ async fn check_key(
         Err(error) => return Err(error),
     };
     let conversation_id = tip.name.conversation_id;
-    if slot.id == home || slots::knows(tx, slot.id, conversation_id).await? {
+    if slot.id == home || slots::has_conversation(tx, slot.id, conversation_id).await? {
         Ok(slot.key)
     } else {
         Err(mismatch())

@@ -168,7 +168,7 @@ async fn background_statements_read_what_they_change() {
         ("turns", Part::Turns),
         ("messages", Part::Messages),
     ] {
-        let touched = buffers(&world, &tenant, part.erase_sql(), &[&conversations, "10"]).await;
+        let touched = buffers(&world, &tenant, part.delete_sql(), &[&conversations, "10"]).await;
         measured.push((format!("erase {name}"), touched, 400));
     }
     for (name, sql, values, most) in [
@@ -257,7 +257,7 @@ async fn background_statements_read_what_they_change() {
         ),
         (
             "answers to keys",
-            idempotency::LIST_OF_KEYS,
+            idempotency::LIST_WITHOUT_USER,
             vec!["''", "''", "''", "200"]
                 .into_iter()
                 .map(str::to_owned)
@@ -266,7 +266,7 @@ async fn background_statements_read_what_they_change() {
         ),
         (
             "answers of a user",
-            idempotency::DELETE_OF_PERSON,
+            idempotency::DELETE_OF_USER,
             vec![
                 "array['key_177']".to_owned(),
                 "array['telegram:77']".to_owned(),

@@ -13,7 +13,7 @@ use throughline::auth::ServiceCaller;
 use throughline::ids::TenantId;
 use throughline::jobs;
 use throughline::store::Db;
-use throughline::store::db::jobs::{DueJob, Ended, claim, insert, reschedule};
+use throughline::store::db::jobs::{DueJob, JobEnd, claim, insert, update_schedule};
 
 async fn stored_answers(world: &World) -> (i64, i64) {
     sqlx::query_as("select count(*), count(secrets_enc) from idempotency")
@@ -90,9 +90,13 @@ async fn what_is_asked_for_while_a_job_runs_is_not_forgotten() {
     let job = due(0).await.unwrap();
     plan(1).await;
     assert!(due(2).await.is_none(), "its lease still lasts");
-    reschedule(db, &job, at(1000), Ended::Done).await.unwrap();
+    update_schedule(db, &job, at(1000), JobEnd::Done)
+        .await
+        .unwrap();
     let job = due(2).await.expect("it was asked for while it ran");
-    reschedule(db, &job, at(1000), Ended::Done).await.unwrap();
+    update_schedule(db, &job, at(1000), JobEnd::Done)
+        .await
+        .unwrap();
     assert!(due(999).await.is_none(), "nobody asked for it since");
     due(1000).await.expect("as it said itself");
     // That run never ends: the lease does, and what was asked meanwhile changes neither.

@@ -1,4 +1,4 @@
-//! Whole chains: read link by link for an export, written at once by an import.
+//! Whole chains of sessions: an export reads them session by session, an import inserts them at once.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
@@ -13,9 +13,9 @@ use crate::error::{Error, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
 
-/// A link to be read.
+/// A session of a chain to export.
 #[derive(Debug, Clone)]
-pub struct Link {
+pub struct ChainSession {
     pub id: SessionId,
     pub depth: i32,
     pub created_at: DateTime<Utc>,
@@ -23,14 +23,14 @@ pub struct Link {
     pub last_seq: i64,
 }
 
-/// The links that lead to `tip`, and it, from the one after `depth` on; oldest first.
-pub async fn list_links(
+/// The sessions from the one after `depth` up to and including `tip`, oldest first.
+pub async fn list_sessions(
     tx: &mut TenantTx,
     conversation_id: SessionId,
     tip: (SessionId, i32),
     depth: i32,
     limit: i64,
-) -> Result<Vec<Link>> {
+) -> Result<Vec<ChainSession>> {
     let rows = sqlx::query(
         "select id, depth, created_at, compression, next_seq - 1 as last_seq
            from sessions
@@ -49,9 +49,9 @@ pub async fn list_links(
     .bind(limit)
     .fetch_all(tx.connection())
     .await?;
-    let read = |row: &PgRow| -> Result<Link> {
+    let read = |row: &PgRow| -> Result<ChainSession> {
         let compression: Option<Json<CompressionRecord>> = row.try_get("compression")?;
-        Ok(Link {
+        Ok(ChainSession {
             id: row.try_get("id")?,
             depth: row.try_get("depth")?,
             created_at: row.try_get("created_at")?,
@@ -62,13 +62,13 @@ pub async fn list_links(
     rows.iter().map(read).collect()
 }
 
-/// A message, and of a copy the depth of the link in this chain that has the original.
+/// A message. For a copy also the depth of the session in this chain that has the original.
 pub struct ChainMessage {
     pub message: Message,
     pub copied_depth: Option<i32>,
 }
 
-/// The messages of a link with the numbers after `after`, up to `through`.
+/// The messages of a session with numbers after `after`, up to `through`.
 pub async fn list_messages(
     tx: &mut TenantTx,
     conversation_id: SessionId,
@@ -111,8 +111,8 @@ pub async fn list_messages(
     rows.iter().map(read).collect()
 }
 
-/// A link to be written. The first is there already, empty.
-pub struct NewLink<'a> {
+/// A session of a chain to import. The first exists already, empty.
+pub struct NewChainSession<'a> {
     pub id: SessionId,
     pub compression: Option<&'a CompressionRecord>,
     pub last_seq: i64,
@@ -121,18 +121,21 @@ pub struct NewLink<'a> {
     pub token_count: i64,
 }
 
-/// Makes the links after the first; all but the last are ended by the compression that made the next.
-pub async fn insert_links(
+/// Inserts the sessions after the first. All but the last are ended by the compression that created the next.
+pub async fn insert_sessions(
     tx: &mut TenantTx,
     conversation_id: SessionId,
-    links: &[NewLink<'_>],
+    sessions: &[NewChainSession<'_>],
     now: DateTime<Utc>,
 ) -> Result<()> {
-    let later = links.get(1..).unwrap_or_default();
-    let ids: Vec<Uuid> = links.iter().map(|link| link.id.as_uuid()).collect();
+    let later = sessions.get(1..).unwrap_or_default();
+    let ids: Vec<Uuid> = sessions
+        .iter()
+        .map(|session| session.id.as_uuid())
+        .collect();
     let records = later
         .iter()
-        .map(|link| serde_json::to_string(&link.compression).map_err(Error::internal))
+        .map(|session| serde_json::to_string(&session.compression).map_err(Error::internal))
         .collect::<Result<Vec<_>>>()?;
     sqlx::query(
         "insert into sessions (tenant_id, id, conversation_id, depth, chain_parent_id, edge, state,
@@ -150,7 +153,8 @@ pub async fn insert_links(
     .bind(records)
     .execute(tx.connection())
     .await?;
-    let numbers = |number: fn(&NewLink) -> i64| links.iter().map(number).collect::<Vec<i64>>();
+    let numbers =
+        |number: fn(&NewChainSession) -> i64| sessions.iter().map(number).collect::<Vec<i64>>();
     sqlx::query(
         "update sessions s
             set next_seq = l.last_seq + 1,
@@ -168,17 +172,17 @@ pub async fn insert_links(
     .bind(tx.tenant_id())
     .bind(now)
     .bind(ids)
-    .bind(numbers(|link| link.last_seq))
-    .bind(numbers(|link| link.born_seq))
-    .bind(numbers(|link| link.message_count))
-    .bind(numbers(|link| link.token_count))
+    .bind(numbers(|session| session.last_seq))
+    .bind(numbers(|session| session.born_seq))
+    .bind(numbers(|session| session.message_count))
+    .bind(numbers(|session| session.token_count))
     .bind(i32::try_from(later.len()).map_err(Error::internal)?)
     .execute(tx.connection())
     .await?;
     Ok(())
 }
 
-/// Writes messages in nobody's name, each into the session beside it.
+/// Inserts messages without an identity, each into its session.
 pub async fn insert_originals(
     tx: &mut TenantTx,
     messages: &[(SessionId, &Original)],
@@ -215,18 +219,18 @@ pub async fn insert_originals(
     Ok(())
 }
 
-/// A copy to be written, and its original, which is there.
+/// A copy to insert, and its original, which must exist.
 pub struct NewCopy {
     pub to: (SessionId, i64),
     pub from: (SessionId, i64),
 }
 
 pub async fn insert_copies(tx: &mut TenantTx, copies: &[NewCopy]) -> Result<()> {
-    let sessions = |place: fn(&NewCopy) -> (SessionId, i64)| -> Vec<Uuid> {
-        copies.iter().map(|copy| place(copy).0.as_uuid()).collect()
+    let sessions = |end: fn(&NewCopy) -> (SessionId, i64)| -> Vec<Uuid> {
+        copies.iter().map(|copy| end(copy).0.as_uuid()).collect()
     };
-    let seqs = |place: fn(&NewCopy) -> (SessionId, i64)| -> Vec<i64> {
-        copies.iter().map(|copy| place(copy).1).collect()
+    let seqs = |end: fn(&NewCopy) -> (SessionId, i64)| -> Vec<i64> {
+        copies.iter().map(|copy| end(copy).1).collect()
     };
     let done = sqlx::query(
         "insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,

@@ -1,7 +1,8 @@
-//! Whole chains: making them, listing them by their tips, and what holds for all their links.
+//! Conversations: inserting them, listing them by their tips, and the columns of a whole chain of sessions.
 
 use chrono::{DateTime, Utc};
 
+use super::access_sql::access_columns;
 use super::sessions::{SessionRow, join_origin, session_columns};
 use crate::domain::conversation::session::{NewConversation, Session, SessionState};
 use crate::domain::people::access::{Access, Visibility};
@@ -10,8 +11,8 @@ use crate::error::Result;
 use crate::ids::{SessionId, SlotId, UserId};
 use crate::store::TenantTx;
 
-/// Makes the conversation's row, or nothing if its client's id was ever given before. Its first session
-/// has to follow in the same transaction.
+/// Inserts the conversation, or nothing if its client id was ever used before. Its first session must follow in
+/// the same transaction.
 pub async fn insert(
     tx: &mut TenantTx,
     conversation: &NewConversation,
@@ -43,7 +44,7 @@ pub async fn insert(
     Ok(done.rows_affected() == 1)
 }
 
-/// Holds the conversation until `tx` ends and answers its tip; `None` if it was deleted.
+/// Locks the conversation until `tx` ends and returns its tip, or `None` if it is deleted.
 pub async fn lock(tx: &mut TenantTx, id: SessionId) -> Result<Option<SessionId>> {
     Ok(sqlx::query_scalar(
         "select tip_session_id
@@ -59,9 +60,9 @@ pub async fn lock(tx: &mut TenantTx, id: SessionId) -> Result<Option<SessionId>>
     .await?)
 }
 
-/// Holds the conversation until `tx` ends, unless somebody else does or it was deleted.
+/// Locks the conversation until `tx` ends. Returns false if another transaction has locked it or it is deleted.
 pub async fn try_lock(tx: &mut TenantTx, id: SessionId) -> Result<bool> {
-    let held: Option<i32> = sqlx::query_scalar(
+    let locked: Option<i32> = sqlx::query_scalar(
         "select 1
            from conversations
           where tenant_id = $1
@@ -73,10 +74,10 @@ pub async fn try_lock(tx: &mut TenantTx, id: SessionId) -> Result<bool> {
     .bind(id)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(held.is_some())
+    Ok(locked.is_some())
 }
 
-/// Moves the tip, forward by compression and back by its undoing.
+/// Moves the tip: forward by a compression, back by its undo.
 pub async fn update_tip(tx: &mut TenantTx, id: SessionId, tip: SessionId) -> Result<()> {
     sqlx::query(
         "update conversations
@@ -92,7 +93,7 @@ pub async fn update_tip(tx: &mut TenantTx, id: SessionId, tip: SessionId) -> Res
     Ok(())
 }
 
-/// What a list of sessions is narrowed to.
+/// The filter of a list of sessions.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     pub user_id: Option<UserId>,
@@ -102,7 +103,7 @@ pub struct Filter {
     pub archived: Option<bool>,
 }
 
-/// A list over `$from`, which says where the rows are looked for; the rest narrows them.
+/// A list over `$from`, which selects the rows; the conditions filter them.
 macro_rules! list_from {
     ($from:literal) => {
         concat!(
@@ -143,7 +144,7 @@ const LIST_OF_USER: &str = list_from!(
        where tenant_id = $1
          and user_id = $4) c"
 );
-const LIST_OF_NOBODY: &str = list_from!(
+const LIST_WITHOUT_USER: &str = list_from!(
     "(select *
         from conversations
        where tenant_id = $1
@@ -159,7 +160,7 @@ const LIST_OF_SLOT: &str = list_from!(
          and m.slot_id = $3) c"
 );
 
-/// The tips that `access` may see, newest first. Under a slot, `current` is about that slot.
+/// The tips that `access` may see, newest first. With a slot as filter, `current` refers to that slot.
 pub async fn list(
     tx: &mut TenantTx,
     access: &Access,
@@ -174,7 +175,7 @@ pub async fn list(
     let sql = match (filter.slot_id, user_id) {
         (Some(_), _) => LIST_OF_SLOT,
         (None, Some(_)) => LIST_OF_USER,
-        (None, None) if service_only => LIST_OF_NOBODY,
+        (None, None) if service_only => LIST_WITHOUT_USER,
         (None, None) => LIST_ALL,
     };
     let rows: Vec<SessionRow> = sqlx::query_as(sql)
@@ -194,10 +195,10 @@ pub async fn list(
     Ok(Page::cut(sessions, page, |session: &Session| session.id))
 }
 
-/// What is changed of a whole chain; `None` stays.
+/// Changes of a conversation; `None` keeps a column.
 #[derive(Debug, Clone, Default)]
 pub struct Change {
-    /// `Some(None)` takes the title away.
+    /// `Some(None)` removes the title.
     pub title: Option<Option<String>>,
     pub archived: Option<bool>,
     pub pinned: Option<bool>,
@@ -223,16 +224,16 @@ pub async fn update(tx: &mut TenantTx, id: SessionId, change: &Change) -> Result
     Ok(())
 }
 
-/// Deletes conversations for everyone, at once: slots lead to them no more, and their rows are left to a
-/// job. Their tips are closed as if undone: an append that waits for one then finds it closed, and is
-/// refused instead of being acknowledged and lost. Answers those that nobody else has deleted.
-pub async fn mark_deleted(
+/// Marks conversations as deleted, for all users at once: no slot points to them any more, and a job deletes their
+/// rows. Their tips end as if undone: an append that waits for one is then refused instead of acknowledged and
+/// lost. Returns those that were not deleted before.
+pub async fn update_deleted(
     tx: &mut TenantTx,
     ids: &[SessionId],
     now: DateTime<Utc>,
 ) -> Result<Vec<SessionId>> {
     Ok(sqlx::query_scalar(
-        "with gone as (
+        "with deleted as (
            update conversations
               set deleted_at = $3
             where tenant_id = $1
@@ -242,18 +243,18 @@ pub async fn mark_deleted(
          ), freed as (
            update slots k
               set conversation_id = null, generation = k.generation + 1
-             from gone
+             from deleted
             where k.tenant_id = $1
-              and k.conversation_id = gone.id
+              and k.conversation_id = deleted.id
          ), closed as (
            update sessions s
               set state = 'ended', end_reason = 'uncompressed', ended_at = $3, undone_at = $3
-             from gone
+             from deleted
             where s.tenant_id = $1
-              and s.id = gone.tip_session_id
+              and s.id = deleted.tip_session_id
          )
          select id
-           from gone",
+           from deleted",
     )
     .bind(tx.tenant_id())
     .bind(ids)
@@ -262,7 +263,7 @@ pub async fn mark_deleted(
     .await?)
 }
 
-/// Remembers for good that clients' ids were given.
+/// Stores for ever that client ids were used.
 pub async fn insert_spent_ids(tx: &mut TenantTx, digests: &[[u8; 32]]) -> Result<()> {
     let digests: Vec<&[u8]> = digests.iter().map(<[u8; 32]>::as_slice).collect();
     sqlx::query(
@@ -278,7 +279,7 @@ pub async fn insert_spent_ids(tx: &mut TenantTx, digests: &[[u8; 32]]) -> Result
     Ok(())
 }
 
-/// The first `limit` conversations that were deleted and whose rows are still there.
+/// The first `limit` deleted conversations whose rows still exist.
 pub async fn list_deleted(tx: &mut TenantTx, limit: i64) -> Result<Vec<SessionId>> {
     Ok(sqlx::query_scalar(
         "select id
@@ -294,7 +295,7 @@ pub async fn list_deleted(tx: &mut TenantTx, limit: i64) -> Result<Vec<SessionId
     .await?)
 }
 
-/// What a deleted conversation is removed in: each part in batches, the conversation last.
+/// The parts of a deleted conversation: each is removed in batches, the conversation last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     Messages,
@@ -312,7 +313,7 @@ impl Part {
     ];
 
     /// Public for the test that reads its plan.
-    pub fn erase_sql(self) -> &'static str {
+    pub fn delete_sql(self) -> &'static str {
         match self {
             Self::Messages => {
                 "delete from messages
@@ -347,7 +348,7 @@ impl Part {
                                 order by id
                                 limit $3)"
             }
-            // With the few rows that refer to it.
+            // The few rows that refer to it go with it.
             Self::Conversation => {
                 "delete from conversations
                   where tenant_id = $1
@@ -361,14 +362,14 @@ impl Part {
     }
 }
 
-/// Removes up to `limit` rows of a part of deleted conversations. Answers how many there were.
-pub async fn erase(
+/// Deletes up to `limit` rows of a part of deleted conversations. Returns their number.
+pub async fn delete_part(
     tx: &mut TenantTx,
     part: Part,
     deleted: &[SessionId],
     limit: i64,
 ) -> Result<u64> {
-    let done = sqlx::query(part.erase_sql())
+    let done = sqlx::query(part.delete_sql())
         .bind(tx.tenant_id())
         .bind(deleted)
         .bind(limit)

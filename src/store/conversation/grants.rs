@@ -1,4 +1,4 @@
-//! Grants: whom else a conversation is open to, and who once could read it.
+//! Grants: other users who can or could read a conversation.
 
 use chrono::{DateTime, Utc};
 
@@ -31,7 +31,7 @@ impl TryFrom<Row> for Grant {
     }
 }
 
-/// Newest first, those that no longer hold included.
+/// Newest first, expired and revoked grants included.
 pub async fn list(
     tx: &mut TenantTx,
     conversation_id: SessionId,
@@ -63,9 +63,9 @@ pub async fn list(
     }))
 }
 
-/// Revokes the grant of one person, or of all. Answers whose this call revoked. Whoever calls holds the
-/// conversation's lock.
-pub async fn revoke(
+/// Revokes the grant of one user, or all grants. Returns the users whose grants this call revoked. The caller must
+/// have locked the conversation.
+pub async fn update_revoked(
     tx: &mut TenantTx,
     conversation_id: SessionId,
     user_id: Option<UserId>,

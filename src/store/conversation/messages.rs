@@ -1,5 +1,5 @@
-//! What was said. Numbers are taken by one conditional update of the session, in the statement that
-//! writes the messages: that alone keeps `seq` without gap or double.
+//! Messages. One conditional update of the session reserves their numbers, in the statement that inserts the
+//! messages: only that keeps `seq` without gaps and duplicates.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -19,19 +19,19 @@ use crate::store::TenantTx;
 use crate::store::conversation::message_columns::MessageColumns;
 use crate::store::db::page_bytes::{is_followed, within_page_bytes};
 
-/// What is put at the end of a session.
+/// Messages for the end of a session.
 pub struct Append<'a> {
     pub session_id: SessionId,
     pub messages: &'a [NewMessage],
-    /// Who said what has the role `user`.
+    /// The sender of the messages with the role `user`.
     pub speaker: Option<&'a Identity>,
     /// The last number that the caller saw.
     pub expected_last: Option<i64>,
 }
 
-/// Appends to a session that is the end of its chain, opening it if it had ended by a reset or a switch.
-/// Answers the number of the first message, or `None` if the session is no longer that end, a turn is active
-/// in it, or the last number is not the expected one. A person's message moves the idle clock.
+/// Appends to a session that is the end of its chain. A session that a reset or a switch ended opens again.
+/// Returns the number of the first message, or `None` if the session is no longer the end, a turn is active in
+/// it, or the last number is not the expected one. A user's message restarts the idle time.
 pub async fn append(
     tx: &mut TenantTx,
     append: &Append<'_>,
@@ -65,7 +65,7 @@ pub async fn append(
 }
 
 /// Public for the bench that runs it beside the service.
-pub const APPEND: &str = "with place as (
+pub const APPEND: &str = "with reserved as (
        update sessions
           set next_seq = next_seq + $3,
               message_count = message_count + $3,
@@ -82,33 +82,33 @@ pub const APPEND: &str = "with place as (
           and turn_id is null
           and ($6::bigint is null or next_seq - 1 = $6)
     returning next_seq - $3 as first_seq, last_active_at as at
-     ), put as (
+     ), inserted as (
        insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
                              identity_id, platform, token_count, created_at, extra)
-       select $1, $2, place.first_seq + m.place - 1, m.role, m.kind, m.content::json, m.tool_calls::json,
-              m.tool_call_id, case when m.spoken then $15 end, case when m.spoken then $16 end, m.tokens, place.at,
-              m.extra::json
-         from place,
+       select $1, $2, reserved.first_seq + m.position - 1, m.role, m.kind, m.content::json, m.tool_calls::json,
+              m.tool_call_id, case when m.from_user then $15 end, case when m.from_user then $16 end, m.tokens,
+              reserved.at, m.extra::json
+         from reserved,
               unnest($8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::integer[],
                      $14::boolean[], $17::text[])
                 with ordinality
-                as m (role, kind, content, tool_calls, tool_call_id, tokens, spoken, extra, place)
+                as m (role, kind, content, tool_calls, tool_call_id, tokens, from_user, extra, position)
      )
      select first_seq
-       from place";
+       from reserved";
 
-/// Copies messages of `from` to the end of `to`, in the order of their numbers. A copy of a copy knows the
-/// original; within a chain, what its first link has is original. Only inside the transaction that makes
-/// `to`.
+/// Copies messages of `from` to the end of `to`, in the order of their numbers. A copy of a copy names the
+/// original; within a chain, the messages of its first session are originals. Only the transaction that inserts
+/// `to` may call it.
 pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
-    let (seqs, through, with_active) = match copy.chosen {
-        Chosen::Seqs(seqs) => (Some(seqs), None, true),
-        Chosen::Through(through) => (None, Some(through), true),
-        Chosen::Answered => (None, None, false),
+    let (seqs, through, with_active) = match copy.selection {
+        CopySelection::Seqs(seqs) => (Some(seqs), None, true),
+        CopySelection::Through(through) => (None, Some(through), true),
+        CopySelection::WithoutActiveTurn => (None, None, false),
     };
     sqlx::query(
-        "with chosen as (
-           select m.*, row_number() over (order by m.seq) as place
+        "with selected as (
+           select m.*, row_number() over (order by m.seq) as position
              from messages m
             where m.tenant_id = $1
               and m.session_id = $2
@@ -120,16 +120,16 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
                                    where a.tenant_id = $1
                                      and a.id = $2
                                      and a.turn_id = m.turn_id))
-         ), put as (
+         ), inserted as (
            insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
                                  identity_id, platform, token_count, turn_id, copied_session, copied_seq,
                                  created_at, undone_at, extra)
-           select c.tenant_id, s.id, s.next_seq + c.place - 1, c.role, c.kind, c.content, c.tool_calls,
+           select c.tenant_id, s.id, s.next_seq + c.position - 1, c.role, c.kind, c.content, c.tool_calls,
                   c.tool_call_id, c.identity_id, c.platform, c.token_count, c.turn_id,
                   case when $6 or f.depth > 0 then coalesce(c.copied_session, c.session_id) else f.id end,
                   case when $6 or f.depth > 0 then coalesce(c.copied_seq, c.seq) else c.seq end,
                   c.created_at, c.undone_at, c.extra
-             from chosen c
+             from selected c
              join sessions s
                on s.tenant_id = $1
               and s.id = $3
@@ -142,7 +142,7 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
             set next_seq = s.next_seq + added.messages,
                 token_count = s.token_count + added.tokens,
                 message_count = s.message_count + case when $6 then added.messages else 0 end
-           from (select count(*) as messages, coalesce(sum(token_count), 0) as tokens from put) added
+           from (select count(*) as messages, coalesce(sum(token_count), 0) as tokens from inserted) added
           where s.tenant_id = $1
             and s.id = $3",
     )
@@ -161,25 +161,25 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
 pub struct Copy<'a> {
     pub from: SessionId,
     pub to: SessionId,
-    pub chosen: Chosen<'a>,
-    /// Whether they count as messages of their new session: not where they stay within a chain.
+    pub selection: CopySelection<'a>,
+    /// Whether the copies count as messages of their new session. Copies within a chain do not.
     pub counted: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum Chosen<'a> {
+pub enum CopySelection<'a> {
     Seqs(&'a [i64]),
-    /// Up to this one.
+    /// Up to and including this number.
     Through(i64),
-    /// All but those of a turn that is active.
-    Answered,
+    /// All but the messages of an active turn.
+    WithoutActiveTurn,
 }
 
-/// Reads the columns of `message_columns!`, which come first, by their places: to look up their names would
-/// take longer than to read them.
+/// Reads the columns of `message_columns!`, which come first, by their index: finding them by name would take longer
+/// than reading them.
 pub(in crate::store) fn read_message(row: &PgRow) -> Result<Message> {
-    let raw = |place: usize| -> Result<Option<Box<RawValue>>> {
-        let value: Option<Json<Box<RawValue>>> = row.try_get(place)?;
+    let raw = |index: usize| -> Result<Option<Box<RawValue>>> {
+        let value: Option<Json<Box<RawValue>>> = row.try_get(index)?;
         Ok(value.map(|Json(raw)| raw))
     };
     let extra: Option<Json<Box<Extra>>> = row.try_get(15)?;
@@ -204,7 +204,7 @@ pub(in crate::store) fn read_message(row: &PgRow) -> Result<Message> {
     })
 }
 
-/// Columns of `messages m`. The identity is looked up by itself, so that its absence costs nothing.
+/// Columns of `messages m`. A subquery reads the identity, so that a message without one costs nothing.
 macro_rules! message_columns {
     () => {
         "m.session_id, m.seq, m.role, m.kind, m.content, m.tool_calls, m.tool_call_id, m.platform,
@@ -219,7 +219,7 @@ macro_rules! message_columns {
 }
 pub(in crate::store) use message_columns;
 
-/// How large a row of `messages m` is as it is read.
+/// The size of a row of `messages m` in a result.
 macro_rules! message_bytes {
     () => {
         "coalesce(octet_length(m.content::text), 0) + coalesce(octet_length(m.tool_calls::text), 0)
@@ -233,9 +233,9 @@ pub enum Order {
     NewestFirst,
 }
 
-/// Two bounds, where one would do: Postgres then expects few rows whatever the limit, and keeps one plan.
-/// Otherwise it plans a short page anew each time, which takes longer than reading it. Public for the
-/// bench that runs it beside the service.
+/// Two bounds, where one would do: Postgres then expects few rows for any limit, and keeps one plan.
+/// Otherwise it plans each short page again, which takes longer than reading it. Public for the bench that
+/// runs it beside the service.
 pub const LIST_NEWEST: &str = within_page_bytes!(
     "seq desc",
     "select ",
@@ -267,7 +267,7 @@ const LIST_OLDEST: &str = within_page_bytes!(
       limit $5"
 );
 
-/// A session's transcript. A page begins after a number.
+/// A session's transcript. A page starts after a number.
 pub async fn list(
     tx: &mut TenantTx,
     session_id: SessionId,
@@ -292,21 +292,21 @@ pub async fn list(
     Ok(Page::cut_early(messages, page, position, is_followed))
 }
 
-/// The place of a message in a whole chain.
+/// The position of a message in a whole chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChainPlace {
+pub struct ChainPosition {
     pub depth: i32,
     pub seq: i64,
 }
 
-/// Each original message of a whole chain once, oldest first, with the summaries where they were made.
-/// What a first link was born with (a branch) is its own; what a later one was born with are copies.
+/// Each original message of a whole chain once, oldest first, with each summary at the session that it starts.
+/// The initial messages of the first session (of a branch) are its own; those of later sessions are copies.
 pub async fn list_conversation(
     tx: &mut TenantTx,
     conversation_id: SessionId,
-    page: &PageRequest<ChainPlace>,
-) -> Result<Page<(i32, Message), ChainPlace>> {
-    let after = page.after.unwrap_or(ChainPlace { depth: -1, seq: 0 });
+    page: &PageRequest<ChainPosition>,
+) -> Result<Page<(i32, Message), ChainPosition>> {
+    let after = page.after.unwrap_or(ChainPosition { depth: -1, seq: 0 });
     let rows = sqlx::query(within_page_bytes!(
         "depth, seq",
         "select ",
@@ -337,23 +337,22 @@ pub async fn list_conversation(
     let read = |row: &PgRow| Ok((row.try_get("depth")?, read_message(row)?));
     let is_followed = is_followed(&rows)?;
     let messages = rows.iter().map(read).collect::<Result<Vec<_>>>()?;
-    let position = |(depth, message): &(i32, Message)| ChainPlace {
+    let position = |(depth, message): &(i32, Message)| ChainPosition {
         depth: *depth,
         seq: message.seq,
     };
     Ok(Page::cut_early(messages, page, position, is_followed))
 }
 
-/// What a plan to compress needs to see of a session: its beginning, its end, and the last message of a
-/// person.
-pub async fn outline(
+/// The part of a session that a compression plan needs: its start, its end, and the last message of a user.
+pub async fn list_outline(
     tx: &mut TenantTx,
     session_id: SessionId,
     head: i64,
     tail: i64,
 ) -> Result<Vec<Outline>> {
     let rows = sqlx::query(
-        "with seen as (
+        "with outline as (
            (select m.seq
               from messages m
              where m.tenant_id = $1
@@ -379,11 +378,11 @@ pub async fn outline(
          )
          select m.seq, m.role, m.kind, m.token_count, m.tool_call_id,
                 m.tool_calls
-           from seen
+           from outline
            join messages m
              on m.tenant_id = $1
             and m.session_id = $2
-            and m.seq = seen.seq
+            and m.seq = outline.seq
           order by m.seq",
     )
     .bind(tx.tenant_id())
@@ -394,7 +393,7 @@ pub async fn outline(
     .await?;
     rows.iter()
         .map(|row| {
-            // Not by `->>`, which fails on a text with U+0000: older rows may hold one.
+            // Not by `->>`, which fails on a text with U+0000: older rows may contain one.
             let calls: Option<Json<Vec<ToolCall>>> = row.try_get("tool_calls")?;
             let calls = calls.map_or_else(Vec::new, |Json(calls)| calls);
             Ok(Outline {

@@ -1,5 +1,6 @@
 //! Conversations: session keys (slots), sessions, chains, messages, grants.
 
+pub(super) mod access_sql;
 pub mod chains;
 pub mod conversations;
 pub mod grants;

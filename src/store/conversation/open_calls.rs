@@ -1,4 +1,4 @@
-//! Calls of tools at the end of a session that have no result.
+//! Tool calls at the end of a session that have no result.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -12,14 +12,14 @@ use crate::store::conversation::message_columns::to_json;
 
 #[derive(Debug)]
 pub struct OpenCalls {
-    /// The turn that made them; `None` for what was appended or imported.
+    /// The turn that made the calls; `None` if they were appended or imported.
     pub turn_id: Option<TurnId>,
-    /// Of the calls, in their order.
+    /// The ids of the calls, in their order.
     pub ids: Vec<String>,
 }
 
-/// Those of the last message of the agent, if nothing but results comes after it: a result that came later would be
-/// in the wrong place. Read here and not in SQL: `->>` fails on a text with U+0000, which older rows may hold.
+/// The open calls of the agent's last message, if only results follow it: a later result would be in the wrong place.
+/// Parsed here and not in SQL: `->>` fails on a text with U+0000, which older rows may contain.
 pub async fn find(tx: &mut TenantTx, session_id: SessionId) -> Result<Option<OpenCalls>> {
     let last: Option<(i64, Option<TurnId>, Option<Json<Value>>)> = sqlx::query_as(
         "select m.seq, m.turn_id, m.tool_calls
@@ -53,13 +53,13 @@ pub async fn find(tx: &mut TenantTx, session_id: SessionId) -> Result<Option<Ope
     .fetch_all(tx.connection())
     .await?;
     let ids = calls.iter().filter_map(|call| call["id"].as_str());
-    let open = ids.filter(|id| !answered.iter().any(|known| known == id));
+    let open = ids.filter(|id| !answered.iter().any(|answered_id| answered_id == id));
     let ids: Vec<String> = open.map(str::to_owned).collect();
     Ok((!ids.is_empty()).then_some(OpenCalls { turn_id, ids }))
 }
 
-/// Puts their results at the end of a session in which no turn is active, as part of the turn that made the calls: they
-/// are undone with it. A session that has ended stays so.
+/// Inserts results at the end of a session without an active turn, as part of the turn that made the calls: they are
+/// undone with it. An ended session stays ended.
 pub async fn insert_results(
     tx: &mut TenantTx,
     session_id: SessionId,
@@ -77,7 +77,7 @@ pub async fn insert_results(
         .collect();
     let tokens: Vec<i32> = results.iter().map(NewMessage::tokens).collect();
     sqlx::query(
-        "with place as (
+        "with reserved as (
            update sessions
               set next_seq = next_seq + $3,
                   message_count = message_count + $3,
@@ -92,12 +92,12 @@ pub async fn insert_results(
          )
          insert into messages (tenant_id, session_id, seq, role, kind, content, tool_call_id, token_count, turn_id,
                                created_at)
-         select $1, $2, place.first_seq + m.place - 1, 'tool', 'normal', m.content::json, m.tool_call_id, m.tokens, $6,
-                place.at
-           from place,
+         select $1, $2, reserved.first_seq + m.position - 1, 'tool', 'normal', m.content::json, m.tool_call_id,
+                m.tokens, $6, reserved.at
+           from reserved,
                 unnest($7::text[], $8::text[], $9::integer[])
                   with ordinality
-                  as m (content, tool_call_id, tokens, place)",
+                  as m (content, tool_call_id, tokens, position)",
     )
     .bind(tx.tenant_id())
     .bind(session_id)

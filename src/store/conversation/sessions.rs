@@ -1,11 +1,12 @@
-//! Links of chains. That a state or a number is still what a caller saw is a condition of the statement,
-//! never a look before it.
+//! The sessions of chains. A statement checks in its own condition that a state or a number is still the one that
+//! the caller saw, never in a query before it.
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 use sqlx::{FromRow, Row};
 
+use super::access_sql::access_columns;
 use super::tips::{read_name, read_owner};
 use crate::domain::conversation::session::{
     CompressionRecord, ConversationHandle, Edge, EndReason, Session, SessionHandle, SessionState,
@@ -17,28 +18,26 @@ use crate::error::Result;
 use crate::ids::SessionId;
 use crate::store::TenantTx;
 
-/// A whole session, selected from `sessions s`, its conversation `c` and whatever else a statement
-/// joins; `$1` is the tenant and `$2` the access's namespace.
+/// The columns of a session, from `sessions s`, its conversation `c` and the tables of `join_origin!`. `$1` is the
+/// tenant and `$2` the caller's namespace.
 macro_rules! session_columns {
     () => {
-        "s.id, s.depth, s.chain_parent_id, s.edge, s.state, s.end_reason, s.next_seq, s.message_count,
-         s.token_count, s.compression, s.created_at, s.last_active_at, s.ended_at, s.conversation_id,
-         c.namespace, c.client_id, c.user_id, c.agent, c.title, c.archived, c.pinned,
-         (select k.key from slots k where k.tenant_id = $1 and k.id = c.slot_id) as session_key,
-         false as granted,
-         exists (select 1
-                   from conversations own
-                  where own.tenant_id = $1
-                    and own.namespace = $2
-                    and own.client_id = c.client_id
-                    and c.namespace <> $2) as hidden,
-         o.id as origin_id, oc.id as origin_conversation_id, oc.namespace as origin_namespace,
-         oc.client_id as origin_client_id"
+        concat!(
+            "s.id, s.depth, s.chain_parent_id, s.edge, s.state, s.end_reason, s.next_seq, s.message_count,
+             s.token_count, s.compression, s.created_at, s.last_active_at, s.ended_at, s.conversation_id,
+             c.namespace, c.client_id, c.user_id, c.agent, c.title, c.archived, c.pinned,
+             (select k.key from slots k where k.tenant_id = $1 and k.id = c.slot_id) as session_key,
+             false as granted, ",
+            access_columns!(hidden_from: "$2"),
+            " as hidden,
+             o.id as origin_id, oc.id as origin_conversation_id, oc.namespace as origin_namespace,
+             oc.client_id as origin_client_id"
+        )
     };
 }
 pub(in crate::store) use session_columns;
 
-/// Where a reset or a branch came from.
+/// The session from which a reset or a branch started.
 macro_rules! join_origin {
     () => {
         "left join sessions o
@@ -78,13 +77,13 @@ fn read_session(row: &PgRow) -> Result<Session> {
                 namespace: Namespace::from_uuid(row.try_get("origin_namespace")?),
                 client_id: row.try_get("origin_client_id")?,
                 user_id: name.user_id,
-                // Whether a name of the viewer's own is equal was not asked: the id is good in any case.
+                // The statement did not check for an equal name of the caller's own: the id is right in any case.
                 hidden: true,
             },
         }),
         (None, None) => None,
     };
-    let word = |column: &str| row.try_get::<Option<String>, _>(column);
+    let text = |column: &str| row.try_get::<Option<String>, _>(column);
     let compression: Option<Json<CompressionRecord>> = row.try_get("compression")?;
     Ok(Session {
         id: row.try_get("id")?,
@@ -92,12 +91,12 @@ fn read_session(row: &PgRow) -> Result<Session> {
         owner: read_owner(row)?,
         agent: row.try_get("agent")?,
         parent,
-        edge: word("edge")?
+        edge: text("edge")?
             .as_deref()
             .map(Edge::from_column)
             .transpose()?,
         state: SessionState::from_column(&row.try_get::<String, _>("state")?)?,
-        end_reason: word("end_reason")?
+        end_reason: text("end_reason")?
             .as_deref()
             .map(EndReason::from_column)
             .transpose()?,
@@ -116,7 +115,7 @@ fn read_session(row: &PgRow) -> Result<Session> {
     })
 }
 
-/// One link, whole. Whoever asks has found it with `find_tip`.
+/// One session. The caller must have found it with `tips::find`.
 pub async fn get(tx: &mut TenantTx, access: &Access, id: SessionId) -> Result<Session> {
     let row: Option<SessionRow> = sqlx::query_as(concat!(
         "select ",
@@ -139,11 +138,11 @@ pub async fn get(tx: &mut TenantTx, access: &Access, id: SessionId) -> Result<Se
     .bind(id)
     .fetch_optional(tx.connection())
     .await?;
-    // It was there a statement ago; since then it may have been deleted, and its rows removed.
+    // It existed a statement ago; it may have been deleted since, and its rows removed.
     row.map(|row| row.0).ok_or_else(session_not_found)
 }
 
-/// The links of a chain, oldest first, without those that were undone. A page begins after a depth.
+/// The sessions of a chain, oldest first, without undone ones. A page starts after a depth.
 pub async fn list_lineage(
     tx: &mut TenantTx,
     access: &Access,
@@ -177,11 +176,11 @@ pub async fn list_lineage(
     .bind(page.fetch_limit())
     .fetch_all(tx.connection())
     .await?;
-    let links = rows.into_iter().map(|row| row.0).collect();
-    Ok(Page::cut(links, page, |link: &Session| link.depth))
+    let sessions = rows.into_iter().map(|row| row.0).collect();
+    Ok(Page::cut(sessions, page, |session: &Session| session.depth))
 }
 
-/// Makes the first link of a conversation.
+/// Inserts the first session of a conversation.
 pub async fn insert_first(
     tx: &mut TenantTx,
     conversation_id: SessionId,
@@ -203,15 +202,15 @@ pub async fn insert_first(
     Ok(())
 }
 
-/// A link that a compression makes.
+/// A session that a compression creates.
 pub struct NewChild<'a> {
     pub id: SessionId,
     pub parent_id: SessionId,
     pub record: &'a CompressionRecord,
 }
 
-/// Makes the next link. Its messages are put in afterwards, in the same transaction; the idle clock goes
-/// on where the parent's was.
+/// Inserts the next session of a chain. Its messages follow in the same transaction. The idle time continues from
+/// the parent's.
 pub async fn insert_child(
     tx: &mut TenantTx,
     child: &NewChild<'_>,
@@ -236,8 +235,8 @@ pub async fn insert_child(
     Ok(())
 }
 
-/// Says that what a link holds now is what it was born with.
-pub async fn update_born(tx: &mut TenantTx, id: SessionId) -> Result<()> {
+/// Records that the session's present messages came from its compression.
+pub async fn update_born_seq(tx: &mut TenantTx, id: SessionId) -> Result<()> {
     sqlx::query(
         "update sessions
             set born_seq = next_seq - 1
@@ -251,20 +250,20 @@ pub async fn update_born(tx: &mut TenantTx, id: SessionId) -> Result<()> {
     Ok(())
 }
 
-/// How much there is in a session whose end was taken.
+/// The size of a session.
 #[derive(Debug, Clone, Copy, sqlx::FromRow)]
-pub struct Taken {
+pub struct SessionSize {
     pub last_seq: i64,
     pub token_count: i64,
 }
 
-/// Ends `id` as the parent of a compression. From here to the end of the transaction nobody can append
-/// to it, and afterwards nobody ever will; `None` if it is no longer the end of its chain.
+/// Ends `id` as the parent of a compression. Until the end of the transaction no one can append to it, and
+/// afterwards no one ever will. Returns `None` if the session is no longer the end of its chain.
 pub async fn end_as_parent(
     tx: &mut TenantTx,
     id: SessionId,
     now: DateTime<Utc>,
-) -> Result<Option<Taken>> {
+) -> Result<Option<SessionSize>> {
     Ok(sqlx::query_as(
         "update sessions
             set state = 'ended', end_reason = 'compression', ended_at = $3
@@ -281,14 +280,14 @@ pub async fn end_as_parent(
     .await?)
 }
 
-/// Takes a compression back, if nothing was said since. Answers the parent, open again.
+/// Undoes a compression, if no message was appended since. Returns the parent, which is open again.
 pub async fn undo_child(
     tx: &mut TenantTx,
     id: SessionId,
     now: DateTime<Utc>,
 ) -> Result<Option<SessionId>> {
-    // The parent first: an append that waited for the parent while it was compressed holds that row until
-    // it ends, and goes on to the child.
+    // The parent first: an append that waited for the parent during its compression keeps that row locked until
+    // it ends, and continues with the child.
     sqlx::query(
         "select p.id
            from sessions c
@@ -329,7 +328,7 @@ pub async fn undo_child(
     .await?)
 }
 
-/// The live child of `id`, if it was compressed.
+/// The child of `id`, if it was compressed and the compression is not undone.
 pub async fn find_child(tx: &mut TenantTx, id: SessionId) -> Result<Option<SessionId>> {
     Ok(sqlx::query_scalar(
         "select id
@@ -344,8 +343,8 @@ pub async fn find_child(tx: &mut TenantTx, id: SessionId) -> Result<Option<Sessi
     .await?)
 }
 
-/// Ends the tip of a conversation that no slot leads to any more. Whoever calls holds the
-/// conversation's lock, as does whoever makes a slot lead there.
+/// Ends the tip of a conversation if no slot points to it any more. The caller must have locked the conversation,
+/// as must each transaction that makes a slot point to it.
 pub async fn end_unless_current(
     tx: &mut TenantTx,
     conversation_id: SessionId,
@@ -375,7 +374,7 @@ pub async fn end_unless_current(
     Ok(())
 }
 
-/// Opens the tip of a conversation again, if it had ended.
+/// Reopens the tip of a conversation, if it has ended.
 pub async fn reopen_tip(tx: &mut TenantTx, conversation_id: SessionId) -> Result<()> {
     sqlx::query(
         "update sessions s

@@ -1,5 +1,5 @@
-//! Folding a person's DM slots into one, and back: the names of the folded ones become aliases of the
-//! shared slot and remember their home. Whoever calls holds the person's slots.
+//! Folding a user's DM slots into one, and unfolding them: the names of folded slots become aliases of the shared
+//! slot and keep their home slot. The caller must have locked the user's slots.
 
 use chrono::{DateTime, Utc};
 
@@ -8,16 +8,16 @@ use crate::error::Result;
 use crate::ids::{SessionId, SlotId, UserId};
 use crate::store::TenantTx;
 
-/// A name of the service, and where it leads.
+/// A name in the service's namespace, and its slot.
 #[derive(Debug, Clone, Copy, sqlx::FromRow)]
-pub struct BuiltName {
+pub struct ServiceName {
     pub slot_id: SlotId,
     pub home_slot_id: SlotId,
-    /// Whose the slot of this key is, wherever the name leads now.
+    /// The user of the home slot, which may not be the slot that the name points to.
     pub home_user_id: Option<UserId>,
 }
 
-pub async fn find_built(tx: &mut TenantTx, key: &str) -> Result<Option<BuiltName>> {
+pub async fn find_service_name(tx: &mut TenantTx, key: &str) -> Result<Option<ServiceName>> {
     Ok(sqlx::query_as(
         "select n.slot_id, n.home_slot_id, k.user_id as home_user_id
            from slot_names n
@@ -34,7 +34,7 @@ pub async fn find_built(tx: &mut TenantTx, key: &str) -> Result<Option<BuiltName
     .await?)
 }
 
-/// The agents with whom a person has DMs.
+/// The agents with which a user has DMs.
 pub async fn list_dm_agents(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar(
         "select distinct agent
@@ -50,7 +50,7 @@ pub async fn list_dm_agents(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<St
     .await?)
 }
 
-/// The DM slots of a person with an agent, but for `into`.
+/// The DM slots of a user with an agent, except `into`.
 pub async fn list_dm_slots(
     tx: &mut TenantTx,
     user_id: UserId,
@@ -75,8 +75,8 @@ pub async fn list_dm_slots(
     .await?)
 }
 
-/// Folds `slots` into `into`: their names lead there, it knows what they knew, and it goes on with
-/// whatever was said last, or is being answered now. The others lead nowhere until they are unfolded.
+/// Folds `slots` into `into`: their names point there, it gets their conversations, and its current conversation is
+/// the one with an active turn or else the latest activity. The folded slots are empty until they are unfolded.
 pub async fn fold(
     tx: &mut TenantTx,
     slots: &[SlotId],
@@ -166,17 +166,17 @@ pub async fn fold(
     Ok(())
 }
 
-/// What a user hears about the conversation that their linked accounts share.
+/// The facts for the message to a user about the conversation that their linked identities share.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct Continuation {
-    /// Where its last messages came from, as `platform` or `platform@scope`.
+    /// The origin of its last messages, as `platform` or `platform@scope`.
     pub platform: Option<String>,
-    /// Whether the same DM has other conversations too.
+    /// Whether the same DM has other conversations, too.
     pub has_others: bool,
 }
 
-/// How the DM goes on whose current session is `link`.
-pub async fn find_continuation(tx: &mut TenantTx, link: &SessionHandle) -> Result<Continuation> {
+/// The continuation of the DM with the current session `current`.
+pub async fn find_continuation(tx: &mut TenantTx, current: &SessionHandle) -> Result<Continuation> {
     Ok(sqlx::query_as(
         "select (select recent.platform
                    from (select seq, platform
@@ -199,13 +199,13 @@ pub async fn find_continuation(tx: &mut TenantTx, link: &SessionHandle) -> Resul
                            and k.kind = 'dm') as has_others",
     )
     .bind(tx.tenant_id())
-    .bind(link.id)
-    .bind(link.name.conversation_id)
+    .bind(current.id)
+    .bind(current.name.conversation_id)
     .fetch_one(tx.connection())
     .await?)
 }
 
-/// Gives a folded slot its name back. It goes on with what was made under it and said last.
+/// Returns a folded slot its names. Its current conversation is the latest of its own.
 pub async fn unfold(tx: &mut TenantTx, home: SlotId) -> Result<()> {
     sqlx::query(
         "update slot_names
@@ -220,7 +220,7 @@ pub async fn unfold(tx: &mut TenantTx, home: SlotId) -> Result<()> {
     update_to_latest(tx, &[home]).await
 }
 
-/// Lets each slot that leads nowhere go on with what it knows and was said last.
+/// Sets the current conversation of each empty slot to the latest of its conversations.
 pub async fn update_to_latest(tx: &mut TenantTx, slots: &[SlotId]) -> Result<()> {
     sqlx::query(
         "update slots k

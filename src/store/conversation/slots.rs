@@ -1,10 +1,11 @@
-//! Slots and their names: where a session key leads.
+//! Slots and their names: the current session of each session key.
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
 
-use super::tips::{person_of, read_name, read_owner};
+use super::access_sql::access_columns;
+use super::tips::{grantee, read_name, read_owner};
 use crate::domain::conversation::session_name::{SessionKey, session_key_not_found};
 use crate::domain::conversation::slot::{Current, NewSlot, Slot};
 use crate::domain::people::access::{Access, Namespace, Visibility};
@@ -13,27 +14,16 @@ use crate::error::Result;
 use crate::ids::{SessionId, SlotId, UserId};
 use crate::store::TenantTx;
 
-/// A slot with where it leads. `$1` is the tenant, `$2` the access's namespace, `$3` its person, `$4` now.
+/// A slot with its current session. `$1` is the tenant, `$2` the caller's namespace, `$3` the user whose grants
+/// count, `$4` now.
 macro_rules! slot_from {
     ($from:literal) => {
         concat!(
             "select k.id as slot_id, k.key as slot_key, k.user_id as slot_user_id, k.agent, k.generation,
                     k.last_person_at, k.created_at, c.id as conversation_id, c.namespace, c.client_id,
-                    c.user_id, home.key as session_key, t.id as session_id, t.last_active_at,
-                    exists (select 1
-                              from conversations own
-                             where own.tenant_id = $1
-                               and own.namespace = $2
-                               and own.client_id = c.client_id
-                               and c.namespace <> $2) as hidden,
-                    exists (select 1
-                              from conversation_grants g
-                             where g.tenant_id = $1
-                               and g.conversation_id = c.id
-                               and g.user_id = $3
-                               and g.revoked_at is null
-                               and g.expires_at > $4) as granted
-               from ",
+                    c.user_id, home.key as session_key, t.id as session_id, t.last_active_at, ",
+            access_columns!(namespace: "$2", user: "$3", now: "$4"),
+            " from ",
             $from,
             " left join conversations c
                 on c.tenant_id = $1
@@ -81,8 +71,8 @@ fn read_slot(row: &PgRow) -> Result<Slot> {
     })
 }
 
-/// The slot that `key` names for `access`: its own names come first; then, for a person, the service's
-/// names for what is theirs.
+/// The slot that `key` names for `access`: the caller's own names come first; then, for a user, the service's
+/// names for slots of that user.
 pub async fn find_id(
     tx: &mut TenantTx,
     access: &Access,
@@ -104,7 +94,7 @@ pub async fn find_id(
     .bind(tx.tenant_id())
     .bind(access.namespace.as_uuid())
     .bind(key.as_str())
-    .bind(person_of(access))
+    .bind(grantee(access))
     .fetch_optional(tx.connection())
     .await?)
 }
@@ -122,16 +112,16 @@ pub async fn get(
     ))
     .bind(tx.tenant_id())
     .bind(access.namespace.as_uuid())
-    .bind(person_of(access))
+    .bind(grantee(access))
     .bind(now)
     .bind(id)
     .fetch_optional(tx.connection())
     .await?;
-    // It was there a statement ago; since then its person may have been erased.
+    // It existed a statement ago; its user may have been erased since.
     row.map(|row| row.0).ok_or_else(session_key_not_found)
 }
 
-/// Holds the slot until `tx` ends: whoever moves it, or speaks through it, does so one after the other.
+/// Locks the slot until `tx` ends: switches of the slot and messages through it run one after the other.
 pub async fn lock(tx: &mut TenantTx, id: SlotId) -> Result<()> {
     sqlx::query(
         "select id
@@ -154,19 +144,19 @@ pub const LOCK_CURRENT: &str = "select conversation_id
         and id = $2
         for no key update";
 
-/// The same, and answers where it leads.
+/// Locks the slot and returns its current conversation.
 pub async fn lock_current(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
-    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(LOCK_CURRENT)
+    let current: Option<Option<SessionId>> = sqlx::query_scalar(LOCK_CURRENT)
         .bind(tx.tenant_id())
         .bind(id)
         .fetch_optional(tx.connection())
         .await?;
-    Ok(leads_to.flatten())
+    Ok(current.flatten())
 }
 
-/// Where a slot leads.
+/// The current conversation of a slot.
 pub async fn find_current(tx: &mut TenantTx, id: SlotId) -> Result<Option<SessionId>> {
-    let leads_to: Option<Option<SessionId>> = sqlx::query_scalar(
+    let current: Option<Option<SessionId>> = sqlx::query_scalar(
         "select conversation_id
            from slots
           where tenant_id = $1
@@ -176,11 +166,15 @@ pub async fn find_current(tx: &mut TenantTx, id: SlotId) -> Result<Option<Sessio
     .bind(id)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(leads_to.flatten())
+    Ok(current.flatten())
 }
 
-/// Whether the conversation was made under the slot, or the slot was switched to it.
-pub async fn knows(tx: &mut TenantTx, id: SlotId, conversation_id: SessionId) -> Result<bool> {
+/// True if the conversation was created under the slot, or the slot was switched to it.
+pub async fn has_conversation(
+    tx: &mut TenantTx,
+    id: SlotId,
+    conversation_id: SessionId,
+) -> Result<bool> {
     Ok(sqlx::query_scalar(
         "select exists (select 1
                           from slot_conversations
@@ -195,15 +189,15 @@ pub async fn knows(tx: &mut TenantTx, id: SlotId, conversation_id: SessionId) ->
     .await?)
 }
 
-/// Makes a slot and its name in one statement, or nothing if the name was just taken: the names' primary
-/// key decides. The foreign key is checked when the statement ends, so the name may come first.
+/// Inserts a slot and its name in one statement, or nothing if a concurrent insert has the name: the primary key
+/// of names decides. Postgres checks the foreign key at the end of the statement, so the name may come first.
 pub async fn insert(
     tx: &mut TenantTx,
     namespace: Namespace,
     slot: &NewSlot,
     now: DateTime<Utc>,
 ) -> Result<bool> {
-    let made = sqlx::query(
+    let done = sqlx::query(
         "with name as (
            insert into slot_names (tenant_id, namespace, key, slot_id, home_slot_id)
            values ($1, $2, $3, $4, $4)
@@ -225,10 +219,10 @@ pub async fn insert(
     .bind(now)
     .execute(tx.connection())
     .await?;
-    Ok(made.rows_affected() == 1)
+    Ok(done.rows_affected() == 1)
 }
 
-/// Makes the slot lead to `conversation_id`, which it knows from then on. Whoever calls holds the slot.
+/// Makes `conversation_id` the current conversation of the slot. The caller must have locked the slot.
 pub async fn update_current(
     tx: &mut TenantTx,
     id: SlotId,
@@ -250,8 +244,13 @@ pub async fn update_current(
     Ok(())
 }
 
-/// Makes `conversation_id` the current one of a slot that has none. That is no move: nobody saw another.
-pub async fn update_first(tx: &mut TenantTx, id: SlotId, conversation_id: SessionId) -> Result<()> {
+/// Makes `conversation_id` the current conversation of a slot without one. The generation stays: no client has
+/// seen another conversation there.
+pub async fn update_if_empty(
+    tx: &mut TenantTx,
+    id: SlotId,
+    conversation_id: SessionId,
+) -> Result<()> {
     sqlx::query(
         "update slots
             set conversation_id = $3
@@ -267,8 +266,8 @@ pub async fn update_first(tx: &mut TenantTx, id: SlotId, conversation_id: Sessio
     Ok(())
 }
 
-/// Says that a person chose what the slot leads to, without moving it.
-pub async fn update_chosen(tx: &mut TenantTx, id: SlotId, now: DateTime<Utc>) -> Result<()> {
+/// Stores that a user has chosen the slot's current conversation again, without a switch.
+pub async fn update_chosen_at(tx: &mut TenantTx, id: SlotId, now: DateTime<Utc>) -> Result<()> {
     sqlx::query(
         "update slots
             set last_person_at = $3
@@ -283,11 +282,8 @@ pub async fn update_chosen(tx: &mut TenantTx, id: SlotId, now: DateTime<Utc>) ->
     Ok(())
 }
 
-/// Holds the slots that lead to a conversation until `tx` ends, and answers them.
-pub async fn lock_current_session(
-    tx: &mut TenantTx,
-    conversation_id: SessionId,
-) -> Result<Vec<SlotId>> {
+/// Locks the slots that point to a conversation until `tx` ends, and returns them.
+pub async fn lock_by_current(tx: &mut TenantTx, conversation_id: SessionId) -> Result<Vec<SlotId>> {
     Ok(sqlx::query_scalar(
         "select id
            from slots
@@ -302,11 +298,11 @@ pub async fn lock_current_session(
     .await?)
 }
 
-/// Whether a slot leads to a conversation that is not among `held`.
-pub async fn others_lead_to(
+/// True if a slot that is not among `locked` points to the conversation.
+pub async fn has_other_current(
     tx: &mut TenantTx,
     conversation_id: SessionId,
-    held: &[SlotId],
+    locked: &[SlotId],
 ) -> Result<bool> {
     Ok(sqlx::query_scalar(
         "select exists (select 1
@@ -317,12 +313,12 @@ pub async fn others_lead_to(
     )
     .bind(tx.tenant_id())
     .bind(conversation_id)
-    .bind(held)
+    .bind(locked)
     .fetch_one(tx.connection())
     .await?)
 }
 
-/// Lets a slot know a conversation.
+/// Adds a conversation to the conversations of a slot.
 pub async fn insert_conversation(
     tx: &mut TenantTx,
     id: SlotId,
@@ -341,7 +337,7 @@ pub async fn insert_conversation(
     Ok(())
 }
 
-/// The slots that `access` may see, newest first; not those that were folded into another.
+/// The slots that `access` may see, newest first, without slots that are folded into another.
 pub async fn list(
     tx: &mut TenantTx,
     access: &Access,
@@ -369,7 +365,7 @@ pub async fn list(
     ))
     .bind(tx.tenant_id())
     .bind(access.namespace.as_uuid())
-    .bind(person_of(access))
+    .bind(grantee(access))
     .bind(now)
     .bind(user_id)
     .bind(service_only)

@@ -1,10 +1,11 @@
-//! From any id of a chain to its tip: the one query behind every endpoint that takes a session id. Its
-//! cost does not grow with the chain.
+//! From any session of a chain to the chain's tip: the one query behind every endpoint that takes a session id.
+//! Its cost does not grow with the chain.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
+use super::access_sql::access_columns;
 use crate::domain::conversation::session::{
     ConversationHandle, EndReason, Ownership, SessionState, Tip,
 };
@@ -14,20 +15,20 @@ use crate::error::Result;
 use crate::ids::UserId;
 use crate::store::TenantTx;
 
-/// Everything after the session was found: the conversation's hint, and from there whatever is newer.
-/// The hint moves in the transaction that makes a link, so the walk takes no step; it is the walk, and
-/// not the hint, that makes the answer right.
+/// From the requested session to the tip: the conversation's hint (`tip_session_id`), and from there any newer
+/// session. The transaction that inserts a session moves the hint, so the walk takes no step. The walk, not the
+/// hint, guarantees the right result. `$3` is the caller's namespace, `$4` the user whose grants count, `$5` now.
 macro_rules! to_the_tip {
-    ($asked:literal) => {
+    ($requested:literal) => {
         concat!(
-            "with recursive asked as (",
-            $asked,
+            "with recursive requested as (",
+            $requested,
             "), tip as (
                select h.id, h.depth
-                 from asked a
+                 from requested r
                  join conversations c
                    on c.tenant_id = $1
-                  and c.id = a.conversation_id
+                  and c.id = r.conversation_id
                   and c.deleted_at is null
                  join sessions h
                    on h.tenant_id = $1
@@ -40,24 +41,13 @@ macro_rules! to_the_tip {
                   and n.chain_parent_id = t.id
                   and n.undone_at is null
              )
-             select a.id as requested_id, a.depth as requested_depth, a.undone_at is not null as requested_undone,
+             select r.id as requested_id, r.depth as requested_depth,
+                    r.undone_at is not null as requested_undone,
                     s.id, s.depth, s.chain_parent_id, s.state, s.end_reason, s.next_seq, s.born_seq,
                     s.token_count, s.last_person_at, s.conversation_id, c.namespace, c.client_id, c.user_id,
-                    c.agent, c.slot_id, k.key as session_key,
-                    exists (select 1
-                              from conversations own
-                             where own.tenant_id = $1
-                               and own.namespace = $3
-                               and own.client_id = c.client_id
-                               and c.namespace <> $3) as hidden,
-                    exists (select 1
-                              from conversation_grants g
-                             where g.tenant_id = $1
-                               and g.conversation_id = c.id
-                               and g.user_id = $4
-                               and g.revoked_at is null
-                               and g.expires_at > $5) as granted
-               from asked a
+                    c.agent, c.slot_id, k.key as session_key, ",
+            access_columns!(namespace: "$3", user: "$4", now: "$5"),
+            " from requested r
                join sessions s
                  on s.tenant_id = $1
                 and s.id = (select id from tip order by depth desc limit 1)
@@ -78,7 +68,7 @@ pub const TIP_BY_ID: &str = to_the_tip!(
       where s.tenant_id = $1
         and s.id = $2"
 );
-/// A caller's own names come first; then, for a person, the service's names for what is theirs.
+/// The caller's own names come first; then, for a user, the service's names for conversations of that user.
 const TIP_BY_NAME: &str = to_the_tip!(
     "select s.id, s.depth, s.undone_at, s.conversation_id
        from conversations n
@@ -94,7 +84,7 @@ const TIP_BY_NAME: &str = to_the_tip!(
       limit 1"
 );
 
-/// The tip of the chain that `session` is a link of, and what decides the access's rights there.
+/// The tip of the chain of `session`, with the columns that decide the caller's rights there.
 pub async fn find(
     tx: &mut TenantTx,
     access: &Access,
@@ -112,15 +102,15 @@ pub async fn find(
     };
     let row = query
         .bind(access.namespace.as_uuid())
-        .bind(person_of(access))
+        .bind(grantee(access))
         .bind(now)
         .fetch_optional(tx.connection())
         .await?;
     row.map(|row| read_tip(&row)).transpose()
 }
 
-/// Whose grants count for `access`.
-pub(in crate::store) fn person_of(access: &Access) -> Option<UserId> {
+/// The user whose grants count for `access`.
+pub(in crate::store) fn grantee(access: &Access) -> Option<UserId> {
     match access.reach {
         Visibility::Person(user_id) => Some(user_id),
         Visibility::Tenant | Visibility::Service => None,

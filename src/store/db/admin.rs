@@ -1,26 +1,26 @@
-//! What an administrator makes in production and `dev` makes for itself: the owner role and the
-//! database that `migrate` works in.
+//! The owner role and the database that `migrate` works in. In production an administrator creates them; `dev`
+//! creates its own.
 
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 
 use super::roles::{quote_ident, quote_literal};
 
-/// Makes the owner (who may create roles) and its database, if they are missing.
+/// Creates the owner, which may create roles, and its database, if they are missing.
 pub async fn ensure_database(
     superuser: &PgConnectOptions,
     owner: &str,
     owner_password: &str,
     database: &str,
 ) -> anyhow::Result<()> {
-    // A role is made with its password in the statement.
+    // The statement that creates a role contains its password.
     let mut admin = superuser
         .clone()
         .disable_statement_logging()
         .connect()
         .await?;
-    let known = "select exists (select 1 from pg_roles where rolname = $1)";
-    if !exists(&mut admin, known, owner).await? {
+    let role_exists = "select exists (select 1 from pg_roles where rolname = $1)";
+    if !exists(&mut admin, role_exists, owner).await? {
         let sql = format!(
             "create role {} login createrole password {}",
             quote_ident(owner),
@@ -28,8 +28,8 @@ pub async fn ensure_database(
         );
         execute(&mut admin, sql).await?;
     }
-    let known = "select exists (select 1 from pg_database where datname = $1)";
-    if !exists(&mut admin, known, database).await? {
+    let database_exists = "select exists (select 1 from pg_database where datname = $1)";
+    if !exists(&mut admin, database_exists, database).await? {
         let sql = format!(
             "create database {} owner {}",
             quote_ident(database),
@@ -42,10 +42,10 @@ pub async fn ensure_database(
 
 async fn exists(
     connection: &mut PgConnection,
-    question: &'static str,
+    sql: &'static str,
     name: &str,
 ) -> anyhow::Result<bool> {
-    Ok(sqlx::query_scalar(question)
+    Ok(sqlx::query_scalar(sql)
         .bind(name)
         .fetch_one(connection)
         .await?)

@@ -1,5 +1,5 @@
-//! Stored first answers. The row is claimed in the transaction of the effect, so that a twin blocks
-//! on the primary key until the first request has committed or is gone.
+//! Stored first answers. The row is claimed in the transaction of the effect, so that a concurrent retry blocks
+//! on the primary key until the first request has committed or rolled back.
 
 use chrono::{DateTime, Utc};
 
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::ids::TurnId;
 use crate::store::{Db, TenantTx};
 
-/// What names one retryable request inside a tenant: `key` as it is stored.
+/// The name of one retryable request inside a tenant: `key` in its stored form.
 #[derive(Debug, Clone)]
 pub struct RequestName {
     pub principal: String,
@@ -17,7 +17,7 @@ pub struct RequestName {
 
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct StoredAnswer {
-    /// As it is stored; the answer is sealed under this name.
+    /// The stored form; the answer is sealed under this name.
     pub key: String,
     pub request_hash: Vec<u8>,
     pub status: Option<i16>,
@@ -27,7 +27,7 @@ pub struct StoredAnswer {
     pub created_at: DateTime<Utc>,
 }
 
-/// Lets one request of a name at a time go on, under whichever of its forms it is stored. `name` is a hash.
+/// Lets one request of a name at a time proceed, under any of its stored forms. `name` is a hash.
 pub async fn lock(tx: &mut TenantTx, name: i64) -> Result<()> {
     sqlx::query("select pg_advisory_xact_lock($1)")
         .bind(name)
@@ -36,15 +36,15 @@ pub async fn lock(tx: &mut TenantTx, name: i64) -> Result<()> {
     Ok(())
 }
 
-/// True if this transaction now owns the name: it was never used, or not since `forgotten_before`. Nor were
-/// `other_keys`, the other forms under which it may be stored.
+/// Returns true if this transaction now owns the name: the name was not used since `expired_before`, and neither
+/// were `other_keys`, the other forms under which it may be stored.
 pub async fn claim(
     tx: &mut TenantTx,
     name: &RequestName,
     other_keys: &[String],
     request_hash: [u8; 32],
     now: DateTime<Utc>,
-    forgotten_before: DateTime<Utc>,
+    expired_before: DateTime<Utc>,
 ) -> Result<bool> {
     let (caller, acted_for) = name.principal.split_once('/').unzip();
     let claimed = sqlx::query(
@@ -71,7 +71,7 @@ pub async fn claim(
     .bind(&name.key)
     .bind(request_hash.as_slice())
     .bind(now)
-    .bind(forgotten_before)
+    .bind(expired_before)
     .bind(caller)
     .bind(acted_for)
     .bind(other_keys)
@@ -80,7 +80,7 @@ pub async fn claim(
     Ok(claimed.rows_affected() == 1)
 }
 
-/// The newest that is stored under one of the name's forms.
+/// The newest answer that is stored under one of the name's forms.
 pub async fn find(
     tx: &mut TenantTx,
     name: &RequestName,
@@ -132,7 +132,7 @@ pub async fn update_answer(
     Ok(())
 }
 
-/// Says which turn the request became.
+/// Stores the turn that the request started.
 pub async fn update_turn(tx: &mut TenantTx, name: &RequestName, turn_id: TurnId) -> Result<()> {
     sqlx::query(
         "update idempotency
@@ -153,7 +153,7 @@ pub async fn update_turn(tx: &mut TenantTx, name: &RequestName, turn_id: TurnId)
 }
 
 /// Public for the test that reads its plan.
-pub const DELETE_OF_PERSON: &str = "delete from idempotency
+pub const DELETE_OF_USER: &str = "delete from idempotency
           where tenant_id = $1
             and (principal, route, key) in (
                   select principal, route, key
@@ -164,17 +164,17 @@ pub const DELETE_OF_PERSON: &str = "delete from idempotency
                    limit $4
                      for update skip locked)";
 
-/// Deletes up to `limit` answers that were given to accounts, and to whoever acted for someone of `acted_for`. Those
-/// that a request holds in this moment are left: who waits for a request must not hold what it needs.
-pub async fn delete_of_person(
+/// Deletes up to `limit` answers to requests of `callers`, and of callers that acted for one of `acted_for`. Answers
+/// that a request has locked stay: a transaction that waits for a request must not hold a lock that the request needs.
+pub async fn delete_of_user(
     tx: &mut TenantTx,
-    accounts: &[String],
+    callers: &[String],
     acted_for: &[String],
     limit: i64,
 ) -> Result<u64> {
-    let done = sqlx::query(DELETE_OF_PERSON)
+    let done = sqlx::query(DELETE_OF_USER)
         .bind(tx.tenant_id())
-        .bind(accounts)
+        .bind(callers)
         .bind(acted_for)
         .bind(limit)
         .execute(tx.connection())
@@ -183,7 +183,7 @@ pub async fn delete_of_person(
 }
 
 /// Public for the test that reads its plan.
-pub const LIST_OF_KEYS: &str =
+pub const LIST_WITHOUT_USER: &str =
     "select principal, route, key, request_hash, status, answer_enc, secrets_enc, turn_id,
                 created_at
            from idempotency
@@ -193,8 +193,8 @@ pub const LIST_OF_KEYS: &str =
           order by principal, route, key
           limit $5";
 
-/// Answers to keys that acted for nobody, a page after `after`.
-pub async fn list_of_keys(
+/// A page of answers to API keys that acted for no user, after `after`.
+pub async fn list_without_user(
     tx: &mut TenantTx,
     after: Option<&RequestName>,
     limit: i64,
@@ -207,7 +207,7 @@ pub async fn list_of_keys(
         ),
         None => ("", "", ""),
     };
-    let rows: Vec<NamedAnswer> = sqlx::query_as(LIST_OF_KEYS)
+    let rows: Vec<NamedAnswer> = sqlx::query_as(LIST_WITHOUT_USER)
         .bind(tx.tenant_id())
         .bind(principal)
         .bind(route)
@@ -235,7 +235,7 @@ struct NamedAnswer {
 }
 
 /// Deletes one answer.
-pub async fn delete_one(tx: &mut TenantTx, name: &RequestName) -> Result<()> {
+pub async fn delete(tx: &mut TenantTx, name: &RequestName) -> Result<()> {
     sqlx::query(
         "delete from idempotency
           where tenant_id = $1
@@ -252,8 +252,8 @@ pub async fn delete_one(tx: &mut TenantTx, name: &RequestName) -> Result<()> {
     Ok(())
 }
 
-/// Deletes up to `limit` answers of tenants that are gone: of requests that ended after their tenant had.
-pub async fn erase_lost(db: &Db, limit: i32) -> Result<i32> {
+/// Deletes up to `limit` answers of deleted tenants. Requests that ended after their tenant's deletion left them.
+pub async fn delete_orphaned(db: &Db, limit: i32) -> Result<i32> {
     Ok(sqlx::query_scalar("select erase_lost_answers($1)")
         .bind(limit)
         .fetch_one(db.connection().await?.limited())

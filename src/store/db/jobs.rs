@@ -1,4 +1,4 @@
-//! Due work of all tenants: global and without content, so that a loop can find a tenant to enter.
+//! Planned jobs of all tenants: a global table without content, so that a loop can find a tenant to enter.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -11,13 +11,13 @@ pub struct DueJob {
     pub id: JobId,
     pub tenant_id: TenantId,
     pub kind: String,
-    /// The lease this claim was given: only its holder may finish the job.
+    /// The end of this claim's lease: only the owner of the lease may finish the job.
     pub lease_until: DateTime<Utc>,
     pub attempts: i32,
 }
 
-/// Asks for `kind` to run in the tenant of `tx` at `run_at` or earlier. One that is planned for later is
-/// brought forward.
+/// Plans a run of `kind` in the tenant of `tx` at `run_at` or earlier. A run that is planned for later moves
+/// forward.
 pub async fn insert(tx: &mut TenantTx, kind: &str, run_at: DateTime<Utc>) -> Result<()> {
     sqlx::query(
         "insert into jobs (id, tenant_id, kind, run_at)
@@ -35,9 +35,9 @@ pub async fn insert(tx: &mut TenantTx, kind: &str, run_at: DateTime<Utc>) -> Res
     Ok(())
 }
 
-/// Leases up to `limit` jobs that are due at `now`; two nodes never get the same one while its lease lasts, which
-/// is by the clock of the database. A leased job is due again when its lease ends. If it has a time to run by
-/// then, that was asked while it ran. Those of the tenants in `busy` are left for later.
+/// Leases up to `limit` jobs that are due at `now`. Two nodes never get the same job while its lease lasts, by the
+/// clock of the database. A leased job is due again when its lease expires. If it has a run time by then, that was
+/// planned while it ran. Jobs of the tenants in `busy` wait.
 pub async fn claim(
     db: &Db,
     now: DateTime<Utc>,
@@ -46,8 +46,8 @@ pub async fn claim(
     busy: &[TenantId],
 ) -> Result<Vec<DueJob>> {
     Ok(sqlx::query_as(
-        // Materialized: a subquery could be run again for each row that it is joined with, and lease more.
-        // Each part is read in the order of its index. A job whose node died has no time to run but its lease's end.
+        // Materialized: Postgres could run a subquery again for each joined row, and lease more.
+        // Each part is read in the order of its index. A job whose node died has no run time, only its lease's end.
         "with planned as materialized (
            select id, run_at as due_at
              from jobs
@@ -57,7 +57,7 @@ pub async fn claim(
             order by run_at
             limit $3
               for update skip locked
-         ), lost as materialized (
+         ), expired as materialized (
            select id, lease_until as due_at
              from jobs
             where lease_until <= now()
@@ -67,7 +67,7 @@ pub async fn claim(
               for update skip locked
          ), due as materialized (
            select id
-             from (select id, due_at from planned union all select id, due_at from lost) o
+             from (select id, due_at from planned union all select id, due_at from expired) o
             order by due_at
             limit $3
          )
@@ -85,28 +85,28 @@ pub async fn claim(
     .await?)
 }
 
-/// How a claimed job ended.
+/// The end of a claimed job.
 #[derive(Debug, Clone, Copy)]
-pub enum Ended<'a> {
+pub enum JobEnd<'a> {
     Done,
-    /// With the code of what went wrong; `for_good` if operators should look at it.
+    /// With an error code; `is_final` if an operator has to act.
     Failed {
         error: &'a str,
-        for_good: bool,
+        is_final: bool,
     },
 }
 
-/// Plans the next run of a claimed job, if the claim still holds. What was asked while it ran stands: the job may
-/// have looked before there was something to do. That does not hold after a failure, which waits for its time.
-pub async fn reschedule(
+/// Plans the next run of a claimed job, if the lease is still valid. A run that was planned while the job ran stays:
+/// the job may have read before there was work. After a failure it does not stay: the backoff decides.
+pub async fn update_schedule(
     db: &Db,
     job: &DueJob,
     run_at: DateTime<Utc>,
-    ended: Ended<'_>,
+    end: JobEnd<'_>,
 ) -> Result<()> {
-    let (error, for_good) = match ended {
-        Ended::Done => (None, false),
-        Ended::Failed { error, for_good } => (Some(error), for_good),
+    let (error, is_final) = match end {
+        JobEnd::Done => (None, false),
+        JobEnd::Failed { error, is_final } => (Some(error), is_final),
     };
     sqlx::query(
         "update jobs
@@ -125,7 +125,7 @@ pub async fn reschedule(
     .bind(job.lease_until)
     .bind(run_at)
     .bind(error)
-    .bind(for_good)
+    .bind(is_final)
     .execute(db.connection().await?.limited())
     .await?;
     Ok(())

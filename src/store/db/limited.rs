@@ -1,5 +1,5 @@
-//! A connection on which every statement ends. Postgres ends those that take too long, but not after its host
-//! has vanished: then nothing comes back, and TCP waits for many minutes.
+//! A connection on which every statement has a deadline. Postgres cancels slow statements, but not after its host
+//! has vanished: then no response arrives, and TCP waits for many minutes.
 
 use std::io;
 use std::time::Duration;
@@ -11,22 +11,22 @@ use sqlx::postgres::{PgConnection, PgQueryResult, PgRow, PgStatement, PgTypeInfo
 use sqlx::{Describe, Either, Execute, Executor, SqlStr};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Longer than Postgres lets any statement take.
-const LONGEST: Duration = Duration::from_secs(20);
+/// Longer than the statement timeout of Postgres.
+const MAX_WAIT: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 pub struct Limited<'c>(pub &'c mut PgConnection);
 
-/// For those who ask it is a server that is away.
-fn late() -> sqlx::Error {
-    let late = "Postgres did not answer in time";
-    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, late))
+/// Callers treat a timeout like an unreachable server.
+fn timeout_error() -> sqlx::Error {
+    let message = "Postgres did not answer in time";
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, message))
 }
 
-async fn ended<T>(asking: BoxFuture<'_, sqlx::Result<T>>) -> sqlx::Result<T> {
-    timeout(LONGEST, asking)
+async fn limit<T>(query: BoxFuture<'_, sqlx::Result<T>>) -> sqlx::Result<T> {
+    timeout(MAX_WAIT, query)
         .await
-        .unwrap_or_else(|_| Err(late()))
+        .unwrap_or_else(|_| Err(timeout_error()))
 }
 
 impl<'c> Executor<'c> for Limited<'c> {
@@ -40,12 +40,12 @@ impl<'c> Executor<'c> for Limited<'c> {
         'c: 'e,
         E: 'q + Execute<'q, Postgres>,
     {
-        let deadline = Instant::now() + LONGEST;
+        let deadline = Instant::now() + MAX_WAIT;
         let steps = self.0.fetch_many(query);
         stream::unfold(steps, move |mut steps| async move {
             match timeout_at(deadline, steps.next()).await {
                 Ok(step) => step.map(|step| (step, steps)),
-                Err(_) => Some((Err(late()), stream::empty().boxed())),
+                Err(_) => Some((Err(timeout_error()), stream::empty().boxed())),
             }
         })
         .boxed()
@@ -56,7 +56,7 @@ impl<'c> Executor<'c> for Limited<'c> {
         'c: 'e,
         E: 'q + Execute<'q, Postgres>,
     {
-        ended(self.0.fetch_optional(query)).boxed()
+        limit(self.0.fetch_optional(query)).boxed()
     }
 
     fn prepare_with<'e>(
@@ -67,13 +67,13 @@ impl<'c> Executor<'c> for Limited<'c> {
     where
         'c: 'e,
     {
-        ended(self.0.prepare_with(sql, parameters)).boxed()
+        limit(self.0.prepare_with(sql, parameters)).boxed()
     }
 
     fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, sqlx::Result<Describe<Postgres>>>
     where
         'c: 'e,
     {
-        ended(self.0.describe(sql)).boxed()
+        limit(self.0.describe(sql)).boxed()
     }
 }

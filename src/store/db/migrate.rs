@@ -12,22 +12,22 @@ use crate::store::connect_options;
 
 static MIGRATIONS: Migrator = sqlx::migrate!();
 
-/// Any number that no other program's advisory lock has.
+/// Any number that no other program uses for an advisory lock.
 const MIGRATION_LOCK: i64 = 0x7468_726f_7567_686c;
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 
-/// Makes the roles, then applies what is missing. Answers how many migrations it applied.
+/// Creates the roles, then applies the missing migrations. Returns how many it applied.
 pub async fn run(config: &MigrateConfig) -> anyhow::Result<usize> {
     let mut owner = connect_options(&config.owner_url, "MIGRATE_DATABASE_URL")?
-        // A role is made with its password in the statement.
+        // The statement that creates a role contains its password.
         .disable_statement_logging()
         .connect()
         .await
         .context("cannot connect to Postgres (THROUGHLINE_MIGRATE_DATABASE_URL)")?;
     lock(&mut owner).await?;
-    let done = migrate(&mut owner, config).await;
+    let migrated = migrate(&mut owner, config).await;
     owner.close().await?;
-    done
+    migrated
 }
 
 async fn migrate(owner: &mut PgConnection, config: &MigrateConfig) -> anyhow::Result<usize> {
@@ -37,21 +37,21 @@ async fn migrate(owner: &mut PgConnection, config: &MigrateConfig) -> anyhow::Re
         migrations: MIGRATIONS.migrations.clone(),
         ..Migrator::DEFAULT
     };
-    // We hold our own lock: sqlx's waits inside Postgres, where an index built concurrently by the
-    // holder deadlocks with the waiter.
+    // We use our own lock: sqlx's waits inside Postgres, where an index that the lock's owner builds concurrently
+    // deadlocks with the waiting process.
     migrator.set_locking(false);
     migrator.set_ignore_missing(true);
     migrator.run(&mut *owner).await?;
-    // The service reads which migrations ran, to refuse a schema older than itself.
+    // The service reads which migrations ran, so that it can refuse a schema older than itself.
     sqlx::query("grant select on _sqlx_migrations to throughline_service")
         .execute(&mut *owner)
         .await?;
     Ok(applied(owner).await?.len() - before)
 }
 
-/// Waits by asking again, never inside Postgres. The lock ends with the connection.
+/// Polls for the lock and never waits inside Postgres. The lock ends with the connection.
 async fn lock(owner: &mut PgConnection) -> anyhow::Result<()> {
-    let asking = async {
+    let poll = async {
         loop {
             let locked: bool = sqlx::query_scalar("select pg_try_advisory_lock($1)")
                 .bind(MIGRATION_LOCK)
@@ -63,7 +63,7 @@ async fn lock(owner: &mut PgConnection) -> anyhow::Result<()> {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     };
-    tokio::time::timeout(LOCK_WAIT, asking)
+    tokio::time::timeout(LOCK_WAIT, poll)
         .await
         .context("another process has been migrating this database for a minute")?
 }
@@ -83,7 +83,7 @@ async fn applied(connection: &mut PgConnection) -> anyhow::Result<Vec<i64>> {
     )
 }
 
-/// The service runs on its own schema or a newer one: never on an older, where its SQL would fail.
+/// The service runs on its own schema or a newer one, never on an older one, where its SQL would fail.
 pub async fn refuse_old_schema(service: &mut PgConnection) -> anyhow::Result<()> {
     let applied = applied(service).await?;
     let missing = MIGRATIONS

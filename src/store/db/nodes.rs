@@ -1,5 +1,5 @@
-//! The nodes that run now: global, and by the clock of Postgres, so that no node's own clock decides
-//! whether another lives.
+//! The running nodes: a global table with times by the clock of Postgres, so that no node's own clock decides
+//! whether another is alive.
 
 use chrono::{DateTime, Utc};
 use url::Url;
@@ -9,14 +9,14 @@ use crate::error::Result;
 use crate::ids::BootId;
 use crate::store::Db;
 
-/// What a node learns of the others when it says that it lives.
+/// The other nodes, as a heartbeat returns them.
 #[derive(Debug)]
-pub struct Others {
-    /// How many live, this one included: those that missed two beats of five seconds do not count.
+pub struct OtherNodes {
+    /// The number of live nodes, this one included. A node that missed two heartbeats of five seconds does not count.
     pub live: u32,
-    /// One of those that live is older than `nodes.version`.
+    /// A live node is older than the column `nodes.version`.
     pub has_old: bool,
-    /// Where they listen, those too that were there a minute ago.
+    /// The addresses of the others, including nodes that were last seen up to a minute ago.
     pub places: NodeAddresses,
 }
 
@@ -27,7 +27,7 @@ struct Row {
     ports: Option<Vec<i32>>,
     internal_ports: Option<Vec<i32>>,
     is_old: bool,
-    lives: bool,
+    is_live: bool,
 }
 
 impl Row {
@@ -42,7 +42,7 @@ impl Row {
             ports: ports(&self.ports),
             internal_ports: ports(&self.internal_ports),
         };
-        // All that is known of a node of an older version.
+        // A node of an older version stores nothing else.
         if let Some(url) = self.addr.as_ref().and_then(|text| Url::parse(text).ok()) {
             place.internal_ports.extend(url.port_or_known_default());
             place.addresses.extend(address_of(&url));
@@ -51,14 +51,14 @@ impl Row {
     }
 }
 
-/// Says that this node lives and where it listens, forgets those that have not said so for a minute, and answers
-/// what is known of the others.
-pub async fn beat(
+/// Stores the heartbeat and the addresses of this node, deletes nodes without a heartbeat for a minute, and returns
+/// the others.
+pub async fn upsert(
     db: &Db,
     boot_id: BootId,
     addr: Option<&str>,
     place: &NodeAddresses,
-) -> Result<Others> {
+) -> Result<OtherNodes> {
     let addresses: Vec<String> = place.addresses.iter().map(ToString::to_string).collect();
     let ports: Vec<i32> = place.ports.iter().copied().map(i32::from).collect();
     let internal_ports: Vec<i32> = place
@@ -68,19 +68,19 @@ pub async fn beat(
         .map(i32::from)
         .collect();
     let others: Vec<Row> = sqlx::query_as(
-        "with beat as (
+        "with heartbeat as (
            insert into nodes (boot_id, addr, addresses, ports, internal_ports, version, seen_at)
            values ($1, $2, $3, $4, $5, $6, now())
                on conflict on constraint nodes_pkey do update
               set addr = excluded.addr, version = excluded.version, addresses = excluded.addresses, ports = excluded.ports,
                   internal_ports = excluded.internal_ports, seen_at = excluded.seen_at
-         ), gone as (
+         ), expired as (
            delete from nodes
             where boot_id <> $1
               and seen_at < now() - interval '1 minute'
          )
          select addr, addresses, ports, internal_ports, version is null as is_old,
-                seen_at > now() - interval '12 seconds' as lives
+                seen_at > now() - interval '12 seconds' as is_live
            from nodes
           where boot_id <> $1
             and seen_at >= now() - interval '1 minute'",
@@ -93,13 +93,13 @@ pub async fn beat(
     .bind(env!("CARGO_PKG_VERSION"))
     .fetch_all(db.connection().await?.limited())
     .await?;
-    let live = others.iter().filter(|other| other.lives);
-    let (live, has_old) = (live.clone().count(), live.clone().any(|other| other.is_old));
+    let live = others.iter().filter(|other| other.is_live).count();
+    let has_old = others.iter().any(|other| other.is_live && other.is_old);
     let mut places = NodeAddresses::default();
     for other in &others {
         places.merge(other.place());
     }
-    Ok(Others {
+    Ok(OtherNodes {
         live: u32::try_from(live).unwrap_or(u32::MAX).saturating_add(1),
         has_old,
         places,
@@ -115,7 +115,7 @@ pub struct NodeRow {
     pub live: bool,
 }
 
-/// All that are known; each has a row for a minute after it was last seen, so there are not many.
+/// All nodes with a row. A row stays for a minute after its last heartbeat, so there are few.
 pub async fn list(db: &Db) -> Result<Vec<NodeRow>> {
     Ok(sqlx::query_as(
         "select boot_id, addr, version, seen_at, seen_at > now() - interval '12 seconds' as live
@@ -126,7 +126,7 @@ pub async fn list(db: &Db) -> Result<Vec<NodeRow>> {
     .await?)
 }
 
-/// This node ends.
+/// Deletes the row of a node that shuts down.
 pub async fn delete(db: &Db, boot_id: BootId) -> Result<()> {
     sqlx::query(
         "delete from nodes

@@ -1,5 +1,5 @@
-//! When the database last did not answer this node. A lease that ran out meanwhile says nothing about its
-//! holder.
+//! When the database last did not answer this node. A lease that expired meanwhile says nothing about its
+//! owner.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ pub struct Outages {
 }
 
 impl Outages {
-    /// The database did not answer just now; `grace` is what holders of leases get to renew them.
-    pub fn note(&self, grace: Duration) {
+    /// Records that the database has just not answered. Owners of leases have `grace` to renew them.
+    pub fn record(&self, grace: Duration) {
         let mut until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
         *until = Some(Instant::now() + grace);
     }

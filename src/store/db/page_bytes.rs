@@ -1,9 +1,9 @@
-//! Pages that end early where their rows are large: what is read at once has a bound in bytes too.
+//! Pages that end early when their rows are large: one read has a bound in bytes, too.
 //!
-//! To know how large a row is Postgres decompresses it, so it must read none that it does not return. `rows_beyond` only
-//! grows, which Postgres 15 knows of `count(*)` and of no sum: it is the run condition of its window, which ends the
-//! reading two rows after the last that is returned. Measured beside one window over all rows, which read to the end
-//! (Postgres 15, two busy cores): 200 messages of 2 MB 8 ms instead of 870 and 600 buffers instead of 19,600, 200
+//! Postgres decompresses a row to get its size, so it must read no row that it does not return. `rows_beyond` only
+//! grows. Postgres 15 can prove that for `count(*)` and for no sum, so `rows_beyond` is the run condition of its
+//! window: the read ends two rows after the last row of the page. Measured beside one window over all rows, which read
+//! to the end (Postgres 15, two busy cores): 200 messages of 2 MB 8 ms instead of 870 and 600 buffers instead of 19,600, 200
 //! messages of 4 MB of one letter 15 to 20 ms instead of 1,140; 50 messages of 200 bytes 0.177 ms instead of 0.169
 //! (lower quartile; 0.15 instead of 0.13 at best).
 
@@ -12,8 +12,9 @@ use sqlx::postgres::PgRow;
 
 use crate::error::Result;
 
-/// The rows of a statement, each of which has its size as `bytes` and a `seq`, up to and with the one that passes 4 MiB.
-/// Names the order of the rows first, by their columns. Each row knows whether others of the statement come after it.
+/// The rows of a statement, up to and including the row that passes 4 MiB. Each row of the statement has its size as
+/// `bytes` and a `seq`. The first argument is the order of the rows, as columns. Each returned row says whether other
+/// rows of the statement follow it.
 macro_rules! within_page_bytes {
     ($order:literal, $($statement:tt)+) => {
         concat!(
@@ -31,7 +32,7 @@ macro_rules! within_page_bytes {
 }
 pub(in crate::store) use within_page_bytes;
 
-/// Whether others come after the last of these rows.
+/// True if other rows of the statement follow these.
 pub fn is_followed(rows: &[PgRow]) -> Result<bool> {
     match rows.last() {
         Some(last) => Ok(last.try_get("is_followed")?),

@@ -1,4 +1,4 @@
-//! The database roles: made by `migrate` where it may, judged by `serve` before it answers anyone.
+//! The database roles: `migrate` creates them if it may, and `serve` checks its own before the first request.
 
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{AssertSqlSafe, PgConnection};
@@ -6,9 +6,9 @@ use url::Url;
 
 use crate::crypto;
 
-/// Holds every grant and policy; the service's login is a member.
+/// Has every grant and policy; the service's login is a member.
 pub const SERVICE_ROLE: &str = "throughline_service";
-/// Owns the functions that look before a tenant is known.
+/// Owns the functions that read before a tenant is entered.
 pub const DEFINER_ROLE: &str = "throughline_definer";
 
 #[derive(sqlx::FromRow)]
@@ -55,13 +55,13 @@ pub async fn refuse_unsafe_role(service: &mut PgConnection) -> anyhow::Result<()
     )
 }
 
-/// A missing role, and the statement that makes it.
-struct Missing {
-    shown: String,
-    run: String,
+/// A statement that creates a missing role or grant: without the password for display, and as it is run.
+struct RoleStatement {
+    redacted: String,
+    sql: String,
 }
 
-/// Makes the roles that are missing, or answers the SQL for someone who may.
+/// Creates the missing roles. If it may not, the error contains the SQL for an administrator.
 pub async fn ensure(owner: &mut PgConnection, service_url: &SecretString) -> anyhow::Result<()> {
     let login = login_of(service_url)?;
     let missing = missing_statements(owner, &login).await?;
@@ -74,7 +74,10 @@ pub async fn ensure(owner: &mut PgConnection, service_url: &SecretString) -> any
     .fetch_one(&mut *owner)
     .await?;
     if !may_create {
-        let sql: Vec<String> = missing.into_iter().map(|missing| missing.shown).collect();
+        let sql: Vec<String> = missing
+            .into_iter()
+            .map(|missing| missing.redacted)
+            .collect();
         anyhow::bail!(
             "the role of THROUGHLINE_MIGRATE_DATABASE_URL may not create roles; \
              have an administrator run this in the database, then migrate again:\n{}",
@@ -82,11 +85,11 @@ pub async fn ensure(owner: &mut PgConnection, service_url: &SecretString) -> any
         );
     }
     for statement in missing {
-        sqlx::raw_sql(AssertSqlSafe(statement.run))
+        sqlx::raw_sql(AssertSqlSafe(statement.sql))
             .execute(&mut *owner)
             .await
-            // The statement may hold a password: name only what it was for.
-            .map_err(|error| anyhow::anyhow!("{}: {error}", statement.shown))?;
+            // The statement may contain a password.
+            .map_err(|error| anyhow::anyhow!("{}: {error}", statement.redacted))?;
     }
     Ok(())
 }
@@ -113,26 +116,26 @@ fn login_of(url: &SecretString) -> anyhow::Result<Login> {
 async fn missing_statements(
     owner: &mut PgConnection,
     login: &Login,
-) -> anyhow::Result<Vec<Missing>> {
+) -> anyhow::Result<Vec<RoleStatement>> {
     let mut missing = Vec::new();
     for role in [SERVICE_ROLE, DEFINER_ROLE] {
         if !role_exists(owner, role).await? {
             let sql = format!("create role {role} nologin;");
-            missing.push(Missing {
-                shown: sql.clone(),
-                run: sql,
+            missing.push(RoleStatement {
+                redacted: sql.clone(),
+                sql,
             });
         }
     }
-    // The owner hands functions over to the definer, for which it must be a member.
+    // The owner transfers functions to the definer, so it must be a member.
     let owner_name: String = sqlx::query_scalar("select current_user::text")
         .fetch_one(&mut *owner)
         .await?;
     if !is_member(owner, &owner_name, DEFINER_ROLE).await? {
         let sql = format!("grant {DEFINER_ROLE} to {};", quote_ident(&owner_name));
-        missing.push(Missing {
-            shown: sql.clone(),
-            run: sql,
+        missing.push(RoleStatement {
+            redacted: sql.clone(),
+            sql,
         });
     }
     let name = quote_ident(&login.name);
@@ -148,16 +151,16 @@ async fn missing_statements(
         } else {
             login.password.clone()
         };
-        missing.push(Missing {
-            shown: create("the password in THROUGHLINE_DATABASE_URL"),
-            run: create(&password),
+        missing.push(RoleStatement {
+            redacted: create("the password in THROUGHLINE_DATABASE_URL"),
+            sql: create(&password),
         });
     }
     if !is_member(owner, &login.name, SERVICE_ROLE).await? {
         let sql = format!("grant {SERVICE_ROLE} to {name};");
-        missing.push(Missing {
-            shown: sql.clone(),
-            run: sql,
+        missing.push(RoleStatement {
+            redacted: sql.clone(),
+            sql,
         });
     }
     Ok(missing)
@@ -194,7 +197,7 @@ pub(in crate::store) fn quote_ident(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// A string literal that reads the same whatever `standard_conforming_strings` is.
+/// A string literal with the same value under any `standard_conforming_strings`.
 pub(in crate::store) fn quote_literal(text: &str) -> String {
     format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
 }

@@ -1,5 +1,5 @@
-//! What is sealed or signed with a secret key, and with which: for counting, and for resealing. A key is named
-//! by the four bytes after the first of a sealed value. Pages have an end, so that no statement takes long.
+//! Columns that are sealed or signed with a secret key, and the key of each, for counting and resealing. The id of
+//! a key is the four bytes after the first of a sealed value. Reads are paged, so that no statement takes long.
 
 use super::idempotency::RequestName;
 use crate::crypto::{KeyId, Mac};
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::ids::IdentityId;
 use crate::store::{Db, TenantTx};
 
-/// How often one place of one kind names a key.
+/// How many rows of one column (`place`) name a key.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct KeyUse {
     pub place: String,
@@ -15,7 +15,7 @@ pub struct KeyUse {
     pub rows: i64,
 }
 
-/// Of all tenants, by the definer function: cheap, and of what is much only a sample.
+/// The keys in use of all tenants, by the definer function. It is cheap: it reads only a sample of large tables.
 pub async fn list_in_use(db: &Db, sample: i32) -> Result<Vec<KeyUse>> {
     Ok(
         sqlx::query_as("select place, key_id, rows from secret_keys_in_use($1)")
@@ -25,8 +25,8 @@ pub async fn list_in_use(db: &Db, sample: i32) -> Result<Vec<KeyUse>> {
     )
 }
 
-/// Of the tenant's agents, issuers, audit head and pending links, of which it has few.
-pub async fn list_few(tx: &mut TenantTx) -> Result<Vec<KeyUse>> {
+/// The keys of the tenant's agents, issuers, audit head and pending links. A tenant has few of each.
+pub async fn list_small(tx: &mut TenantTx) -> Result<Vec<KeyUse>> {
     Ok(sqlx::query_as(
         "select 'agents' as place, substring(api_key_enc from 2 for 4) as key_id, count(*) as rows
            from agents
@@ -54,8 +54,8 @@ pub async fn list_few(tx: &mut TenantTx) -> Result<Vec<KeyUse>> {
     .await?)
 }
 
-/// Of a page of the tenant's audit: by key how many of its entries, and the last of them.
-pub async fn list_of_entries(
+/// The keys of a page of the tenant's audit: for each key the number of its entries, and the last of them.
+pub async fn list_audit_keys(
     tx: &mut TenantTx,
     after: i64,
     limit: i64,
@@ -82,8 +82,9 @@ pub struct AnswerKeys {
     principal: String,
     route: String,
     key: String,
-    /// Of the answer, and of the secrets in it.
+    /// The key of the answer.
     pub answer: Option<Vec<u8>>,
+    /// The key of the secrets in the answer.
     pub secrets: Option<Vec<u8>>,
 }
 
@@ -97,8 +98,8 @@ impl AnswerKeys {
     }
 }
 
-/// Of a page of the tenant's stored answers.
-pub async fn list_of_answers(
+/// The keys of a page of the tenant's stored answers.
+pub async fn list_answer_keys(
     tx: &mut TenantTx,
     after: Option<&RequestName>,
     limit: i64,
@@ -122,7 +123,7 @@ pub async fn list_of_answers(
     .await?)
 }
 
-/// The name of a receipt, and the key of its answer if it has one.
+/// The name of a receipt, and the key of its answer if there is one.
 #[derive(Debug, sqlx::FromRow)]
 pub struct ReceiptKey {
     pub platform: String,
@@ -133,8 +134,8 @@ pub struct ReceiptKey {
     pub answer: Option<Vec<u8>>,
 }
 
-/// A page of the tenant's receipts.
-pub async fn list_of_receipts(
+/// The keys of a page of the tenant's receipts.
+pub async fn list_receipt_keys(
     tx: &mut TenantTx,
     after: Option<&ReceiptKey>,
     limit: i64,
@@ -162,7 +163,7 @@ pub async fn list_of_receipts(
     .await?)
 }
 
-/// Agents after `after` whose key another than `key_id` sealed: their names and sealed keys.
+/// The names and sealed keys of agents after `after` whose upstream key is sealed with another key than `key_id`.
 pub async fn list_agents(
     tx: &mut TenantTx,
     key_id: KeyId,
@@ -186,7 +187,7 @@ pub async fn list_agents(
     .await?)
 }
 
-/// The same of issuers and their secrets.
+/// The same for issuers and their secrets.
 pub async fn list_issuers(
     tx: &mut TenantTx,
     key_id: KeyId,
@@ -210,8 +211,8 @@ pub async fn list_issuers(
     .await?)
 }
 
-/// False if somebody has put another key since `old` was read.
-pub async fn replace_agent_key(
+/// Replaces an agent's sealed key. Returns false if it has changed since `old` was read.
+pub async fn update_agent_key(
     tx: &mut TenantTx,
     name: &str,
     old: &[u8],
@@ -233,8 +234,8 @@ pub async fn replace_agent_key(
     Ok(done.rows_affected() == 1)
 }
 
-/// The same of an issuer's secret.
-pub async fn replace_issuer_secret(
+/// The same for an issuer's secret.
+pub async fn update_issuer_secret(
     tx: &mut TenantTx,
     name: &str,
     old: &[u8],
@@ -257,7 +258,7 @@ pub async fn replace_issuer_secret(
 }
 
 pub async fn find_receipt(tx: &mut TenantTx, name: &ReceiptKey) -> Result<Option<Vec<u8>>> {
-    let found: Option<Option<Vec<u8>>> = sqlx::query_scalar(
+    let answer: Option<Option<Vec<u8>>> = sqlx::query_scalar(
         "select answer_enc
            from inbound_receipts
           where tenant_id = $1
@@ -275,10 +276,10 @@ pub async fn find_receipt(tx: &mut TenantTx, name: &ReceiptKey) -> Result<Option
     .bind(&name.message_id)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(found.flatten())
+    Ok(answer.flatten())
 }
 
-pub async fn replace_receipt(
+pub async fn update_receipt(
     tx: &mut TenantTx,
     name: &ReceiptKey,
     old: &[u8],
@@ -308,8 +309,8 @@ pub async fn replace_receipt(
     Ok(done.rows_affected() == 1)
 }
 
-/// Replaces the signature of the tenant's audit head, which `tx` has locked.
-pub async fn replace_head_mac(tx: &mut TenantTx, mac: &Mac) -> Result<()> {
+/// Replaces the signature of the tenant's audit head. `tx` must have locked it.
+pub async fn update_head_mac(tx: &mut TenantTx, mac: &Mac) -> Result<()> {
     sqlx::query(
         "update audit_heads
             set key_id = $2, mac = $3

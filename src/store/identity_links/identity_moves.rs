@@ -1,4 +1,4 @@
-//! The history of accounts that changed their person: counted, and looked up to take a parting back.
+//! The history of identities that moved to another user: for counting merges, and for undoing an unlink.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -14,7 +14,7 @@ pub struct NewMove {
     pub to_user: UserId,
     pub kind: MoveKind,
     pub reason: Option<String>,
-    /// What the person was called who is no more.
+    /// The profile of the deleted user.
     pub profile: Option<Value>,
     pub undo_until: Option<DateTime<Utc>>,
 }
@@ -40,7 +40,7 @@ pub async fn insert(tx: &mut TenantTx, change: &NewMove, now: DateTime<Utc>) -> 
     Ok(())
 }
 
-/// How many people were joined into `user_id` since then, in one of these ways.
+/// How many users were merged into `user_id` after `since`, in one of these ways.
 pub async fn count_merges(
     tx: &mut TenantTx,
     user_id: UserId,
@@ -64,7 +64,7 @@ pub async fn count_merges(
     .await?)
 }
 
-/// The latest parting of an account that can still be taken back.
+/// The latest unlink of an identity that can still be undone.
 pub async fn find_unlink(
     tx: &mut TenantTx,
     identity_id: IdentityId,
@@ -94,7 +94,7 @@ pub async fn find_unlink(
     }))
 }
 
-/// Says that the partings of an account were taken back.
+/// Records that the unlinks of an identity are undone.
 pub async fn update_undone(
     tx: &mut TenantTx,
     identity_id: IdentityId,

@@ -1,5 +1,4 @@
-//! Imports of links: the people whom a document concerns, read with a few statements however many they
-//! are, and changed as many at a time.
+//! Imports of identity links: a few statements read and change all users of a document, however many they are.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,7 +13,7 @@ use crate::ids::{IdentityId, MoveId, UserId};
 use crate::store::TenantTx;
 use crate::store::people::identities::read_name;
 
-/// Accounts as columns, to be bound as arrays.
+/// The names of identities as columns, to bind as arrays.
 #[derive(Default)]
 struct Columns<'a> {
     platforms: Vec<&'a str>,
@@ -23,7 +22,7 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn of(names: impl Iterator<Item = &'a IdentityName>) -> Self {
+    fn from_names(names: impl Iterator<Item = &'a IdentityName>) -> Self {
         let mut columns = Self::default();
         for name in names {
             columns.platforms.push(name.platform().platform());
@@ -36,13 +35,13 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Everyone with one of these names or accounts, and everyone whom an import named or linked, by id.
-pub async fn list_users_page(
+/// The users with one of these names or identities, and all users that an import named or linked, by id.
+pub async fn list_users(
     tx: &mut TenantTx,
     names: &[&str],
-    accounts: &[&IdentityName],
+    identities: &[&IdentityName],
 ) -> Result<Vec<LinkedUser>> {
-    let columns = Columns::of(accounts.iter().copied());
+    let columns = Columns::from_names(identities.iter().copied());
     let rows: Vec<(UserId, Option<String>, bool)> = sqlx::query_as(
         "with concerned as (
            select i.user_id as id
@@ -83,19 +82,19 @@ pub async fn list_users_page(
     .fetch_all(tx.connection())
     .await?;
     let ids: Vec<UserId> = rows.iter().map(|(id, ..)| *id).collect();
-    let mut accounts = list_accounts(tx, &ids).await?;
-    let people = rows.into_iter();
-    let people = people.map(|(id, external_id, named_by_import)| LinkedUser {
+    let mut identities = list_identities(tx, &ids).await?;
+    let users = rows.into_iter();
+    let users = users.map(|(id, external_id, named_by_import)| LinkedUser {
         id,
         external_id,
         named_by_import,
-        identities: accounts.remove(&id).unwrap_or_default(),
+        identities: identities.remove(&id).unwrap_or_default(),
     });
-    Ok(people.collect())
+    Ok(users.collect())
 }
 
 #[derive(sqlx::FromRow)]
-struct AccountRow {
+struct IdentityRow {
     id: IdentityId,
     user_id: UserId,
     platform: String,
@@ -105,11 +104,11 @@ struct AccountRow {
     linked_at: DateTime<Utc>,
 }
 
-async fn list_accounts(
+async fn list_identities(
     tx: &mut TenantTx,
     users: &[UserId],
 ) -> Result<HashMap<UserId, Vec<LinkedIdentity>>> {
-    let rows: Vec<AccountRow> = sqlx::query_as(
+    let rows: Vec<IdentityRow> = sqlx::query_as(
         "select id, user_id, platform, scope, external_id, imported, linked_at
            from identities
           where tenant_id = $1
@@ -122,24 +121,24 @@ async fn list_accounts(
     .await?;
     let ids: Vec<IdentityId> = rows.iter().map(|row| row.id).collect();
     let mut origins = list_origins(tx, &ids).await?;
-    let mut accounts: HashMap<UserId, Vec<LinkedIdentity>> = HashMap::new();
+    let mut identities: HashMap<UserId, Vec<LinkedIdentity>> = HashMap::new();
     for row in rows {
-        let account = LinkedIdentity {
+        let identity = LinkedIdentity {
             id: row.id,
             name: read_name(&row.platform, &row.scope, row.external_id)?,
             imported: row.imported,
             linked_at: row.linked_at,
             origin: origins.remove(&row.id),
         };
-        accounts.entry(row.user_id).or_default().push(account);
+        identities.entry(row.user_id).or_default().push(identity);
     }
-    Ok(accounts)
+    Ok(identities)
 }
 
-/// How imports brought these accounts where they are. A parting ends what was before it.
+/// The imports that linked these identities to their users. An unlink ends the effect of earlier imports.
 async fn list_origins(
     tx: &mut TenantTx,
-    accounts: &[IdentityId],
+    identities: &[IdentityId],
 ) -> Result<HashMap<IdentityId, Origin>> {
     let rows: Vec<(IdentityId, Vec<UserId>, bool, DateTime<Utc>)> = sqlx::query_as(
         "select m.identity_id, array_agg(m.from_user order by m.created_at, m.id),
@@ -157,7 +156,7 @@ async fn list_origins(
           group by m.identity_id",
     )
     .bind(tx.tenant_id())
-    .bind(accounts)
+    .bind(identities)
     .fetch_all(tx.connection())
     .await?;
     let origins = rows
@@ -166,9 +165,9 @@ async fn list_origins(
     Ok(origins.collect())
 }
 
-/// What the last document listed: names, each with the accounts under it in the order they came.
+/// The links of the last document: names, each with its identities in the order in which they were linked.
 pub async fn list_links(tx: &mut TenantTx) -> Result<BTreeMap<String, Vec<String>>> {
-    let listed: Vec<(String, String, String, String)> = sqlx::query_as(
+    let rows: Vec<(String, String, String, String)> = sqlx::query_as(
         "select u.external_id, i.platform, i.scope, i.raw
            from identities i
            join users u
@@ -182,7 +181,7 @@ pub async fn list_links(tx: &mut TenantTx) -> Result<BTreeMap<String, Vec<String
     .bind(tx.tenant_id())
     .fetch_all(tx.connection())
     .await?;
-    let named: Vec<String> = sqlx::query_scalar(
+    let names: Vec<String> = sqlx::query_scalar(
         "select external_id
            from users
           where tenant_id = $1
@@ -192,32 +191,32 @@ pub async fn list_links(tx: &mut TenantTx) -> Result<BTreeMap<String, Vec<String
     .bind(tx.tenant_id())
     .fetch_all(tx.connection())
     .await?;
-    let named = named.into_iter().map(|name| (name, Vec::new()));
-    let mut links: BTreeMap<String, Vec<String>> = named.collect();
-    for (name, platform, scope, raw) in listed {
+    let names = names.into_iter().map(|name| (name, Vec::new()));
+    let mut links: BTreeMap<String, Vec<String>> = names.collect();
+    for (name, platform, scope, raw) in rows {
         let platform = PlatformScope::from_columns(&platform, &scope).map_err(Error::internal)?;
-        let account = format!("{platform}:{raw}");
-        links.entry(name).or_default().push(account);
+        let identity = format!("{platform}:{raw}");
+        links.entry(name).or_default().push(identity);
     }
     Ok(links)
 }
 
-/// A person whom a document makes.
+/// A user that a document creates.
 pub struct ImportedUser<'a> {
     pub id: UserId,
     pub name: &'a str,
     pub linked: bool,
 }
 
-/// Makes people. False if one of the names was just given to someone else.
+/// Inserts users. Returns false if another user has just received one of the names.
 pub async fn insert_users(
     tx: &mut TenantTx,
-    people: &[ImportedUser<'_>],
+    users: &[ImportedUser<'_>],
     now: DateTime<Utc>,
 ) -> Result<bool> {
-    let ids: Vec<UserId> = people.iter().map(|person| person.id).collect();
-    let names: Vec<&str> = people.iter().map(|person| person.name).collect();
-    let linked: Vec<bool> = people.iter().map(|person| person.linked).collect();
+    let ids: Vec<UserId> = users.iter().map(|user| user.id).collect();
+    let names: Vec<&str> = users.iter().map(|user| user.name).collect();
+    let linked: Vec<bool> = users.iter().map(|user| user.linked).collect();
     let done = sqlx::query(
         "insert into users (tenant_id, id, external_id, named_by_import, shared_since, created_at)
          select $1, d.id, d.name, true, case when d.linked then $5 end, $5
@@ -231,14 +230,14 @@ pub async fn insert_users(
     .bind(now)
     .execute(tx.connection())
     .await?;
-    Ok(done.rows_affected() == people.len() as u64)
+    Ok(done.rows_affected() == users.len() as u64)
 }
 
-/// Gives people names. False if one of them was just given to someone else.
+/// Sets the names of users. Returns false if another user has just received one of them.
 pub async fn update_names(tx: &mut TenantTx, names: &[(UserId, &str)]) -> Result<bool> {
     let ids: Vec<UserId> = names.iter().map(|(id, _)| *id).collect();
     let names: Vec<&str> = names.iter().map(|(_, name)| *name).collect();
-    let done = sqlx::query(
+    let result = sqlx::query(
         "update users u
             set external_id = d.name, named_by_import = true
            from unnest($2::uuid[], $3::text[]) as d (id, name)
@@ -250,15 +249,15 @@ pub async fn update_names(tx: &mut TenantTx, names: &[(UserId, &str)]) -> Result
     .bind(&names)
     .execute(tx.connection())
     .await;
-    match done {
+    match result {
         Ok(_) => Ok(true),
         Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(false),
         Err(error) => Err(Error::from(error)),
     }
 }
 
-/// Takes names back that imports gave.
-pub async fn delete_names(tx: &mut TenantTx, people: &[UserId]) -> Result<()> {
+/// Removes names that imports set.
+pub async fn delete_names(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
     sqlx::query(
         "update users
             set external_id = null, named_by_import = false
@@ -266,24 +265,24 @@ pub async fn delete_names(tx: &mut TenantTx, people: &[UserId]) -> Result<()> {
             and id = any ($2)",
     )
     .bind(tx.tenant_id())
-    .bind(people)
+    .bind(users)
     .execute(tx.connection())
     .await?;
     Ok(())
 }
 
-/// Makes accounts, and remembers that an import did: that tells them from what came otherwise. False if
-/// one of them was just heard for the first time.
-pub async fn insert_accounts(
+/// Inserts identities, each with a move of the kind `import`, which tells them from identities of another origin.
+/// Returns false if one of them has just been inserted by its first contact.
+pub async fn insert_identities(
     tx: &mut TenantTx,
-    accounts: &[(UserId, &IdentityName)],
+    identities: &[(UserId, &IdentityName)],
     now: DateTime<Utc>,
 ) -> Result<bool> {
-    let columns = Columns::of(accounts.iter().map(|(_, name)| *name));
-    let ids: Vec<IdentityId> = accounts.iter().map(|_| IdentityId::generate()).collect();
-    let moves: Vec<MoveId> = accounts.iter().map(|_| MoveId::generate()).collect();
-    let users: Vec<UserId> = accounts.iter().map(|(user_id, _)| *user_id).collect();
-    let raws: Vec<&str> = accounts.iter().map(|(_, name)| name.raw()).collect();
+    let columns = Columns::from_names(identities.iter().map(|(_, name)| *name));
+    let ids: Vec<IdentityId> = identities.iter().map(|_| IdentityId::generate()).collect();
+    let moves: Vec<MoveId> = identities.iter().map(|_| MoveId::generate()).collect();
+    let users: Vec<UserId> = identities.iter().map(|(user_id, _)| *user_id).collect();
+    let raws: Vec<&str> = identities.iter().map(|(_, name)| name.raw()).collect();
     let done = sqlx::query(
         "insert into identities (tenant_id, id, user_id, platform, scope, external_id, raw, normalisation,
                                  imported, linked_at, created_at)
@@ -303,7 +302,7 @@ pub async fn insert_accounts(
     .bind(now)
     .execute(tx.connection())
     .await?;
-    if done.rows_affected() != accounts.len() as u64 {
+    if done.rows_affected() != identities.len() as u64 {
         return Ok(false);
     }
     sqlx::query(
@@ -321,15 +320,15 @@ pub async fn insert_accounts(
     Ok(true)
 }
 
-/// Parts accounts through which nothing came, each with a person of its own.
-pub async fn part_silent(
+/// Unlinks identities that were never used, each to a user of its own.
+pub async fn unlink_unused(
     tx: &mut TenantTx,
-    accounts: &[IdentityId],
+    identities: &[IdentityId],
     now: DateTime<Utc>,
     undo_until: DateTime<Utc>,
 ) -> Result<()> {
-    let moves: Vec<MoveId> = accounts.iter().map(|_| MoveId::generate()).collect();
-    let users: Vec<UserId> = accounts.iter().map(|_| UserId::generate()).collect();
+    let moves: Vec<MoveId> = identities.iter().map(|_| MoveId::generate()).collect();
+    let users: Vec<UserId> = identities.iter().map(|_| UserId::generate()).collect();
     sqlx::query(
         "insert into identity_moves (tenant_id, id, identity_id, from_user, to_user, kind, created_at, undo_until)
          select $1, d.id, i.id, i.user_id, d.user_id, 'unlink', $5, $6
@@ -340,7 +339,7 @@ pub async fn part_silent(
     )
     .bind(tx.tenant_id())
     .bind(&moves)
-    .bind(accounts)
+    .bind(identities)
     .bind(&users)
     .bind(now)
     .bind(undo_until)
@@ -364,7 +363,7 @@ pub async fn part_silent(
             and i.id = d.id",
     )
     .bind(tx.tenant_id())
-    .bind(accounts)
+    .bind(identities)
     .bind(&users)
     .bind(now)
     .execute(tx.connection())
@@ -372,10 +371,10 @@ pub async fn part_silent(
     Ok(())
 }
 
-/// Says of accounts whether the document lists them.
+/// Stores whether the document lists these identities.
 pub async fn update_imported(
     tx: &mut TenantTx,
-    accounts: &[IdentityId],
+    identities: &[IdentityId],
     imported: bool,
 ) -> Result<()> {
     sqlx::query(
@@ -385,17 +384,17 @@ pub async fn update_imported(
             and id = any ($2)",
     )
     .bind(tx.tenant_id())
-    .bind(accounts)
+    .bind(identities)
     .bind(imported)
     .execute(tx.connection())
     .await?;
     Ok(())
 }
 
-/// From now on these people share one slot on all platforms. Answers those who did not before.
+/// Marks users as linked: they share one slot on all platforms from now on. Returns those that did not before.
 pub async fn update_shared(
     tx: &mut TenantTx,
-    people: &[UserId],
+    users: &[UserId],
     now: DateTime<Utc>,
 ) -> Result<Vec<UserId>> {
     Ok(sqlx::query_scalar(
@@ -407,7 +406,7 @@ pub async fn update_shared(
       returning id",
     )
     .bind(tx.tenant_id())
-    .bind(people)
+    .bind(users)
     .bind(now)
     .fetch_all(tx.connection())
     .await?)

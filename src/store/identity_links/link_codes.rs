@@ -1,5 +1,5 @@
-//! Codes and the wrong ones. A code is taken by one conditional statement, so that of all who try at
-//! once one has it; attempts are charged before, under the lock of what they count for.
+//! Link codes and wrong guesses. One conditional statement claims a code, so that only one of several concurrent
+//! attempts succeeds. Attempts are charged before, under a lock on the subject that they count for.
 
 use chrono::{DateTime, Utc};
 
@@ -13,13 +13,13 @@ pub struct NewCode<'a> {
     pub digest: &'a [u8],
     pub user_id: UserId,
     pub minted_by: IdentityId,
-    /// Where it must be redeemed.
+    /// The only platform on which it can be redeemed.
     pub platform: Option<&'a PlatformScope>,
     pub expires_at: DateTime<Utc>,
 }
 
-/// Makes a code in the lowest free place of its person; false if all places are taken. What has run out
-/// gives its place free.
+/// Inserts a code under the lowest free number of its user. Returns false if no number is free. Expired codes free
+/// their numbers.
 pub async fn insert(tx: &mut TenantTx, code: &NewCode<'_>, now: DateTime<Utc>) -> Result<bool> {
     sqlx::query(
         "update codes
@@ -35,21 +35,21 @@ pub async fn insert(tx: &mut TenantTx, code: &NewCode<'_>, now: DateTime<Utc>) -
     .bind(now)
     .execute(tx.connection())
     .await?;
-    // Whoever mints at the same time may take the place that looks free: then the next one is tried.
+    // A concurrent insert may take the number that this statement sees as free: then it tries the next one.
     for _ in 0..MAX_PENDING {
         let done = sqlx::query(
             "insert into codes (tenant_id, id, purpose, digest, n, user_id, minted_by, platform, created_at, expires_at)
-             select $1, $2, 'link', $3, place, $4, $5, $6, $7, $8
-               from generate_series(1, $9::int) as place
+             select $1, $2, 'link', $3, number, $4, $5, $6, $7, $8
+               from generate_series(1, $9::int) as number
               where not exists (select 1
                                   from codes
                                  where tenant_id = $1
                                    and user_id = $4
                                    and purpose = 'link'
-                                   and n = place
+                                   and n = number
                                    and consumed_at is null
                                    and voided_at is null)
-              order by place
+              order by number
               limit 1
                  on conflict do nothing",
         )
@@ -71,7 +71,7 @@ pub async fn insert(tx: &mut TenantTx, code: &NewCode<'_>, now: DateTime<Utc>) -
     Ok(false)
 }
 
-/// When the first of a person's pending codes runs out.
+/// The first expiry among a user's pending codes.
 pub async fn find_next_expiry(tx: &mut TenantTx, user_id: UserId) -> Result<Option<DateTime<Utc>>> {
     Ok(sqlx::query_scalar(
         "select min(expires_at)
@@ -87,15 +87,15 @@ pub async fn find_next_expiry(tx: &mut TenantTx, user_id: UserId) -> Result<Opti
     .await?)
 }
 
-/// Who showed a code.
+/// The minter of a code.
 #[derive(Debug, Clone, Copy, sqlx::FromRow)]
 pub struct Minter {
     pub user_id: UserId,
     pub minted_by: IdentityId,
 }
 
-/// Takes a code, if it is still good for an account on `platform`. Of all who try, one gets it.
-pub async fn consume(
+/// Claims a code, if it is valid for an identity on `platform`. Only one of several concurrent attempts succeeds.
+pub async fn claim(
     tx: &mut TenantTx,
     digests: &[Vec<u8>],
     platform: &PlatformScope,
@@ -124,9 +124,8 @@ pub async fn consume(
     .await?)
 }
 
-/// Makes a code worthless that others have seen.
-/// Whether there is a code that could still be used.
-pub async fn is_any_pending(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<bool> {
+/// True if the tenant has a pending code.
+pub async fn has_pending(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<bool> {
     Ok(sqlx::query_scalar(
         "select exists (select 1
                           from codes
@@ -141,7 +140,12 @@ pub async fn is_any_pending(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<boo
     .await?)
 }
 
-pub async fn void(tx: &mut TenantTx, digests: &[Vec<u8>], now: DateTime<Utc>) -> Result<()> {
+/// Voids pending codes that others have seen.
+pub async fn update_voided(
+    tx: &mut TenantTx,
+    digests: &[Vec<u8>],
+    now: DateTime<Utc>,
+) -> Result<()> {
     sqlx::query(
         "update codes
             set voided_at = $3
@@ -158,7 +162,8 @@ pub async fn void(tx: &mut TenantTx, digests: &[Vec<u8>], now: DateTime<Utc>) ->
     Ok(())
 }
 
-/// Charges one attempt to `subject`; `None` if it is locked. Answers how many of the window are charged.
+/// Charges one attempt to `subject`. Returns the number of charged attempts in the window, or `None` if the subject
+/// is locked.
 pub async fn charge_attempt(
     tx: &mut TenantTx,
     subject: &str,
@@ -186,7 +191,7 @@ pub async fn charge_attempt(
     .await?)
 }
 
-/// Until when `subject` is locked.
+/// The end of the lock on `subject`.
 pub async fn find_lock(
     tx: &mut TenantTx,
     subject: &str,
@@ -205,7 +210,7 @@ pub async fn find_lock(
     Ok(row.map(|(window_start, locked_until)| locked_until.unwrap_or(window_start + limit.window)))
 }
 
-/// Gives attempts back that were no guesses.
+/// Refunds attempts that were no guesses.
 pub async fn refund_attempts(tx: &mut TenantTx, subjects: &[String]) -> Result<()> {
     sqlx::query(
         "update code_attempts

@@ -1,6 +1,6 @@
-//! Joining two people: everything that refers to the one comes to refer to the other. Whoever calls
-//! holds both people and their slots. The row of the one who is no more goes last, and its foreign keys
-//! refuse that while anything was forgotten.
+//! Merging two users: every row that refers to the one refers to the other afterwards. The caller must hold the
+//! locks on both users and their slots. The row of the merged user is deleted last, and foreign keys refuse that if
+//! another row still refers to it.
 
 use chrono::{DateTime, Utc};
 
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ids::UserId;
 use crate::store::TenantTx;
 
-/// What a merge of `from` would move.
+/// Counts the rows that a merge of `from` would move.
 pub async fn count(tx: &mut TenantTx, from: UserId) -> Result<MergeCounts> {
     let (identities, session_keys, conversations, home_channels, grants) = sqlx::query_as(
         "select (select count(*) from identities where tenant_id = $1 and user_id = $2),
@@ -35,7 +35,7 @@ pub async fn count(tx: &mut TenantTx, from: UserId) -> Result<MergeCounts> {
     })
 }
 
-/// Holds every slot of these people until `tx` ends.
+/// Locks every slot of these users until `tx` ends.
 pub async fn lock_slots(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
     sqlx::query(
         "select id
@@ -52,7 +52,7 @@ pub async fn lock_slots(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
     Ok(())
 }
 
-/// Holds every conversation of these people until `tx` ends.
+/// Locks every conversation of these users until `tx` ends.
 pub async fn lock_conversations(tx: &mut TenantTx, users: &[UserId]) -> Result<()> {
     sqlx::query(
         "select id
@@ -69,8 +69,8 @@ pub async fn lock_conversations(tx: &mut TenantTx, users: &[UserId]) -> Result<(
     Ok(())
 }
 
-/// Slots, conversations and their names. A name that both people gave stays the survivor's; what the
-/// other called so is still there, by its id.
+/// Moves slots, conversations and their names. If both users gave the same name, it stays the survivor's; the
+/// other's conversation is still reachable by its id.
 pub async fn move_conversations(tx: &mut TenantTx, from: UserId, into: UserId) -> Result<()> {
     for statement in [
         "update slots
@@ -110,7 +110,7 @@ pub async fn move_conversations(tx: &mut TenantTx, from: UserId, into: UserId) -
     Ok(())
 }
 
-/// The accounts, which are newer to the survivor than what they have.
+/// Moves the identities. They count as linked after the survivor's own.
 pub async fn move_identities(
     tx: &mut TenantTx,
     from: UserId,
@@ -160,7 +160,7 @@ pub const MOVE_BELONGINGS: [&str; 3] = [
             and user_id <> $3",
 ];
 
-/// Home channels where the survivor has none, and what was used.
+/// Moves home channels on platforms where the survivor has none, and usage.
 pub async fn move_belongings(tx: &mut TenantTx, from: UserId, into: UserId) -> Result<()> {
     for statement in MOVE_BELONGINGS {
         sqlx::query(statement)
@@ -173,7 +173,8 @@ pub async fn move_belongings(tx: &mut TenantTx, from: UserId, into: UserId) -> R
     Ok(())
 }
 
-/// Rights in others' conversations: of two, the one that holds longer. Nobody is a guest at home.
+/// Moves grants in others' conversations. Of two grants the later expiry counts. The owner of a conversation has no
+/// grant in it.
 pub async fn move_grants(
     tx: &mut TenantTx,
     from: UserId,
@@ -220,9 +221,9 @@ pub async fn move_grants(
     Ok(())
 }
 
-/// The one who is no more: pending codes prove the wrong person, old ids lead to the survivor. Fails
-/// while anything still refers to the row.
-pub async fn delete_person(
+/// Deletes the merged user. Their pending codes are voided, since they prove the wrong user; their old ids redirect to
+/// the survivor. Fails if a row still refers to the user.
+pub async fn delete_user(
     tx: &mut TenantTx,
     from: UserId,
     into: UserId,

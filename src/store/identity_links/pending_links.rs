@@ -1,4 +1,4 @@
-//! Links that wait for their confirmation in a chat.
+//! Links that wait for confirmation in a chat.
 
 use chrono::{DateTime, Utc};
 
@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::ids::IdentityId;
 use crate::store::TenantTx;
 
-/// Keeps a sealed code for an account; the one it had is forgotten.
-pub async fn put(
+/// Stores a sealed code for an identity. It replaces an older one.
+pub async fn upsert(
     tx: &mut TenantTx,
     identity_id: IdentityId,
     code_enc: &[u8],
@@ -28,13 +28,13 @@ pub async fn put(
     Ok(())
 }
 
-/// Takes it, if it has not run out.
-pub async fn take(
+/// Deletes the pending link and returns its sealed code, unless it has expired.
+pub async fn claim(
     tx: &mut TenantTx,
     identity_id: IdentityId,
     now: DateTime<Utc>,
 ) -> Result<Option<Vec<u8>>> {
-    let taken: Option<(Vec<u8>, DateTime<Utc>)> = sqlx::query_as(
+    let deleted: Option<(Vec<u8>, DateTime<Utc>)> = sqlx::query_as(
         "delete from pending_links
           where tenant_id = $1
             and identity_id = $2
@@ -44,6 +44,6 @@ pub async fn take(
     .bind(identity_id)
     .fetch_optional(tx.connection())
     .await?;
-    let fresh = taken.filter(|(_, expires_at)| *expires_at > now);
-    Ok(fresh.map(|(code, _)| code))
+    let valid = deleted.filter(|(_, expires_at)| *expires_at > now);
+    Ok(valid.map(|(code, _)| code))
 }

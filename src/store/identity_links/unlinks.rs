@@ -1,5 +1,5 @@
-//! Parting an account from its person: what only this account said goes with it, all else stays. Whoever
-//! calls holds both people, their slots and their conversations.
+//! Unlinking an identity from its user: conversations in which only this identity spoke move with it, all others
+//! stay. The caller must hold the locks on both users, their slots and their conversations.
 
 use chrono::{DateTime, Utc};
 
@@ -9,8 +9,8 @@ use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
 use crate::store::bridge::outbox;
 
-/// The conversations of a user in which only this identity spoke, and in which nothing of another is accepted
-/// and not in the transcript yet.
+/// The conversations of a user in which only this identity spoke. A queued turn of another identity, which is not
+/// in the transcript yet, excludes a conversation, too.
 pub async fn list_own_conversations(
     tx: &mut TenantTx,
     user_id: UserId,
@@ -54,8 +54,8 @@ pub async fn list_own_conversations(
     .await?)
 }
 
-/// Those of these accounts through which nothing came yet. Whoever calls holds their people, and the
-/// slots and conversations of these.
+/// Those of these identities that were never used. The caller must hold the locks on their users and on the
+/// users' slots and conversations.
 pub async fn list_without_messages(
     tx: &mut TenantTx,
     identities: &[IdentityId],
@@ -79,7 +79,7 @@ pub async fn list_without_messages(
     .await?)
 }
 
-/// The slots that were made through the account become `to`'s, and their names lead home again.
+/// Moves the slots that were created for the identity to `to`. Their names point to their home slots again.
 pub async fn move_slots(
     tx: &mut TenantTx,
     identity_id: IdentityId,
@@ -115,8 +115,8 @@ pub async fn move_slots(
     Ok(slots)
 }
 
-/// The agents of DM conversations that go, but were not made under a slot that goes.
-pub async fn list_homeless_agents(
+/// The agents of moving DM conversations for which no moving slot exists.
+pub async fn list_agents_without_slot(
     tx: &mut TenantTx,
     conversations: &[SessionId],
     slots: &[SlotId],
@@ -146,8 +146,8 @@ pub async fn list_homeless_agents(
     .await?)
 }
 
-/// `conversations` become `to`'s, under its slots; what stays is no longer under those. Afterwards no
-/// slot of one person leads to, or knows, a conversation of the other.
+/// Moves `conversations` to `to`, under its slots. Conversations that stay leave those slots. Afterwards no slot
+/// of one user points to, or lists, a conversation of the other.
 pub async fn move_conversations(
     tx: &mut TenantTx,
     conversations: &[SessionId],
@@ -156,7 +156,7 @@ pub async fn move_conversations(
     to: UserId,
 ) -> Result<()> {
     for statement in [
-        // Those that go: under a slot that goes, or under the account's own DM with the same agent.
+        // Moving conversations: under a moving slot, or under the identity's own DM with the same agent.
         "update conversations c
             set user_id = $5,
                 namespace = case when c.namespace = $4 then $5 else c.namespace end,
@@ -177,7 +177,7 @@ pub async fn move_conversations(
                 end
           where c.tenant_id = $1
             and c.id = any ($2)",
-        // Those that stay: under the shared slot of the person, or under none.
+        // Staying conversations: under the shared slot of the user, or under none.
         "update conversations c
             set slot_id = (select shared.id
                              from slots shared
@@ -232,8 +232,8 @@ pub async fn move_conversations(
     Ok(())
 }
 
-/// What came through the account ends: its home channels, the codes it minted, the rights it was given
-/// in others' conversations, what is still to be said to it, what commands told it, and where it was last heard.
+/// Ends everything that depends on the identity: its home channels, the codes that it minted, its grants in others'
+/// conversations, its pending deliveries, its stored command answers, and the slot of its presence.
 pub async fn end_belongings(
     tx: &mut TenantTx,
     identity: &Identity,
@@ -274,14 +274,14 @@ pub async fn end_belongings(
             set slot_id = null
           where tenant_id = $1
             and identity_id = $2",
-        // That a command was done is still known.
+        // The receipt stays: it shows that the command ran.
         "update inbound_receipts
             set answer_enc = null
           where tenant_id = $1
             and identity_id = $2
             and answer_enc is not null",
-        // Turns that it began where it may not read any more have nobody to answer: those that have not ended,
-        // and those whose answer nobody fetched.
+        // Turns that the identity started in conversations that it may no longer read lose their recipient: turns
+        // that have not ended, and turns whose answer no one fetched.
         "update turns t
             set reply_via = null
            from conversations c, identities i
@@ -317,7 +317,7 @@ pub async fn end_belongings(
             .execute(tx.connection())
             .await?;
     }
-    // Answers that were stored for it, by a bridge that named it.
+    // Stored answers to requests of bridges that named the identity.
     sqlx::query(
         "delete from idempotency
           where tenant_id = $1
@@ -330,8 +330,8 @@ pub async fn end_belongings(
     Ok(())
 }
 
-/// Slots of a person that lead nowhere.
-pub async fn list_idle_slots(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<SlotId>> {
+/// The DM slots of a user that have a name but no current conversation.
+pub async fn list_empty_slots(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<SlotId>> {
     Ok(sqlx::query_scalar(
         "select id
            from slots

@@ -1,5 +1,5 @@
-//! What may be left of people who were erased, and looking for it, a batch at a time. Run twice, or
-//! again after a crash, it finds what is still there.
+//! The search for what is left of erased users, a batch at a time. A repeated search, or one after a crash, finds
+//! the rows that are still there.
 
 use chrono::{DateTime, Utc};
 
@@ -9,7 +9,7 @@ use crate::ids::{IdentityId, TurnId, UserId};
 use crate::store::TenantTx;
 use crate::store::db::idempotency::RequestName;
 
-/// Remembers what to look for.
+/// Stores an erasure for the search.
 pub async fn insert(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
     sqlx::query(
         "insert into erased_people (tenant_id, user_id, merged_ids, identity_ids, names, erased_at)
@@ -26,23 +26,23 @@ pub async fn insert(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
     Ok(())
 }
 
-/// A person to look for.
+/// An erasure whose search is due.
 #[derive(Debug)]
-pub struct Due {
+pub struct DueErasure {
     pub erasure: Erasure,
-    /// When this look began, which can be some runs ago.
+    /// When this search started, which can be some runs ago.
     pub began_at: DateTime<Utc>,
-    /// The last stored answer that it opened.
+    /// The last stored answer that the search opened.
     pub opened_to: Option<RequestName>,
 }
 
-/// Takes one whom nobody has looked for yet, or who was erased before `settled` and has to be looked for once more:
-/// the one who waits longest since it was last tried.
-pub async fn take_due(
+/// Claims an erasure that was never searched, or one from before `settled`, which needs a second search. The one whose
+/// last attempt is longest ago comes first.
+pub async fn claim_due(
     tx: &mut TenantTx,
     settled: DateTime<Utc>,
     now: DateTime<Utc>,
-) -> Result<Option<Due>> {
+) -> Result<Option<DueErasure>> {
     #[derive(sqlx::FromRow)]
     struct Row {
         user_id: UserId,
@@ -70,7 +70,7 @@ pub async fn take_due(
     .bind(now)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(row.map(|row| Due {
+    Ok(row.map(|row| DueErasure {
         erasure: Erasure {
             user_id: row.user_id,
             merged_ids: row.merged_ids,
@@ -90,8 +90,8 @@ pub async fn take_due(
     }))
 }
 
-/// Says up to which stored answer the look has come.
-pub async fn update_opened(tx: &mut TenantTx, user_id: UserId, to: &RequestName) -> Result<()> {
+/// Stores the search's progress: the last stored answer that it opened.
+pub async fn update_progress(tx: &mut TenantTx, user_id: UserId, to: &RequestName) -> Result<()> {
     sqlx::query(
         "update erased_people
             set opened_to = array[$3, $4, $5]
@@ -108,8 +108,8 @@ pub async fn update_opened(tx: &mut TenantTx, user_id: UserId, to: &RequestName)
     Ok(())
 }
 
-/// When the first of those was erased who are still to be looked for.
-pub async fn oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
+/// The time of the oldest erasure that is not finished.
+pub async fn find_oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
     Ok(sqlx::query_scalar(
         "select min(erased_at)
            from erased_people
@@ -120,8 +120,8 @@ pub async fn oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
     .await?)
 }
 
-/// Says that they were looked for. The next look begins from the beginning.
-pub async fn update_looked(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
+/// Records that a search is complete. The next search starts from the beginning.
+pub async fn update_searched(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
     sqlx::query(
         "update erased_people
             set looked_at = $3, began_at = null, tried_at = null, opened_to = null
@@ -136,7 +136,7 @@ pub async fn update_looked(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc
     Ok(())
 }
 
-/// Nothing is left of them: forgets what was looked for.
+/// Deletes a finished erasure: nothing is left of the user.
 pub async fn delete(tx: &mut TenantTx, user_id: UserId) -> Result<()> {
     sqlx::query(
         "delete from erased_people
@@ -150,7 +150,7 @@ pub async fn delete(tx: &mut TenantTx, user_id: UserId) -> Result<()> {
     Ok(())
 }
 
-/// Public, as the others here are, for the test that reads its plan.
+/// Public, like the other statements here, for the test that reads its plan.
 pub const BLANK_MESSAGES: &str = "update messages
             set content = to_json($4::text), tool_calls = null, tool_call_id = null, identity_id = null,
                 platform = null, extra = null
@@ -162,8 +162,8 @@ pub const BLANK_MESSAGES: &str = "update messages
                                        order by session_id
                                        limit $3)";
 
-/// Blanks up to `limit` messages that an account wrote, copies included, and answers how many there
-/// were. They keep their place: others answered them.
+/// Blanks up to `limit` messages of an identity, copies included. Returns their number. The messages keep their
+/// place: others answered them.
 pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i64) -> Result<u64> {
     let done = sqlx::query(BLANK_MESSAGES)
         .bind(tx.tenant_id())
@@ -175,8 +175,8 @@ pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i
     Ok(done.rows_affected())
 }
 
-/// Turns whose events are deleted at once: a turn can have thousands.
-const TURNS: i64 = 100;
+/// The most turns whose events one statement deletes: a turn can have thousands.
+const MAX_TURNS: i64 = 100;
 
 pub const DELETE_EVENTS: &str = "delete from events
           where tenant_id = $1
@@ -196,19 +196,19 @@ pub const DELETE_EVENTS: &str = "delete from events
                                             order by t.id, e.seq
                                             limit $3)";
 
-/// Deletes up to `limit` events of the turns that `blank_turns` takes next, and answers how many there were.
+/// Deletes up to `limit` events of the turns that `blank_turns` blanks next. Returns their number.
 pub async fn delete_events(tx: &mut TenantTx, identity_id: IdentityId, limit: i64) -> Result<u64> {
     let done = sqlx::query(DELETE_EVENTS)
         .bind(tx.tenant_id())
         .bind(identity_id)
         .bind(limit)
-        .bind(TURNS)
+        .bind(MAX_TURNS)
         .execute(tx.connection())
         .await?;
     Ok(done.rows_affected())
 }
 
-/// The next turns that an account began in conversations of others.
+/// The next turns that an identity started in conversations of others.
 pub const LIST_TURNS: &str = "select id
            from turns
           where tenant_id = $1
@@ -216,7 +216,7 @@ pub const LIST_TURNS: &str = "select id
           order by id
           limit $3";
 
-/// The next turns that were blanked, and whose messages are looked for once more.
+/// The next blanked turns, whose messages are searched a second time.
 pub const LIST_BLANKED_TURNS: &str = "select id
            from turns
           where tenant_id = $1
@@ -224,7 +224,7 @@ pub const LIST_BLANKED_TURNS: &str = "select id
           order by id
           limit $3";
 
-/// What was said in turns, copies included. Two lists, since each has an index of its own.
+/// Blanks the messages of turns, copies included. Two lists, since each has an index of its own.
 pub const BLANK_TURN_MESSAGES: &str = "update messages
             set content = to_json($3::text), tool_calls = null, tool_call_id = null, identity_id = null,
                 platform = null, extra = null
@@ -252,9 +252,9 @@ pub const BLANK_TURNS: &str = "update turns
           where tenant_id = $1
             and id = any ($2)";
 
-/// Blanks some of the turns that an account began in conversations of others, whose events are gone, with all that
-/// was said in them, and answers how many there were. A turn is blanked whole: a call of a tool without its result,
-/// or a result without its call, would be refused by the model's server.
+/// Blanks turns that an identity started in conversations of others, with all their messages. Returns their number.
+/// Their events must be deleted before. A turn is blanked as a whole: the model's server would refuse a tool call
+/// without its result, or a result without its call.
 pub async fn blank_turns(
     tx: &mut TenantTx,
     identity_id: IdentityId,
@@ -277,8 +277,8 @@ pub async fn blank_turns(
     Ok(done.rows_affected())
 }
 
-/// Looks once more for what was said in some of the turns that were blanked, and forgets whose they were. Answers how
-/// many there were.
+/// Blanks the messages of blanked turns a second time, and removes the erased user from those turns. Returns their
+/// number.
 pub async fn forget_turns(tx: &mut TenantTx, user_id: UserId, limit: i64) -> Result<u64> {
     let turns: Vec<TurnId> = sqlx::query_scalar(LIST_BLANKED_TURNS)
         .bind(tx.tenant_id())
@@ -310,7 +310,7 @@ async fn blank_messages_of(tx: &mut TenantTx, turns: &[TurnId]) -> Result<()> {
     Ok(())
 }
 
-pub const FOLD_USAGE: &str = "with gone as (
+pub const FOLD_USAGE: &str = "with deleted as (
            delete from usage_hourly
             where tenant_id = $1
               and (user_id, hour, agent, model, source) in (select user_id, hour, agent, model, source
@@ -325,7 +325,7 @@ pub const FOLD_USAGE: &str = "with gone as (
                                             input_tokens, output_tokens)
            select $1, hour, agent, '00000000-0000-0000-0000-000000000000', model, source, sum(requests),
                   sum(turns), sum(input_tokens), sum(output_tokens)
-             from gone
+             from deleted
             group by hour, agent, model, source
             order by hour, source, agent, model
                on conflict on constraint usage_hourly_pkey do update
@@ -336,15 +336,15 @@ pub const FOLD_USAGE: &str = "with gone as (
             where own.tenant_id = $1
          )
          select count(*)
-           from gone";
+           from deleted";
 
-/// Gives up to `limit` sums of the person to nobody, and answers how many there were: what was used was used.
+/// Moves up to `limit` usage rows of the users to no user, since the tenant's totals must stay. Returns their number.
 pub async fn fold_usage(tx: &mut TenantTx, users: &[UserId], limit: i64) -> Result<u64> {
-    let gone: i64 = sqlx::query_scalar(FOLD_USAGE)
+    let deleted: i64 = sqlx::query_scalar(FOLD_USAGE)
         .bind(tx.tenant_id())
         .bind(users)
         .bind(limit)
         .fetch_one(tx.connection())
         .await?;
-    Ok(gone.unsigned_abs())
+    Ok(deleted.unsigned_abs())
 }

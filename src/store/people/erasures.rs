@@ -1,6 +1,6 @@
-//! Erasing a person at once: everything that is found by the person or by an account of theirs. Whoever
-//! calls holds the person, their slots and their conversations. The rows of the accounts and the person
-//! go last, and foreign keys refuse that while anything was forgotten.
+//! The immediate part of a user's erasure: every row that refers to the user or to one of their identities. The
+//! caller must hold the locks on the user, their slots and their conversations. The rows of the identities and
+//! the user are deleted last, and foreign keys refuse that if another row still refers to them.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -14,7 +14,7 @@ use crate::ids::{IdentityId, SessionId, UserId};
 use crate::store::TenantTx;
 use crate::store::bridge::outbox;
 
-/// Holds every slot of a person, and every other that leads to a conversation of theirs.
+/// Locks every slot of a user, and every other slot that points to a conversation of theirs.
 pub async fn lock_slots(tx: &mut TenantTx, user_id: UserId) -> Result<()> {
     sqlx::query(
         "select id
@@ -42,10 +42,10 @@ pub async fn lock_slots(tx: &mut TenantTx, user_id: UserId) -> Result<()> {
     Ok(())
 }
 
-/// Holds a person so that nothing can come to refer to them any more, and waits for those who are
-/// writing something that does. False if there is no such person.
-pub async fn lock_person(tx: &mut TenantTx, user_id: UserId) -> Result<bool> {
-    let there: Option<i32> = sqlx::query_scalar(
+/// Locks a user so that no new row can refer to them, and waits for transactions that are inserting such a row.
+/// Returns false if the user does not exist.
+pub async fn lock_user(tx: &mut TenantTx, user_id: UserId) -> Result<bool> {
+    let locked: Option<i32> = sqlx::query_scalar(
         "select 1
            from users
           where tenant_id = $1
@@ -56,10 +56,10 @@ pub async fn lock_person(tx: &mut TenantTx, user_id: UserId) -> Result<bool> {
     .bind(user_id)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(there.is_some())
+    Ok(locked.is_some())
 }
 
-/// The names of a person's conversations, so that no client's id is given again.
+/// The handles of a user's conversations, so that no client id is used again.
 pub async fn list_conversations(
     tx: &mut TenantTx,
     user_id: UserId,
@@ -86,8 +86,8 @@ pub async fn list_conversations(
     Ok(rows.into_iter().map(name).collect())
 }
 
-/// Slots and names go, and the person's deleted conversations lose everything that tells whose they were:
-/// their rows are left to a job. What they began in a chat that is everyone's stays, as nobody's.
+/// Deletes slots and names, and removes from the user's deleted conversations every trace of their owner: a job
+/// deletes their rows. Conversations that the user started in a shared chat stay, without an owner.
 pub async fn delete_slots(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
     for statement in [
         "update conversations
@@ -130,8 +130,8 @@ pub async fn delete_slots(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
     Ok(())
 }
 
-/// What others were told of the person's accounts when they were joined or parted. What was not said yet
-/// never is.
+/// Blanks the security notices to others about merges and unlinks of the user's identities. Notices that are not
+/// delivered yet are cancelled.
 pub async fn blank_notices(tx: &mut TenantTx, erasure: &Erasure, now: DateTime<Utc>) -> Result<()> {
     let notified: Vec<IdentityId> = sqlx::query_scalar(
         "select distinct identity_id
@@ -169,20 +169,20 @@ pub async fn blank_notices(tx: &mut TenantTx, erasure: &Erasure, now: DateTime<U
     Ok(())
 }
 
-/// The chats of the accounts, with whatever was said or is still to be said there.
-pub async fn delete_chats(tx: &mut TenantTx, accounts: &[IdentityRecord]) -> Result<()> {
-    let platforms: Vec<&str> = accounts
+/// Deletes the direct chats of the identities, with all their deliveries.
+pub async fn delete_chats(tx: &mut TenantTx, identities: &[IdentityRecord]) -> Result<()> {
+    let platforms: Vec<&str> = identities
         .iter()
-        .map(|account| account.name.platform().platform())
+        .map(|identity| identity.name.platform().platform())
         .collect();
-    let scopes: Vec<&str> = accounts
+    let scopes: Vec<&str> = identities
         .iter()
-        .map(|account| account.name.platform().scope().unwrap_or_default())
+        .map(|identity| identity.name.platform().scope().unwrap_or_default())
         .collect();
-    // Made here: a policy lets only plain comparisons reach an index.
-    let chat_refs: Vec<String> = accounts
+    // Built here: under row-level security only plain comparisons can use an index.
+    let chat_refs: Vec<String> = identities
         .iter()
-        .map(|account| format!("dm:{}", account.name.external_id()))
+        .map(|identity| format!("dm:{}", identity.name.external_id()))
         .collect();
     sqlx::query(
         "delete from chats
@@ -200,9 +200,9 @@ pub async fn delete_chats(tx: &mut TenantTx, accounts: &[IdentityRecord]) -> Res
     Ok(())
 }
 
-/// Rights, codes, guesses, history, where they were heard and want to be reached, and what is still to be
-/// said to them; then their accounts, and last the person, with the old ids that led there.
-pub async fn delete_person(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
+/// Deletes grants, codes, guesses, identity moves, presence, home channels and pending deliveries; then the
+/// identities, and last the user, with the redirects of their old ids.
+pub async fn delete_user(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
     for statement in [
         "delete from conversation_grants
           where tenant_id = $1
@@ -238,7 +238,7 @@ pub async fn delete_person(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
     .bind(erasure.identity_id_texts())
     .execute(tx.connection())
     .await?;
-    // Deliveries, presence, moves and codes of the accounts, and the redirects, go by their foreign keys.
+    // Foreign keys delete the deliveries, presence, moves and codes of the identities, and the redirects.
     for statement in [
         "delete from identities
           where tenant_id = $1

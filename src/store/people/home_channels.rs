@@ -1,4 +1,4 @@
-//! Where people want to be reached, one chat a platform.
+//! Home channels: the chat in which a user wants to be reached, one for each platform.
 
 use chrono::{DateTime, Utc};
 use sqlx::types::Json;
@@ -39,7 +39,7 @@ impl TryFrom<Row> for HomeChannel {
     }
 }
 
-/// All of a person's, by platform.
+/// All home channels of a user, by platform.
 pub async fn list(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<HomeChannel>> {
     let rows = sqlx::query_as::<_, Row>(
         "select h.platform as home_platform, h.chat, h.updated_at, i.id, i.platform, i.scope, i.external_id
@@ -58,8 +58,8 @@ pub async fn list(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<HomeChannel>
     rows.into_iter().map(HomeChannel::try_from).collect()
 }
 
-/// Sets a person's chat on a platform.
-pub async fn put(
+/// Sets a user's home channel on a platform.
+pub async fn upsert(
     tx: &mut TenantTx,
     user_id: UserId,
     platform: &PlatformScope,
@@ -84,7 +84,7 @@ pub async fn put(
     Ok(())
 }
 
-/// False if there was none.
+/// Returns false if there was none.
 pub async fn delete(tx: &mut TenantTx, user_id: UserId, platform: &PlatformScope) -> Result<bool> {
     let done = sqlx::query(
         "delete from home_channels

@@ -1,4 +1,4 @@
-//! Accounts on platforms, and whose they are now.
+//! Identities on platforms, and their current users.
 
 use chrono::{DateTime, Utc};
 
@@ -60,7 +60,7 @@ impl TryFrom<IdentityRow> for IdentityRecord {
     }
 }
 
-/// The name that columns hold.
+/// Reads the name of an identity from its columns.
 pub(in crate::store) fn read_name(
     platform: &str,
     scope: &str,
@@ -98,7 +98,7 @@ pub async fn find_user(tx: &mut TenantTx, id: IdentityId) -> Result<Option<UserI
     .await?)
 }
 
-/// Every account of a person, in the order they came to that person; none if there is no such person.
+/// Every identity of a user, in the order in which they were linked; none if the user does not exist.
 pub async fn list(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<IdentityRecord>> {
     let rows = sqlx::query_as::<_, IdentityRow>(
         "select id, user_id, platform, scope, external_id, raw, issuer, imported, linked_at, created_at
@@ -114,22 +114,22 @@ pub async fn list(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<IdentityReco
     rows.into_iter().map(IdentityRecord::try_from).collect()
 }
 
-/// First contact: makes the identity and its user in one statement, or nothing if someone else has
-/// just made them. The foreign key is checked when the statement ends, so the identity may come first
-/// and decide the race.
+/// First contact: inserts the identity and its user in one statement, or nothing if another transaction has
+/// just inserted them. Postgres checks the foreign key at the end of the statement, so the identity may come
+/// first and decide the race.
 pub async fn insert_with_user(
     tx: &mut TenantTx,
-    account: &NewIdentity,
+    identity: &NewIdentity,
     now: DateTime<Utc>,
 ) -> Result<Option<IdentityOwner>> {
-    let made: Option<(IdentityId, UserId)> = sqlx::query_as(
+    let inserted: Option<(IdentityId, UserId)> = sqlx::query_as(
         "with identity as (
            insert into identities (tenant_id, id, user_id, platform, scope, external_id, raw, normalisation,
                                    issuer, linked_at, created_at)
            values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10)
                on conflict on constraint identities_once do nothing
         returning tenant_id, id, user_id, created_at
-         ), person as (
+         ), owner as (
            insert into users (tenant_id, id, created_at)
            select tenant_id, user_id, created_at
              from identity
@@ -140,23 +140,23 @@ pub async fn insert_with_user(
     .bind(tx.tenant_id())
     .bind(IdentityId::generate())
     .bind(UserId::generate())
-    .bind(account.name.platform().platform())
-    .bind(account.name.platform().scope().unwrap_or_default())
-    .bind(account.name.external_id())
-    .bind(account.name.raw())
+    .bind(identity.name.platform().platform())
+    .bind(identity.name.platform().scope().unwrap_or_default())
+    .bind(identity.name.external_id())
+    .bind(identity.name.raw())
     .bind(normalise::VERSION)
-    .bind(&account.issuer)
+    .bind(&identity.issuer)
     .bind(now)
     .fetch_optional(tx.connection())
     .await?;
-    Ok(made.map(|(id, user_id)| IdentityOwner { id, user_id }))
+    Ok(inserted.map(|(id, user_id)| IdentityOwner { id, user_id }))
 }
 
-/// Gives a person another account; `None` if it is someone's already.
+/// Inserts an identity of an existing user. Returns `None` if the identity exists already.
 pub async fn insert(
     tx: &mut TenantTx,
     user_id: UserId,
-    account: &NewIdentity,
+    identity: &NewIdentity,
     now: DateTime<Utc>,
 ) -> Result<Option<IdentityId>> {
     Ok(sqlx::query_scalar(
@@ -169,18 +169,18 @@ pub async fn insert(
     .bind(tx.tenant_id())
     .bind(IdentityId::generate())
     .bind(user_id)
-    .bind(account.name.platform().platform())
-    .bind(account.name.platform().scope().unwrap_or_default())
-    .bind(account.name.external_id())
-    .bind(account.name.raw())
+    .bind(identity.name.platform().platform())
+    .bind(identity.name.platform().scope().unwrap_or_default())
+    .bind(identity.name.external_id())
+    .bind(identity.name.raw())
     .bind(normalise::VERSION)
-    .bind(&account.issuer)
+    .bind(&identity.issuer)
     .bind(now)
     .fetch_optional(tx.connection())
     .await?)
 }
 
-/// Makes an account another person's, which no import did. Whoever calls holds both people.
+/// Moves an identity to another user, other than by import. The caller must have locked both users.
 pub async fn update_user(
     tx: &mut TenantTx,
     id: IdentityId,

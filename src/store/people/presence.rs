@@ -1,6 +1,6 @@
-//! When identities were last seen, and where. Written at most once a minute: a chatty identity must not
-//! make every message two writes. Presence is in no lock order, so it never waits: a row that somebody else
-//! is writing is left to them.
+//! When and in which slot identities were last seen. Written at most once a minute, so that not every message of
+//! a chatty identity costs two writes. Presence is in no lock order, so it never waits: it skips a row that another
+//! transaction is writing.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
@@ -16,9 +16,10 @@ use crate::domain::people::user::Identity;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
+use crate::store::conversation::access_sql::access_columns;
 use crate::store::conversation::tips::read_name;
 
-/// An identity that spoke.
+/// The identity that sent a message, for its presence.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
     pub identity_id: IdentityId,
@@ -26,9 +27,9 @@ pub struct Seen {
     pub at: DateTime<Utc>,
 }
 
-/// Updates a row that is a minute old or names another slot, unless somebody holds it; inserts the first one.
-/// The insert may wait for another first one, whose transaction is at its end as well. Public for the bench
-/// that runs it beside the service.
+/// Updates a row that is a minute old or names another slot, unless another transaction has locked it; inserts
+/// the first row. The insert may wait for a concurrent first insert, whose transaction is about to commit, too.
+/// Public for the bench that runs it beside the service.
 pub const WRITE: &str = "with due as (
        select p.identity_id
          from identity_presence p
@@ -55,7 +56,7 @@ pub const WRITE: &str = "with due as (
         for key share skip locked
          on conflict on constraint identity_presence_pkey do nothing";
 
-/// Only for `TenantTx::commit`.
+/// Only `TenantTx::commit` calls it.
 pub(in crate::store) async fn write(tx: &mut TenantTx, seen: &Seen) -> Result<()> {
     sqlx::query(WRITE)
         .bind(tx.tenant_id())
@@ -68,18 +69,13 @@ pub(in crate::store) async fn write(tx: &mut TenantTx, seen: &Seen) -> Result<()
     Ok(())
 }
 
-/// Every account of a person with when and where it was heard, the latest first.
+/// Every identity of a user with its presence, the latest first.
 pub async fn list(tx: &mut TenantTx, access: &Access, user_id: UserId) -> Result<Vec<Presence>> {
-    let rows = sqlx::query(
+    let rows = sqlx::query(concat!(
         "select i.id as identity_id, i.platform, i.scope, i.external_id, p.last_seen_at, k.key as slot_key,
-                t.id as session_id, c.id as conversation_id, c.namespace, c.client_id, c.user_id,
-                exists (select 1
-                          from conversations own
-                         where own.tenant_id = $1
-                           and own.namespace = $3
-                           and own.client_id = c.client_id
-                           and c.namespace <> $3) as hidden,
-                h.chat
+                t.id as session_id, c.id as conversation_id, c.namespace, c.client_id, c.user_id, ",
+        access_columns!(hidden_from: "$3"),
+        " as hidden, h.chat
            from identities i
            left join identity_presence p
              on p.tenant_id = $1
@@ -100,8 +96,8 @@ pub async fn list(tx: &mut TenantTx, access: &Access, user_id: UserId) -> Result
             and h.identity_id = i.id
           where i.tenant_id = $1
             and i.user_id = $2
-          order by p.last_seen_at desc nulls last, i.linked_at, i.id",
-    )
+          order by p.last_seen_at desc nulls last, i.linked_at, i.id"
+    ))
     .bind(tx.tenant_id())
     .bind(user_id)
     .bind(access.namespace.as_uuid())
@@ -111,7 +107,8 @@ pub async fn list(tx: &mut TenantTx, access: &Access, user_id: UserId) -> Result
 }
 
 fn read_presence(row: &PgRow) -> Result<Presence> {
-    let (platform, scope): (String, String) = (row.try_get("platform")?, row.try_get("scope")?);
+    let platform: String = row.try_get("platform")?;
+    let scope: String = row.try_get("scope")?;
     let session_id: Option<SessionId> = row.try_get("session_id")?;
     let session = match session_id {
         Some(id) => Some(SessionHandle {

@@ -1,6 +1,5 @@
-//! From a known account to the tip of its conversation, in one statement: who it is, what the agent's
-//! policy says, and every slot that the message could belong to. Which one it is, is decided by
-//! `domain::conversation::session_key`.
+//! From an identity to the tip of its conversation, in one statement: the sender, the agent's policy, and
+//! every slot that the message could belong to. `domain::conversation::session_key` chooses the slot.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
@@ -16,15 +15,17 @@ use crate::domain::tenant::agent::{AgentSpec, DmScope};
 use crate::error::{Error, Result};
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
+use crate::store::conversation::access_sql::access_columns;
 use crate::store::conversation::tips::read_name;
 
-/// Public for the bench, which runs it beside us, and for the test that reads its plan. The keys are made
-/// before names are looked for by them: under row-level security an index is used only with values that
-/// no function could tell of, as `replace` might. `$1` tenant, `$2` platform, `$3` scope, `$4` external
-/// id, `$5` agent, `$6` keys, `$7` how a user's key begins, `$8` the caller's namespace.
-pub const RESOLVE: &str = "
-  with who as materialized (
-    select i.id as identity_id, i.user_id as person, u.shared_since is not null as linked, u.time_zone,
+/// Public for the bench, which runs it beside the service, and for the test that reads its plan. The
+/// statement builds the keys before it searches names by them: under row-level security Postgres uses an
+/// index only with values that no function could leak, as `replace` might. `$1` tenant, `$2` platform, `$3`
+/// scope, `$4` external id, `$5` agent, `$6` keys, `$7` prefix of a user's key, `$8` the caller's namespace.
+pub const RESOLVE: &str = concat!(
+    "
+  with sender as materialized (
+    select i.id as identity_id, i.user_id as sender_user_id, u.shared_since is not null as linked, u.time_zone,
            p.last_seen_at, p.slot_id as seen_slot_id,
            $6::text[] || ($7::text || replace(i.user_id::text, '-', '')) as keys
       from identities i
@@ -39,18 +40,15 @@ pub const RESOLVE: &str = "
        and i.scope = $3
        and i.external_id = $4
   )
-  select who.identity_id, who.person, who.linked, who.time_zone, who.last_seen_at, who.seen_slot_id,
+  select sender.identity_id, sender.sender_user_id, sender.linked, sender.time_zone, sender.last_seen_at,
+         sender.seen_slot_id,
          tenant.settings ->> 'dm_scope' as dm_scope, a.spec,
          k.id as slot_id, k.key as slot_key, k.user_id as slot_user_id, k.last_person_at as chosen_at,
          c.id as conversation_id, c.namespace, c.client_id, c.user_id, t.id as session_id, t.next_seq,
-         t.last_person_at,
-         exists (select 1
-                   from conversations own
-                  where own.tenant_id = $1
-                    and own.namespace = $8
-                    and own.client_id = c.client_id
-                    and c.namespace <> $8) as hidden
-    from who
+         t.last_person_at, ",
+    access_columns!(hidden_from: "$8"),
+    " as hidden
+    from sender
     join tenants tenant
       on tenant.id = $1
     left join agents a
@@ -59,7 +57,7 @@ pub const RESOLVE: &str = "
     left join slot_names n
       on n.tenant_id = $1
      and n.namespace = '00000000-0000-0000-0000-000000000000'
-     and n.key = any (who.keys)
+     and n.key = any (sender.keys)
      and n.slot_id = n.home_slot_id
     left join slots k
       on k.tenant_id = $1
@@ -85,35 +83,36 @@ pub const RESOLVE: &str = "
              from tip
             order by depth desc
             limit 1) t
-      on true";
+      on true"
+);
 
-/// Someone the tenant knows, with every place a message of theirs could belong to.
+/// The sender of a message, with every slot that the message could belong to.
 #[derive(Debug)]
-pub struct Known {
+pub struct SenderSlots {
     pub identity_id: IdentityId,
     pub user_id: UserId,
     pub linked: bool,
     pub time_zone: Option<String>,
     pub dm_scope: Option<DmScope>,
-    /// `None`: there is no such agent.
+    /// `None`: the agent does not exist.
     pub agent: Option<AgentSpec>,
     pub last_seen: Option<(DateTime<Utc>, Option<SlotId>)>,
-    pub places: Vec<KnownPlace>,
+    pub slots: Vec<CandidateSlot>,
 }
 
-/// A slot, and where it leads.
+/// A slot and its current session.
 #[derive(Debug)]
-pub struct KnownPlace {
+pub struct CandidateSlot {
     pub slot_id: SlotId,
     pub key: String,
     pub user_id: Option<UserId>,
-    /// When a person last chose what it leads to.
+    /// When a user last chose the current session.
     pub chosen_at: DateTime<Utc>,
-    pub current: Option<KnownTip>,
+    pub current: Option<SlotTip>,
 }
 
 #[derive(Debug)]
-pub struct KnownTip {
+pub struct SlotTip {
     pub link: SessionHandle,
     pub last_seq: i64,
     pub last_person_at: DateTime<Utc>,
@@ -125,7 +124,7 @@ pub async fn find(
     agent: &str,
     chat: &Chat,
     namespace: Namespace,
-) -> Result<Option<Known>> {
+) -> Result<Option<SenderSlots>> {
     let rows = sqlx::query(RESOLVE)
         .bind(tx.tenant_id())
         .bind(identity.platform().platform())
@@ -140,41 +139,41 @@ pub async fn find(
     let Some(first) = rows.first() else {
         return Ok(None);
     };
-    let mut known = read_known(first)?;
+    let mut sender = read_sender(first)?;
     for row in &rows {
-        known.places.extend(read_place(row)?);
+        sender.slots.extend(read_slot(row)?);
     }
-    Ok(Some(known))
+    Ok(Some(sender))
 }
 
-fn read_known(row: &PgRow) -> Result<Known> {
+fn read_sender(row: &PgRow) -> Result<SenderSlots> {
     let dm_scope: Option<String> = row.try_get("dm_scope")?;
     let dm_scope = dm_scope
-        .map(|word| serde_json::from_value(word.into()))
+        .map(|text| serde_json::from_value(text.into()))
         .transpose()
         .map_err(Error::internal)?;
     let agent: Option<Json<AgentSpec>> = row.try_get("spec")?;
     let last_seen_at: Option<DateTime<Utc>> = row.try_get("last_seen_at")?;
     let seen_slot_id: Option<SlotId> = row.try_get("seen_slot_id")?;
-    Ok(Known {
+    Ok(SenderSlots {
         identity_id: row.try_get("identity_id")?,
-        user_id: row.try_get("person")?,
+        user_id: row.try_get("sender_user_id")?,
         linked: row.try_get("linked")?,
         time_zone: row.try_get("time_zone")?,
         dm_scope,
         agent: agent.map(|Json(spec)| spec),
         last_seen: last_seen_at.map(|at| (at, seen_slot_id)),
-        places: Vec::new(),
+        slots: Vec::new(),
     })
 }
 
-fn read_place(row: &PgRow) -> Result<Option<KnownPlace>> {
+fn read_slot(row: &PgRow) -> Result<Option<CandidateSlot>> {
     let Some(slot_id) = row.try_get::<Option<SlotId>, _>("slot_id")? else {
         return Ok(None);
     };
     let session_id: Option<SessionId> = row.try_get("session_id")?;
     let current = match session_id {
-        Some(id) => Some(KnownTip {
+        Some(id) => Some(SlotTip {
             link: SessionHandle {
                 id,
                 name: read_name(row)?,
@@ -184,7 +183,7 @@ fn read_place(row: &PgRow) -> Result<Option<KnownPlace>> {
         }),
         None => None,
     };
-    Ok(Some(KnownPlace {
+    Ok(Some(CandidateSlot {
         slot_id,
         key: row.try_get("slot_key")?,
         user_id: row.try_get("slot_user_id")?,

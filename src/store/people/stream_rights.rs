@@ -1,4 +1,4 @@
-//! What decides whether readers may read on: for many readers of a tenant in one statement.
+//! The rights of stream readers, checked again while they read: many readers of a tenant in one statement.
 
 use chrono::{DateTime, Utc};
 use sqlx::types::Uuid;
@@ -6,8 +6,9 @@ use sqlx::types::Uuid;
 use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
+use crate::store::conversation::access_sql::access_columns;
 
-/// A reader.
+/// A reader to check.
 pub struct RightsQuery {
     pub conversation_id: Option<SessionId>,
     pub user_id: Option<UserId>,
@@ -15,44 +16,34 @@ pub struct RightsQuery {
     pub slot_id: Option<SlotId>,
 }
 
-/// What is found of a reader and the conversation.
+/// The columns that decide a reader's rights in the conversation.
 #[derive(Debug, sqlx::FromRow)]
-pub struct FoundRights {
-    /// Whether the conversation is there.
+pub struct ReaderRights {
+    /// Whether the conversation exists.
     pub exists: bool,
-    /// Its owner.
+    /// The conversation's owner.
     pub user_id: Option<UserId>,
     pub session_key: Option<String>,
     pub granted: bool,
-    /// Who the reader was merged into, and whether that user has a grant.
+    /// The user into whom the reader was merged.
     pub survivor_id: Option<UserId>,
+    /// Whether that user has a grant.
     pub survivor_granted: bool,
-    /// Whose identity the speaker is now.
+    /// The user who owns the speaker's identity now.
     pub speaker_user_id: Option<UserId>,
-    /// Where the slot leads.
-    pub leads_to: Option<SessionId>,
+    /// The slot's current conversation.
+    pub slot_conversation_id: Option<SessionId>,
 }
 
 /// Public for the test that reads its plan.
-pub const LIST: &str = "select c.id is not null as exists, c.user_id, k.key as session_key,
-            exists (select 1
-                      from conversation_grants g
-                     where g.tenant_id = $1
-                       and g.conversation_id = c.id
-                       and g.user_id = a.user_id
-                       and g.revoked_at is null
-                       and g.expires_at > $6) as granted,
-            r.user_id as survivor_id,
-            exists (select 1
-                      from conversation_grants g
-                     where g.tenant_id = $1
-                       and g.conversation_id = c.id
-                       and g.user_id = r.user_id
-                       and g.revoked_at is null
-                       and g.expires_at > $6) as survivor_granted,
-            i.user_id as speaker_user_id, s.conversation_id as leads_to
+pub const LIST: &str = concat!(
+    "select c.id is not null as exists, c.user_id, k.key as session_key, ",
+    access_columns!(granted_to: "a.user_id", now: "$6"),
+    " as granted, r.user_id as survivor_id, ",
+    access_columns!(granted_to: "r.user_id", now: "$6"),
+    " as survivor_granted, i.user_id as speaker_user_id, s.conversation_id as slot_conversation_id
        from unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[]) with ordinality
-              as a (conversation_id, user_id, speaker, slot_id, place)
+              as a (conversation_id, user_id, speaker, slot_id, position)
        left join conversations c
          on c.tenant_id = $1
         and c.id = a.conversation_id
@@ -69,23 +60,24 @@ pub const LIST: &str = "select c.id is not null as exists, c.user_id, k.key as s
        left join slots s
          on s.tenant_id = $1
         and s.id = a.slot_id
-      order by a.place";
+      order by a.position"
+);
 
-/// As many answers as readers, in their order.
+/// One row for each reader, in their order.
 pub async fn list(
     tx: &mut TenantTx,
-    asked: &[RightsQuery],
+    readers: &[RightsQuery],
     now: DateTime<Utc>,
-) -> Result<Vec<FoundRights>> {
+) -> Result<Vec<ReaderRights>> {
     let ids = |of: fn(&RightsQuery) -> Option<Uuid>| -> Vec<Option<Uuid>> {
-        asked.iter().map(of).collect()
+        readers.iter().map(of).collect()
     };
     Ok(sqlx::query_as(LIST)
         .bind(tx.tenant_id())
-        .bind(ids(|one| one.conversation_id.map(|id| id.as_uuid())))
-        .bind(ids(|one| one.user_id.map(|id| id.as_uuid())))
-        .bind(ids(|one| one.speaker.map(|id| id.as_uuid())))
-        .bind(ids(|one| one.slot_id.map(|id| id.as_uuid())))
+        .bind(ids(|reader| reader.conversation_id.map(|id| id.as_uuid())))
+        .bind(ids(|reader| reader.user_id.map(|id| id.as_uuid())))
+        .bind(ids(|reader| reader.speaker.map(|id| id.as_uuid())))
+        .bind(ids(|reader| reader.slot_id.map(|id| id.as_uuid())))
         .bind(now)
         .fetch_all(tx.connection())
         .await?)

@@ -1,4 +1,4 @@
-//! The tenant's people. An old id, merged away, is answered as its survivor by whatever looks one up.
+//! The tenant's users. Look-ups by the old id of a merged user return the user's survivor.
 
 use chrono::{DateTime, Utc};
 
@@ -31,21 +31,21 @@ impl From<Row> for User {
     }
 }
 
-/// The person of an id, or the one who became of it.
+/// The user with this id, or the user into whom that one was merged.
 pub async fn find(tx: &mut TenantTx, id: UserId) -> Result<Option<User>> {
     let row = sqlx::query_as::<_, Row>(
-        // Apart, because a policy lets no subquery reach an index of `users`: all of them would be read.
-        "with found as materialized (
+        // A CTE, because under row-level security a subquery cannot use an index of `users` and would read all rows.
+        "with current_id as materialized (
            select coalesce((select user_id
                               from user_redirects
                              where tenant_id = $1
                                and old_id = $2), $2) as id
          )
          select u.id, u.external_id, u.display_name, u.time_zone, u.shared_since, u.created_at
-           from found f
+           from current_id c
            join users u
              on u.tenant_id = $1
-            and u.id = f.id",
+            and u.id = c.id",
     )
     .bind(tx.tenant_id())
     .bind(id)
@@ -54,7 +54,7 @@ pub async fn find(tx: &mut TenantTx, id: UserId) -> Result<Option<User>> {
     Ok(row.map(User::from))
 }
 
-/// Who `old_id` became, if it was merged away.
+/// The survivor of the user `old_id`, if that user was merged.
 pub async fn find_redirect(tx: &mut TenantTx, old_id: UserId) -> Result<Option<UserId>> {
     Ok(sqlx::query_scalar(
         "select user_id
@@ -68,7 +68,7 @@ pub async fn find_redirect(tx: &mut TenantTx, old_id: UserId) -> Result<Option<U
     .await?)
 }
 
-/// The ids of those who had been merged into a person.
+/// The ids of the users who were merged into a user.
 pub async fn list_merged(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<UserId>> {
     Ok(sqlx::query_scalar(
         "select old_id
@@ -83,8 +83,8 @@ pub async fn list_merged(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<UserI
     .await?)
 }
 
-/// Holds people until `tx` ends, by id: whoever joins or parts them does so one after the other. Answers
-/// those that are there. What refers to a person may still be written meanwhile.
+/// Locks users until `tx` ends, in the order of their ids: merges and unlinks of them run one after the other. Returns
+/// those that exist. Other transactions may still insert rows that refer to a locked user.
 pub async fn lock(tx: &mut TenantTx, ids: &[UserId]) -> Result<Vec<User>> {
     let rows = sqlx::query_as::<_, Row>(
         "select id, external_id, display_name, time_zone, shared_since, created_at
@@ -101,8 +101,8 @@ pub async fn lock(tx: &mut TenantTx, ids: &[UserId]) -> Result<Vec<User>> {
     Ok(rows.into_iter().map(User::from).collect())
 }
 
-/// Keeps a user from being linked, unlinked or erased until `tx` ends. Others may hold them so too: whoever makes
-/// a slot of the user does, before any other lock.
+/// Prevents a merge, unlink or erasure of the user until `tx` ends. The lock is shared: each transaction that inserts
+/// a slot of the user takes it, before any other lock.
 pub async fn lock_shared(tx: &mut TenantTx, id: UserId) -> Result<()> {
     sqlx::query(
         "select 1
@@ -118,7 +118,7 @@ pub async fn lock_shared(tx: &mut TenantTx, id: UserId) -> Result<()> {
     Ok(())
 }
 
-/// The name of the zone a person lives by, as it was stored.
+/// The stored name of a user's time zone.
 pub async fn find_time_zone(tx: &mut TenantTx, id: UserId) -> Result<Option<String>> {
     let zone: Option<Option<String>> = sqlx::query_scalar(
         "select time_zone
@@ -133,7 +133,7 @@ pub async fn find_time_zone(tx: &mut TenantTx, id: UserId) -> Result<Option<Stri
     Ok(zone.flatten())
 }
 
-/// Makes a person. False if the external id is someone else's.
+/// Inserts a user. Returns false if another user has the external id.
 pub async fn insert(tx: &mut TenantTx, user: &User) -> Result<bool> {
     let done = sqlx::query(
         "insert into users (tenant_id, id, external_id, display_name, time_zone, shared_since, created_at)
@@ -152,7 +152,7 @@ pub async fn insert(tx: &mut TenantTx, user: &User) -> Result<bool> {
     Ok(done.rows_affected() == 1)
 }
 
-/// Whose external id it is.
+/// The user with this external id.
 pub async fn find_by_external_id(tx: &mut TenantTx, external_id: &str) -> Result<Option<UserId>> {
     Ok(sqlx::query_scalar(
         "select id
@@ -166,8 +166,8 @@ pub async fn find_by_external_id(tx: &mut TenantTx, external_id: &str) -> Result
     .await?)
 }
 
-/// Writes what can be changed of a person. Whoever calls holds the person, and has seen that the
-/// external id is free.
+/// Updates a user's changeable columns. The caller must have locked the user and checked that the external
+/// id is free.
 pub async fn update(tx: &mut TenantTx, user: &User) -> Result<()> {
     sqlx::query(
         "update users
@@ -187,7 +187,7 @@ pub async fn update(tx: &mut TenantTx, user: &User) -> Result<()> {
     Ok(())
 }
 
-/// Whether the external id of a person came with an import.
+/// True if an import set the user's external id.
 pub async fn is_named_by_import(tx: &mut TenantTx, id: UserId) -> Result<bool> {
     Ok(sqlx::query_scalar(
         "select named_by_import
@@ -201,7 +201,7 @@ pub async fn is_named_by_import(tx: &mut TenantTx, id: UserId) -> Result<bool> {
     .await?)
 }
 
-/// Says that it did.
+/// Records that an import set the user's external id.
 pub async fn update_named_by_import(tx: &mut TenantTx, id: UserId) -> Result<()> {
     sqlx::query(
         "update users
@@ -216,7 +216,7 @@ pub async fn update_named_by_import(tx: &mut TenantTx, id: UserId) -> Result<()>
     Ok(())
 }
 
-/// Newest first; of those with one external id, or the one with an account, if asked so.
+/// Newest first. `external_id` and `user_id` filter the list.
 pub async fn list(
     tx: &mut TenantTx,
     external_id: Option<&str>,

@@ -1,4 +1,4 @@
-//! A tenant's agents: the checked document, and apart from it the sealed key of the upstream.
+//! A tenant's agents: the checked document, and in a column of its own the sealed key of the upstream.
 
 use chrono::{DateTime, Utc};
 use sqlx::types::Json;
@@ -17,8 +17,8 @@ pub struct AgentRow {
     pub updated_at: DateTime<Utc>,
 }
 
-/// Locks the row, so that what is decided on it still holds when it is replaced.
-pub async fn find_for_update(tx: &mut TenantTx, name: &str) -> Result<Option<AgentRow>> {
+/// Locks the row until `tx` ends, so that a decision based on it still holds when the row is replaced.
+pub async fn lock(tx: &mut TenantTx, name: &str) -> Result<Option<AgentRow>> {
     Ok(sqlx::query_as(
         "select name, spec, api_key_enc, created_at, updated_at
            from agents
@@ -45,7 +45,7 @@ pub async fn find(tx: &mut TenantTx, name: &str) -> Result<Option<AgentRow>> {
     .await?)
 }
 
-/// All of them, by name: a tenant has a handful.
+/// All agents, by name: a tenant has a handful.
 pub async fn list(tx: &mut TenantTx) -> Result<Vec<AgentRow>> {
     Ok(sqlx::query_as(
         "select name, spec, api_key_enc, created_at, updated_at

@@ -1,4 +1,4 @@
-//! A tenant's API keys. The digest is written here and compared inside Postgres, never read.
+//! A tenant's API keys. The digest is written, and compared inside Postgres. It is never read.
 
 use std::collections::HashMap;
 
@@ -43,9 +43,9 @@ impl TryFrom<Row> for ApiKey {
     }
 }
 
-/// What the definer function answers about a key whose digest was right.
+/// The result of the definer function for a key with the right digest.
 #[derive(Debug, Clone)]
-pub struct FoundKey {
+pub struct KeyMatch {
     pub tenant_id: TenantId,
     pub id: ApiKeyId,
     pub scopes: Vec<Scope>,
@@ -57,7 +57,7 @@ pub struct FoundKey {
 }
 
 #[derive(sqlx::FromRow)]
-struct FoundRow {
+struct MatchRow {
     tenant_id: TenantId,
     id: ApiKeyId,
     scopes: Vec<String>,
@@ -84,9 +84,9 @@ fn parse_platforms(columns: &[String]) -> Result<Vec<PlatformScope>> {
         .collect()
 }
 
-/// Looks a presented key up, before any tenant is known.
-pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundKey>> {
-    let row = sqlx::query_as::<_, FoundRow>(
+/// Finds a presented key before a tenant is entered.
+pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<KeyMatch>> {
+    let row = sqlx::query_as::<_, MatchRow>(
         "select tenant_id, id, scopes, platforms, expires_at, revoked_at, last_used_at,
                 tenant_state, tenant_limits, allowed_origins
            from find_api_key($1, $2, $3)",
@@ -96,13 +96,13 @@ pub async fn find_presented(db: &Db, key: &PresentedKey) -> Result<Option<FoundK
     .bind(key.digest.as_slice())
     .fetch_optional(db.connection().await?.limited())
     .await?;
-    row.map(FoundKey::try_from).transpose()
+    row.map(KeyMatch::try_from).transpose()
 }
 
-impl TryFrom<FoundRow> for FoundKey {
+impl TryFrom<MatchRow> for KeyMatch {
     type Error = Error;
 
-    fn try_from(row: FoundRow) -> Result<Self> {
+    fn try_from(row: MatchRow) -> Result<Self> {
         Ok(Self {
             tenant_id: row.tenant_id,
             id: row.id,
@@ -117,25 +117,25 @@ impl TryFrom<FoundRow> for FoundKey {
 }
 
 #[derive(sqlx::FromRow)]
-struct PlacedRow {
-    place: i64,
+struct IndexedRow {
+    position: i64,
     #[sqlx(flatten)]
-    found: FoundRow,
+    key: MatchRow,
 }
 
-/// The same for many at once, of whichever tenants; each is found by its place in `keys`.
-pub async fn list_presented(db: &Db, keys: &[&PresentedKey]) -> Result<HashMap<usize, FoundKey>> {
+/// The same for many keys of any tenants. Each match is under the index of its key in `keys`.
+pub async fn list_presented(db: &Db, keys: &[&PresentedKey]) -> Result<HashMap<usize, KeyMatch>> {
     if keys.is_empty() {
         return Ok(HashMap::new());
     }
     let tenants: Vec<Uuid> = keys.iter().map(|key| key.tenant_id.as_uuid()).collect();
     let ids: Vec<Uuid> = keys.iter().map(|key| key.id.as_uuid()).collect();
     let digests: Vec<&[u8]> = keys.iter().map(|key| key.digest.as_slice()).collect();
-    let rows = sqlx::query_as::<_, PlacedRow>(
-        "select k.place, f.tenant_id, f.id, f.scopes, f.platforms, f.expires_at, f.revoked_at,
+    let rows = sqlx::query_as::<_, IndexedRow>(
+        "select k.position, f.tenant_id, f.id, f.scopes, f.platforms, f.expires_at, f.revoked_at,
                 f.last_used_at, f.tenant_state, f.tenant_limits, f.allowed_origins
            from unnest($1::uuid[], $2::uuid[], $3::bytea[]) with ordinality
-                  as k (tenant_id, id, digest, place)
+                  as k (tenant_id, id, digest, position)
           cross join find_api_key(k.tenant_id, k.id, k.digest) f",
     )
     .bind(tenants)
@@ -143,8 +143,8 @@ pub async fn list_presented(db: &Db, keys: &[&PresentedKey]) -> Result<HashMap<u
     .bind(digests)
     .fetch_all(db.connection().await?.limited())
     .await?;
-    let found = |row: PlacedRow| Ok((row.place as usize - 1, row.found.try_into()?));
-    rows.into_iter().map(found).collect()
+    let indexed = |row: IndexedRow| Ok((row.position as usize - 1, row.key.try_into()?));
+    rows.into_iter().map(indexed).collect()
 }
 
 pub async fn insert(
@@ -173,7 +173,7 @@ pub async fn insert(
     Ok(())
 }
 
-/// Newest first, revoked ones included.
+/// Newest first, revoked keys included.
 pub async fn list(tx: &mut TenantTx, page: &PageRequest) -> Result<Page<ApiKey>> {
     let rows = sqlx::query_as::<_, Row>(
         "select id, name, scopes, platforms, created_at, expires_at, revoked_at, last_used_at
@@ -199,7 +199,7 @@ pub async fn list(tx: &mut TenantTx, page: &PageRequest) -> Result<Page<ApiKey>>
     }))
 }
 
-/// Whether a bridge key that still works vouches for `platform`, in any scope of it.
+/// True if a usable bridge key vouches for `platform`, in any of its scopes.
 pub async fn any_vouches_for(
     tx: &mut TenantTx,
     platform: &str,
@@ -235,7 +235,7 @@ pub async fn find(tx: &mut TenantTx, id: ApiKeyId) -> Result<Option<ApiKey>> {
     .transpose()
 }
 
-/// Whether there is an admin key besides `id` that was not revoked and never expires.
+/// True if another admin key than `id` is not revoked and never expires.
 pub async fn has_other_lasting_admin(tx: &mut TenantTx, id: ApiKeyId) -> Result<bool> {
     Ok(sqlx::query_scalar(
         "select exists (select 1
@@ -252,7 +252,7 @@ pub async fn has_other_lasting_admin(tx: &mut TenantTx, id: ApiKeyId) -> Result<
     .await?)
 }
 
-/// How many keys were not revoked.
+/// The number of keys that are not revoked.
 pub async fn count(tx: &mut TenantTx) -> Result<i64> {
     Ok(sqlx::query_scalar(
         "select count(*)
@@ -265,8 +265,8 @@ pub async fn count(tx: &mut TenantTx) -> Result<i64> {
     .await?)
 }
 
-/// True if this call revoked it: there is such a key, and nobody had.
-pub async fn revoke(tx: &mut TenantTx, id: ApiKeyId, now: DateTime<Utc>) -> Result<bool> {
+/// Revokes a key. Returns true if this call did: the key exists and was not revoked yet.
+pub async fn update_revoked(tx: &mut TenantTx, id: ApiKeyId, now: DateTime<Utc>) -> Result<bool> {
     let done = sqlx::query(
         "update api_keys
             set revoked_at = $3
@@ -282,7 +282,7 @@ pub async fn revoke(tx: &mut TenantTx, id: ApiKeyId, now: DateTime<Utc>) -> Resu
     Ok(done.rows_affected() == 1)
 }
 
-/// Notes a use, unless one was noted after `unless_after`: several nodes write once a minute together.
+/// Stores a use of the key, unless a use after `unless_after` is stored: all nodes together write once a minute.
 pub async fn update_last_used(
     tx: &mut TenantTx,
     id: ApiKeyId,

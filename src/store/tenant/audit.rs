@@ -1,5 +1,5 @@
-//! A tenant's audit: entries that are added and read, and the one row that says where they end.
-//! Times are read clamped: one that somebody made impossible is then a wrong time and no panic.
+//! A tenant's audit: entries are inserted and read, and one row (the head) names the last entry.
+//! Times are clamped on reading, so that an impossible time in a manipulated row is a wrong time and no panic.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::domain::values::paging::{Page, PageRequest};
 use crate::error::Result;
 use crate::store::TenantTx;
 
-/// A head as it is stored: with what shows who made it.
+/// A head as stored, with its signature and the key of the signature.
 #[derive(Debug, Clone)]
 pub struct SignedHead {
     pub head: Head,
@@ -41,7 +41,7 @@ impl From<HeadRow> for SignedHead {
     }
 }
 
-/// An entry as it is found when its chain is checked.
+/// An entry as read for the check of the chain.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct ChainRow {
     pub seq: i64,
@@ -49,7 +49,7 @@ pub struct ChainRow {
     pub actor: String,
     pub action: String,
     pub target: Option<String>,
-    /// As text: somebody may have made of it what we cannot read.
+    /// As text: a manipulated value may not be readable as JSON.
     pub detail: String,
     pub key_id: Vec<u8>,
     pub prev_hash: Vec<u8>,
@@ -81,7 +81,7 @@ impl From<EntryRow> for AuditEntry {
     }
 }
 
-/// What a list of entries is narrowed to.
+/// The filter of a list of entries.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     pub action: Option<Action>,
@@ -100,7 +100,7 @@ pub async fn find_head(tx: &mut TenantTx) -> Result<Option<SignedHead>> {
     Ok(row.map(SignedHead::from))
 }
 
-/// The head, held until `tx` ends: the last lock a transaction takes.
+/// Locks the head until `tx` ends. It is the last lock that a transaction takes.
 pub async fn lock_head(tx: &mut TenantTx) -> Result<Option<SignedHead>> {
     let row = sqlx::query_as::<_, HeadRow>(
         "select seq, hash, least(greatest(at, 'epoch'), '9999-12-31') as at, key_id, mac
@@ -114,7 +114,7 @@ pub async fn lock_head(tx: &mut TenantTx) -> Result<Option<SignedHead>> {
     Ok(row.map(SignedHead::from))
 }
 
-/// Begins a chain, unless somebody else just did.
+/// Starts a chain, unless another transaction has just started it.
 pub async fn insert_head(tx: &mut TenantTx, head: &Head, mac: &Mac) -> Result<()> {
     sqlx::query(
         "insert into audit_heads (tenant_id, seq, hash, at, key_id, mac)
@@ -132,7 +132,8 @@ pub async fn insert_head(tx: &mut TenantTx, head: &Head, mac: &Mac) -> Result<()
     Ok(())
 }
 
-/// Adds an entry and moves the head to it, which `tx` has locked: one round trip while others wait for the head.
+/// Inserts an entry and moves the head to it, in one round trip, since others wait for the head. `tx` must have
+/// locked the head.
 pub async fn insert(
     tx: &mut TenantTx,
     link: &Link<'_>,
@@ -196,7 +197,7 @@ pub async fn list(
     Ok(Page::cut(entries, page, |entry| entry.seq))
 }
 
-/// Up to `limit` entries after `seq`, oldest first, with all that their hashes were made of.
+/// Up to `limit` entries after the number `after`, oldest first, with every input of their hashes.
 pub async fn list_chain(
     tx: &mut TenantTx,
     after: Option<i64>,

@@ -1,6 +1,6 @@
-//! What is kept for a while only: deleted by age, oldest first, a batch at a time. Each statement reads what it
-//! deletes by an index on its age, and says the age twice: whoever uses a row while the statement waits for it
-//! keeps it, and Postgres compares such a row again with the outer condition only.
+//! Rows with a limited retention: deleted by age, oldest first, a batch at a time. Each statement reads its rows by
+//! an index on their age, and names the age twice: a row that changes while the statement waits for it must stay, and
+//! Postgres checks such a row again with the outer condition only.
 
 use chrono::{DateTime, Utc};
 
@@ -11,25 +11,25 @@ use crate::store::TenantTx;
 pub enum Expiring {
     Events,
     Receipts,
-    /// Those that have ended.
+    /// Deliveries that have ended.
     Deliveries,
-    /// Codes, by when they expired.
+    /// Link codes, by their expiry.
     Codes,
     CodeAttempts,
     PendingLinks,
     IdentityMoves,
-    /// Answers that are stored for retries.
+    /// Answers stored for retries.
     Answers,
     /// Only the secrets in such answers.
     AnswerSecrets,
 }
 
 impl Expiring {
-    /// `$2` is the time before which everything goes, `$3` how many at most. Public for the test that reads its
-    /// plan.
+    /// `$2` is the time before which rows are deleted, `$3` the most rows of a batch. Public for the test that reads
+    /// its plan.
     pub fn delete_sql(self) -> &'static str {
         match self {
-            // Those of turns that are active stay.
+            // Events of active turns stay.
             Self::Events => {
                 "delete from events e
                   using (select o.conversation_id, o.seq
@@ -103,7 +103,7 @@ impl Expiring {
                                          order by expires_at
                                          limit $3)"
             }
-            // Imports read where they brought an account from, and whether it was unlinked since.
+            // Imports read the origin of an identity that they linked, and whether it was unlinked since.
             Self::IdentityMoves => {
                 "delete from identity_moves
                   where tenant_id = $1
@@ -173,14 +173,14 @@ impl Expiring {
     }
 }
 
-/// Deletes up to `limit` that are older than `before`, and answers how many.
+/// Deletes up to `limit` rows that are older than `before`. Returns their number.
 pub async fn delete(
     tx: &mut TenantTx,
-    what: Expiring,
+    kind: Expiring,
     before: DateTime<Utc>,
     limit: i64,
 ) -> Result<u64> {
-    let done = sqlx::query(what.delete_sql())
+    let done = sqlx::query(kind.delete_sql())
         .bind(tx.tenant_id())
         .bind(before)
         .bind(limit)
@@ -189,9 +189,9 @@ pub async fn delete(
     Ok(done.rows_affected())
 }
 
-/// The time of the oldest there is.
-pub async fn find_oldest(tx: &mut TenantTx, what: Expiring) -> Result<Option<DateTime<Utc>>> {
-    Ok(sqlx::query_scalar(what.oldest_sql())
+/// The time of the oldest row.
+pub async fn find_oldest(tx: &mut TenantTx, kind: Expiring) -> Result<Option<DateTime<Utc>>> {
+    Ok(sqlx::query_scalar(kind.oldest_sql())
         .bind(tx.tenant_id())
         .fetch_one(tx.connection())
         .await?)

@@ -1,4 +1,4 @@
-//! Who may sign a tenant's user tokens.
+//! The issuers that may sign a tenant's user tokens.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -28,19 +28,19 @@ impl TryFrom<Row> for Issuer {
     type Error = Error;
 
     fn try_from(row: Row) -> Result<Self> {
-        let unknown = || Error::internal(anyhow::anyhow!("an issuer's row breaks its own rules"));
+        let invalid = || Error::internal(anyhow::anyhow!("an issuer's row is invalid"));
         let keys = match (row.secret_enc, row.jwks, row.jwks_url) {
             (Some(secret), None, None) => KeySource::Secret(secret),
             (None, Some(document), None) => KeySource::Document(document),
             (None, None, Some(url)) => KeySource::Url(url),
-            _ => return Err(unknown()),
+            _ => return Err(invalid()),
         };
         Ok(Self {
             name: row.name.parse().map_err(Error::internal)?,
             iss: row.iss,
             audience: row.audience,
             platform: row.platform,
-            algorithm: TokenAlgorithm::from_column(&row.algorithm).ok_or_else(unknown)?,
+            algorithm: TokenAlgorithm::from_column(&row.algorithm).ok_or_else(invalid)?,
             keys,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -48,24 +48,24 @@ impl TryFrom<Row> for Issuer {
     }
 }
 
-/// The issuers a token may mean, looked up before its tenant is entered.
+/// The issuers that match a token. They are found before the token's tenant is entered.
 #[derive(Debug, Clone)]
-pub struct FoundIssuers {
+pub struct IssuerMatch {
     pub issuers: Vec<Issuer>,
-    /// `None` where no issuer was found.
+    /// `None` if no issuer matches.
     pub terms: Option<TenantTerms>,
 }
 
 #[derive(sqlx::FromRow)]
-struct FoundRow {
+struct MatchRow {
     #[sqlx(flatten)]
     issuer: Row,
     #[sqlx(flatten)]
     terms: TermsRow,
 }
 
-pub async fn find_presented(db: &Db, tenant_id: TenantId, iss: &str) -> Result<FoundIssuers> {
-    let rows = sqlx::query_as::<_, FoundRow>(
+pub async fn find_presented(db: &Db, tenant_id: TenantId, iss: &str) -> Result<IssuerMatch> {
+    let rows = sqlx::query_as::<_, MatchRow>(
         "select name, iss, audience, platform, algorithm, secret_enc, jwks, jwks_url,
                 created_at, updated_at, tenant_state, tenant_limits, allowed_origins
            from find_issuers($1, $2)
@@ -81,10 +81,10 @@ pub async fn find_presented(db: &Db, tenant_id: TenantId, iss: &str) -> Result<F
         issuers.push(row.issuer.try_into()?);
         terms = Some(row.terms.try_into()?);
     }
-    Ok(FoundIssuers { issuers, terms })
+    Ok(IssuerMatch { issuers, terms })
 }
 
-/// Inserts or replaces the issuer of this name. True if it is new.
+/// Inserts or replaces the issuer of this name. Returns true if the issuer is new.
 pub async fn upsert(tx: &mut TenantTx, issuer: &Issuer) -> Result<bool> {
     let (secret, jwks, jwks_url) = match &issuer.keys {
         KeySource::Secret(sealed) => (Some(sealed), None, None),
@@ -114,7 +114,7 @@ pub async fn upsert(tx: &mut TenantTx, issuer: &Issuer) -> Result<bool> {
     .bind(issuer.updated_at)
     .fetch_one(tx.connection())
     .await;
-    inserted.map_err(|error| match violated(&error) {
+    inserted.map_err(|error| match violated_constraint(&error) {
         Some("issuers_platform_once") => Error::new(
             Code::PlatformTaken,
             "another issuer vouches for this platform",
@@ -127,7 +127,7 @@ pub async fn upsert(tx: &mut TenantTx, issuer: &Issuer) -> Result<bool> {
     })
 }
 
-fn violated(error: &sqlx::Error) -> Option<&str> {
+fn violated_constraint(error: &sqlx::Error) -> Option<&str> {
     error.as_database_error()?.constraint()
 }
 
@@ -146,7 +146,7 @@ pub async fn find(tx: &mut TenantTx, name: &str) -> Result<Option<Issuer>> {
     .transpose()
 }
 
-/// All of them, by name: a tenant has a handful.
+/// All issuers, by name: a tenant has a handful.
 pub async fn list(tx: &mut TenantTx) -> Result<Vec<Issuer>> {
     sqlx::query_as::<_, Row>(
         "select name, iss, audience, platform, algorithm, secret_enc, jwks, jwks_url, created_at, updated_at
@@ -186,7 +186,7 @@ pub async fn delete(tx: &mut TenantTx, name: &str) -> Result<bool> {
     Ok(done.rows_affected() == 1)
 }
 
-/// Whether one of `platforms` has an issuer.
+/// True if one of `platforms` has an issuer.
 pub async fn any_vouches_for(tx: &mut TenantTx, platforms: &[String]) -> Result<bool> {
     Ok(sqlx::query_scalar(
         "select exists (select 1

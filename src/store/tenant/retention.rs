@@ -1,5 +1,5 @@
-//! Sweeps: how far one has come, and which conversations are old. What somebody else holds is in use: it
-//! is passed over and never waited for, so a sweep holds nobody up and meets no deadlock.
+//! Retention sweeps: their progress, and the conversations that are old. A row that another transaction has
+//! locked is in use: a sweep skips it and never waits, so a sweep delays no one and cannot deadlock.
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
@@ -27,9 +27,9 @@ impl FromRow<'_, PgRow> for Sweep {
     }
 }
 
-/// For how many days the tenant keeps conversations, which nobody changes until `tx` ends. `None`: for
-/// ever, or the tenant is going as a whole.
-pub async fn hold_days(tx: &mut TenantTx) -> Result<Option<u32>> {
+/// For how many days the tenant retains conversations. The setting is locked until `tx` ends. `None`: for
+/// ever, or the whole tenant is being deleted.
+pub async fn lock_days(tx: &mut TenantTx) -> Result<Option<u32>> {
     let settings: Option<Json<TenantSettings>> = sqlx::query_scalar(
         "select settings
            from tenants
@@ -54,7 +54,7 @@ pub async fn find_sweep(tx: &mut TenantTx) -> Result<Option<Sweep>> {
     .await?)
 }
 
-/// The sweep that runs, held until `tx` ends: two nodes take their steps one after the other.
+/// Locks the running sweep until `tx` ends: two nodes do their steps one after the other.
 pub async fn lock_running(tx: &mut TenantTx) -> Result<Option<Sweep>> {
     Ok(sqlx::query_as(
         "select cutoff, started_at, finished_at, reached, examined, deleted
@@ -68,8 +68,8 @@ pub async fn lock_running(tx: &mut TenantTx) -> Result<Option<Sweep>> {
     .await?)
 }
 
-/// Begins a sweep in the place of the last one, unless one runs.
-pub async fn start_sweep(
+/// Starts a sweep in the row of the last one, unless one is running.
+pub async fn upsert_sweep(
     tx: &mut TenantTx,
     cutoff: DateTime<Utc>,
     now: DateTime<Utc>,
@@ -91,7 +91,7 @@ pub async fn start_sweep(
     Ok(())
 }
 
-/// Stores how far a held sweep has come.
+/// Stores the progress of a sweep. The caller must have locked it.
 pub async fn update_sweep(tx: &mut TenantTx, sweep: &Sweep) -> Result<()> {
     sqlx::query(
         "update retention_sweeps
@@ -108,8 +108,8 @@ pub async fn update_sweep(tx: &mut TenantTx, sweep: &Sweep) -> Result<()> {
     Ok(())
 }
 
-/// Up to `limit` conversations after `reached`, in the order of their ids, and whether each looks old.
-/// Nothing is held yet: before one is deleted, `lock_old` judges again.
+/// Up to `limit` conversations after `reached`, in the order of their ids, and whether each is old.
+/// Nothing is locked yet: `lock_old` checks again before one is deleted.
 pub async fn list_conversations(
     tx: &mut TenantTx,
     reached: Option<SessionId>,
@@ -136,8 +136,9 @@ pub async fn list_conversations(
     .await?)
 }
 
-/// Holds those of `ids` that are old and in nobody's hands, with their tips, until `tx` ends. An append
-/// takes its place in the tip's row, so who holds that row decides: one that was quicker is seen here.
+/// Locks those of `ids` that are old and that no one else has locked, with their tips, until `tx` ends. An
+/// append updates the row of the tip, so the lock on that row decides: this statement sees an append that
+/// was quicker.
 pub async fn lock_old(
     tx: &mut TenantTx,
     ids: &[SessionId],
@@ -164,10 +165,10 @@ pub async fn lock_old(
     rows.iter().map(read_name).collect()
 }
 
-/// Holds the slots that lead to `ids`, which are held, and answers those of `ids` to which a slot leads
-/// that is in somebody else's hands.
+/// Locks the slots that point to `ids`, which the caller must have locked. Returns those of `ids` to which a
+/// slot points that another transaction has locked.
 pub async fn lock_slots(tx: &mut TenantTx, ids: &[SessionId]) -> Result<Vec<SessionId>> {
-    let held: Vec<SlotId> = sqlx::query_scalar(
+    let locked: Vec<SlotId> = sqlx::query_scalar(
         "select id
            from slots
           where tenant_id = $1
@@ -179,7 +180,7 @@ pub async fn lock_slots(tx: &mut TenantTx, ids: &[SessionId]) -> Result<Vec<Sess
     .bind(ids)
     .fetch_all(tx.connection())
     .await?;
-    // No slot can begin to lead to a held conversation: who moves one there must hold it, too.
+    // No slot can start to point to a locked conversation: that update needs the conversation's lock, too.
     Ok(sqlx::query_scalar(
         "select distinct conversation_id
            from slots
@@ -189,20 +190,20 @@ pub async fn lock_slots(tx: &mut TenantTx, ids: &[SessionId]) -> Result<Vec<Sess
     )
     .bind(tx.tenant_id())
     .bind(ids)
-    .bind(held)
+    .bind(locked)
     .fetch_all(tx.connection())
     .await?)
 }
 
-/// How much is old.
+/// How many conversations and messages are old.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
-pub struct Old {
+pub struct OldCounts {
     pub conversations: i64,
-    /// Each once: copies that compression made are not counted.
+    /// Each message once: copies that compression made are not counted.
     pub messages: i64,
 }
 
-pub async fn count_old(tx: &mut TenantTx, cutoff: DateTime<Utc>) -> Result<Old> {
+pub async fn count_old(tx: &mut TenantTx, cutoff: DateTime<Utc>) -> Result<OldCounts> {
     Ok(sqlx::query_as(
         "with old as (
            select c.id

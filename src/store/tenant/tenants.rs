@@ -1,4 +1,5 @@
-//! The table of tenants: global, so reached without a tenant; it holds nothing a tenant's people wrote.
+//! The table of tenants. It is global, so statements reach it without a tenant. It has no text that a
+//! tenant's users wrote.
 
 use chrono::{DateTime, Utc};
 
@@ -33,7 +34,7 @@ impl TryFrom<Row> for Tenant {
     }
 }
 
-/// What the look-ups of credentials bring along about a tenant.
+/// The columns of the tenant that each credential look-up returns.
 #[derive(sqlx::FromRow)]
 pub(in crate::store) struct TermsRow {
     tenant_state: String,
@@ -58,7 +59,7 @@ fn parse_state(column: &str) -> Result<TenantState> {
         .ok_or_else(|| Error::internal(anyhow::anyhow!("unknown tenant state")))
 }
 
-/// Inserts the tenant that `tx` has entered.
+/// Inserts the tenant of `tx`.
 pub async fn insert(tx: &mut TenantTx, name: &DisplayName, now: DateTime<Utc>) -> Result<()> {
     let tenant_id = tx.tenant_id();
     sqlx::query(
@@ -73,7 +74,7 @@ pub async fn insert(tx: &mut TenantTx, name: &DisplayName, now: DateTime<Utc>) -
     Ok(())
 }
 
-/// For commands that hold no transaction: whoever holds one must not ask for a second connection.
+/// For commands without a transaction: a caller with a transaction must not ask for a second connection.
 pub async fn find(db: &Db, id: TenantId) -> Result<Option<Tenant>> {
     sqlx::query_as::<_, Row>(
         "select id, name, state, created_at
@@ -88,8 +89,8 @@ pub async fn find(db: &Db, id: TenantId) -> Result<Option<Tenant>> {
     .transpose()
 }
 
-/// The same for who holds a transaction, from any tenant.
-pub async fn find_listed(tx: &mut TenantTx, id: TenantId) -> Result<Option<Tenant>> {
+/// The same for callers with a transaction, which may be of another tenant.
+pub async fn find_in(tx: &mut TenantTx, id: TenantId) -> Result<Option<Tenant>> {
     sqlx::query_as::<_, Row>(
         "select id, name, state, created_at
            from tenants
@@ -128,8 +129,9 @@ pub async fn list(db: &Db, page: &PageRequest) -> Result<Page<Tenant>> {
     }))
 }
 
-/// The tenant, held until `tx` ends; new rows of it can still be added. `for update` would keep them out,
-/// the audit's entries too: who holds the audit's head would wait for us, and we for the head.
+/// Locks the tenant until `tx` ends; new rows of the tenant can still be inserted. `for update` would block
+/// them, audit entries included: a transaction with the lock on the audit head would wait for us, and we
+/// would wait for the head.
 pub async fn lock(tx: &mut TenantTx, id: TenantId) -> Result<Option<Tenant>> {
     sqlx::query_as::<_, Row>(
         "select id, name, state, created_at
@@ -145,7 +147,7 @@ pub async fn lock(tx: &mut TenantTx, id: TenantId) -> Result<Option<Tenant>> {
     .transpose()
 }
 
-/// Whether the tenant of `tx` is served.
+/// True if the tenant of `tx` is active.
 pub async fn is_active(tx: &mut TenantTx) -> Result<bool> {
     Ok(sqlx::query_scalar(
         "select exists (select 1
@@ -158,7 +160,7 @@ pub async fn is_active(tx: &mut TenantTx) -> Result<bool> {
     .await?)
 }
 
-/// Sets the state of the tenant that `tx` has entered.
+/// Sets the state of the tenant of `tx`.
 pub async fn update_state(tx: &mut TenantTx, state: TenantState, now: DateTime<Utc>) -> Result<()> {
     let tenant_id = tx.tenant_id();
     sqlx::query(
@@ -175,7 +177,7 @@ pub async fn update_state(tx: &mut TenantTx, state: TenantState, now: DateTime<U
     Ok(())
 }
 
-/// Names a tenant.
+/// Renames a tenant.
 pub async fn update_name(
     tx: &mut TenantTx,
     id: TenantId,
@@ -196,10 +198,10 @@ pub async fn update_name(
     Ok(())
 }
 
-/// Changes single limits of the tenant that `tx` has entered; those in `dropped` have their defaults again.
-pub async fn change_limits(
+/// Changes single limits of the tenant of `tx`. Limits in `removed` return to their defaults.
+pub async fn update_single_limits(
     tx: &mut TenantTx,
-    dropped: &[&str],
+    removed: &[&str],
     changed: &LimitOverrides,
     now: DateTime<Utc>,
 ) -> Result<()> {
@@ -210,7 +212,7 @@ pub async fn change_limits(
           where id = $1",
     )
     .bind(tenant_id)
-    .bind(dropped)
+    .bind(removed)
     .bind(sqlx::types::Json(changed))
     .bind(now)
     .execute(tx.connection())
@@ -218,7 +220,7 @@ pub async fn change_limits(
     Ok(())
 }
 
-/// Sets what the tenant that `tx` has entered may use.
+/// Replaces all limits of the tenant of `tx`.
 pub async fn update_limits(
     tx: &mut TenantTx,
     limits: &LimitOverrides,
@@ -238,7 +240,7 @@ pub async fn update_limits(
     Ok(())
 }
 
-/// A tenant with what it decides about itself.
+/// A tenant with the settings that it controls itself.
 #[derive(Debug, Clone)]
 pub struct OwnTenant {
     pub tenant: Tenant,
@@ -255,7 +257,7 @@ struct OwnRow {
     allowed_origins: Vec<String>,
 }
 
-/// The tenant that `tx` is in.
+/// The tenant of `tx`.
 pub async fn get_own(tx: &mut TenantTx) -> Result<OwnTenant> {
     let tenant_id = tx.tenant_id();
     let row = sqlx::query_as::<_, OwnRow>(
@@ -273,7 +275,7 @@ pub async fn get_own(tx: &mut TenantTx) -> Result<OwnTenant> {
     })
 }
 
-/// How the tenant tells DMs apart where an agent does not say it.
+/// The tenant's DM scope, for agents that set none.
 pub async fn find_dm_scope(tx: &mut TenantTx) -> Result<DmScope> {
     let tenant_id = tx.tenant_id();
     let settings: sqlx::types::Json<TenantSettings> = sqlx::query_scalar(
@@ -304,7 +306,7 @@ pub async fn update_settings(tx: &mut TenantTx, own: &OwnTenant, now: DateTime<U
     Ok(())
 }
 
-/// Deletes up to `limit` rows of a tenant that is being deleted; at 0 nothing of it is left.
+/// Deletes up to `limit` rows of a tenant that is being deleted. Returns their number; 0 means that no row is left.
 pub async fn erase(db: &Db, id: TenantId, limit: i64) -> Result<i32> {
     Ok(sqlx::query_scalar("select erase_tenant($1, $2::integer)")
         .bind(id)
@@ -313,7 +315,7 @@ pub async fn erase(db: &Db, id: TenantId, limit: i64) -> Result<i32> {
         .await?)
 }
 
-/// What the tenant of `tx` may use.
+/// The effective limits of the tenant of `tx`.
 pub async fn get_limits(tx: &mut TenantTx) -> Result<Limits> {
     let stored: serde_json::Value = sqlx::query_scalar(
         "select limits

@@ -1,4 +1,4 @@
-//! A tenant's use, by the hour. Rows are only ever added to.
+//! A tenant's usage by the hour. Counts are only ever added.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -9,19 +9,19 @@ use crate::error::Result;
 use crate::ids::UserId;
 use crate::store::TenantTx;
 
-/// Adds counts to their rows, in one statement. The names are distinct and sorted: two nodes that add
-/// to the same rows take their locks in one order. A tenant that is gone has nothing added.
-pub async fn add(tx: &mut TenantTx, counted: &[(UsageName, UsageCounts)]) -> Result<()> {
-    let hours: Vec<DateTime<Utc>> = counted.iter().map(|(name, _)| name.hour).collect();
+/// Adds counts to their rows, in one statement. The names are distinct and sorted, so that two nodes that
+/// add to the same rows lock them in one order. Nothing is added for a deleted tenant.
+pub async fn upsert(tx: &mut TenantTx, usage: &[(UsageName, UsageCounts)]) -> Result<()> {
+    let hours: Vec<DateTime<Utc>> = usage.iter().map(|(name, _)| name.hour).collect();
     let text = |of: fn(&UsageName) -> &str| -> Vec<&str> {
-        counted.iter().map(|(name, _)| of(name)).collect()
+        usage.iter().map(|(name, _)| of(name)).collect()
     };
-    let users: Vec<Uuid> = counted
+    let users: Vec<Uuid> = usage
         .iter()
         .map(|(name, _)| name.user_id.map_or(Uuid::nil(), |id| id.as_uuid()))
         .collect();
     let sums = |of: fn(&UsageCounts) -> i64| -> Vec<i64> {
-        counted.iter().map(|(_, counts)| of(counts)).collect()
+        usage.iter().map(|(_, counts)| of(counts)).collect()
     };
     let tenant_id = tx.tenant_id();
     sqlx::query(
@@ -56,8 +56,12 @@ pub async fn add(tx: &mut TenantTx, counted: &[(UsageName, UsageCounts)]) -> Res
     Ok(())
 }
 
-/// Everything that was used in the hours from `from` until before `to`.
-pub async fn sum(tx: &mut TenantTx, from: DateTime<Utc>, to: DateTime<Utc>) -> Result<UsageCounts> {
+/// The total usage of the hours from `from` until before `to`.
+pub async fn get_total(
+    tx: &mut TenantTx,
+    from: DateTime<Utc>,
+    to: DateTime<Utc>,
+) -> Result<UsageCounts> {
     let (requests, turns, input_tokens, output_tokens) = sqlx::query_as(
         "select coalesce(sum(requests), 0)::bigint, coalesce(sum(turns), 0)::bigint,
                 coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::bigint
@@ -79,7 +83,7 @@ pub async fn sum(tx: &mut TenantTx, from: DateTime<Utc>, to: DateTime<Utc>) -> R
     })
 }
 
-/// One row of a report. What it is not grouped by, and what there is none of, is `None`.
+/// One row of a report. A column is `None` if the report is not grouped by it, or if it has no value.
 #[derive(Debug, sqlx::FromRow)]
 pub struct UsageRow {
     pub hour: Option<DateTime<Utc>>,
@@ -91,19 +95,19 @@ pub struct UsageRow {
     pub turns: i64,
     pub input_tokens: i64,
     pub output_tokens: i64,
-    /// Where the row stands in the report.
-    place_hour: DateTime<Utc>,
-    place_id: Uuid,
+    /// The row's position in the report.
+    position_hour: DateTime<Utc>,
+    position_id: Uuid,
 }
 
-/// What a report covers: the hours from `from` until before `to`.
+/// The range of a report (the hours from `from` until before `to`) and its grouping.
 pub struct UsageFilter {
     pub from: DateTime<Utc>,
     pub to: DateTime<Utc>,
     pub group_by: Vec<UsageGroup>,
 }
 
-/// Newest hour first. Within an hour rows have no order of their own, so they stand by a hash.
+/// Newest hour first. Rows of one hour have no natural order, so a hash orders them.
 pub async fn list(
     tx: &mut TenantTx,
     filter: &UsageFilter,
@@ -112,10 +116,10 @@ pub async fn list(
     let groups: Vec<&str> = filter.group_by.iter().map(|group| group.as_str()).collect();
     let rows = sqlx::query_as::<_, UsageRow>(
         "select hour, source, agent, model, user_id, requests, turns, input_tokens, output_tokens,
-                place_hour, place_id
-           from (select g.*, coalesce(g.hour, 'epoch'::timestamptz) as place_hour,
+                position_hour, position_id
+           from (select g.*, coalesce(g.hour, 'epoch'::timestamptz) as position_hour,
                         md5(concat_ws('/', g.source, length(g.agent), g.agent, length(g.model), g.model,
-                                      g.user_id))::uuid as place_id
+                                      g.user_id))::uuid as position_id
                    from (select case when 'hour' = any ($4) then hour end as hour,
                                 case when 'source' = any ($4) then source end as source,
                                 case when 'agent' = any ($4) then nullif(agent, '') end as agent,
@@ -131,9 +135,9 @@ pub async fn list(
                           where tenant_id = $1
                             and hour >= $2
                             and hour < $3
-                          group by 1, 2, 3, 4, 5) g) placed
-          where $5::timestamptz is null or (place_hour, place_id) < ($5, $6)
-          order by place_hour desc, place_id desc
+                          group by 1, 2, 3, 4, 5) g) positioned
+          where $5::timestamptz is null or (position_hour, position_id) < ($5, $6)
+          order by position_hour desc, position_id desc
           limit $7",
     )
     .bind(tx.tenant_id())
@@ -146,7 +150,7 @@ pub async fn list(
     .fetch_all(tx.connection())
     .await?;
     Ok(Page::cut(rows, page, |row| Position {
-        created_at: row.place_hour,
-        id: row.place_id,
+        created_at: row.position_hour,
+        id: row.position_id,
     }))
 }

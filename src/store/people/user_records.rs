@@ -1,5 +1,5 @@
-//! Everything of a person, list by list and page by page, for whoever takes it along. Digests of codes
-//! are not among it.
+//! All data of a user, list by list and page by page, for the user's export. Digests of codes are not part
+//! of it.
 
 use chrono::NaiveDate;
 use serde_json::Value;
@@ -18,10 +18,10 @@ use crate::ids::{IdentityId, SessionId, UserId};
 use crate::store::TenantTx;
 use crate::store::conversation::messages::{message_columns, read_message};
 
-/// Where a page ended: the ids of its last row.
+/// The end of a page: the ids of its last row.
 pub type RowPosition = (Uuid, Uuid);
 
-/// One after the other, in the order of their ids.
+/// A page of rows in the order of their ids.
 async fn page<T>(
     tx: &mut TenantTx,
     sql: &'static str,
@@ -38,11 +38,11 @@ async fn page<T>(
         .bind(limit)
         .fetch_all(tx.connection())
         .await?;
-    let placed = |row: &PgRow| {
-        let place = (row.try_get("place")?, row.try_get("second_place")?);
-        Ok((place, read(row)?))
+    let with_position = |row: &PgRow| {
+        let position = (row.try_get("first_id")?, row.try_get("second_id")?);
+        Ok((position, read(row)?))
     };
-    rows.iter().map(placed).collect()
+    rows.iter().map(with_position).collect()
 }
 
 pub async fn list_session_keys(
@@ -52,7 +52,7 @@ pub async fn list_session_keys(
     limit: i64,
 ) -> Result<Vec<(RowPosition, UserSessionKey)>> {
     let sql =
-        "select k.id as place, k.id as second_place, k.key, k.kind, k.agent, k.conversation_id,
+        "select k.id as first_id, k.id as second_id, k.key, k.kind, k.agent, k.conversation_id,
                       k.generation, k.created_at,
                       array(select n.key
                               from slot_names n
@@ -85,7 +85,7 @@ pub async fn list_grants(
     after: RowPosition,
     limit: i64,
 ) -> Result<Vec<(RowPosition, UserGrant)>> {
-    let sql = "select g.conversation_id as place, g.user_id as second_place, g.via, g.created_at,
+    let sql = "select g.conversation_id as first_id, g.user_id as second_id, g.via, g.created_at,
                       g.expires_at, g.revoked_at
                  from conversation_grants g
                  join conversations c
@@ -99,8 +99,8 @@ pub async fn list_grants(
                 limit $5";
     page(tx, sql, user_id, after, limit, |row| {
         Ok(UserGrant {
-            conversation_id: row.try_get("place")?,
-            user_id: row.try_get("second_place")?,
+            conversation_id: row.try_get("first_id")?,
+            user_id: row.try_get("second_id")?,
             via: GrantVia::from_column(row.try_get("via")?)?,
             created_at: row.try_get("created_at")?,
             expires_at: row.try_get("expires_at")?,
@@ -116,7 +116,7 @@ pub async fn list_codes(
     after: RowPosition,
     limit: i64,
 ) -> Result<Vec<(RowPosition, UserCode)>> {
-    let sql = "select id as place, id as second_place, purpose, minted_by, platform, created_at, expires_at,
+    let sql = "select id as first_id, id as second_id, purpose, minted_by, platform, created_at, expires_at,
                       consumed_at, voided_at
                  from codes
                 where tenant_id = $1
@@ -145,7 +145,7 @@ pub async fn list_moves(
     limit: i64,
 ) -> Result<Vec<(RowPosition, UserMove)>> {
     let sql =
-        "select m.id as place, m.id as second_place, m.identity_id, m.from_user, m.to_user, m.kind,
+        "select m.id as first_id, m.id as second_id, m.identity_id, m.from_user, m.to_user, m.kind,
                       m.reason, m.profile, m.created_at, m.undo_until, m.undone_at
                  from identities i
                  join identity_moves m
@@ -178,7 +178,7 @@ pub async fn list_deliveries(
     after: RowPosition,
     limit: i64,
 ) -> Result<Vec<(RowPosition, UserDelivery)>> {
-    let sql = "select d.id as place, d.id as second_place, d.kind, d.platform, d.scope, d.chat_ref,
+    let sql = "select d.id as first_id, d.id as second_id, d.kind, d.platform, d.scope, d.chat_ref,
                       d.identity_id, d.payload, d.state, d.created_at
                  from identities i
                  join deliveries d
@@ -192,7 +192,7 @@ pub async fn list_deliveries(
     page(tx, sql, user_id, after, limit, |row| {
         let scope: String = row.try_get("scope")?;
         Ok(UserDelivery {
-            id: row.try_get("place")?,
+            id: row.try_get("first_id")?,
             kind: row.try_get("kind")?,
             platform: row.try_get("platform")?,
             scope: Some(scope).filter(|scope| !scope.is_empty()),
@@ -206,7 +206,7 @@ pub async fn list_deliveries(
     .await
 }
 
-/// What they used, by the month: few rows.
+/// The user's usage by the month: few rows.
 pub async fn list_usage(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<UserUsage>> {
     #[derive(sqlx::FromRow)]
     struct UsageRow {
@@ -234,7 +234,7 @@ pub async fn list_usage(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<UserUs
     .bind(user_id)
     .fetch_all(tx.connection())
     .await?;
-    let shown = |row: UsageRow| UserUsage {
+    let to_usage = |row: UsageRow| UserUsage {
         month: row.month,
         source: row.source,
         agent: row.agent,
@@ -244,10 +244,10 @@ pub async fn list_usage(tx: &mut TenantTx, user_id: UserId) -> Result<Vec<UserUs
         input_tokens: row.input_tokens,
         output_tokens: row.output_tokens,
     };
-    Ok(rows.into_iter().map(shown).collect())
+    Ok(rows.into_iter().map(to_usage).collect())
 }
 
-/// The person's conversations after `after`, by id.
+/// The user's conversations after `after`, by id.
 pub async fn list_conversations(
     tx: &mut TenantTx,
     user_id: UserId,
@@ -272,7 +272,7 @@ pub async fn list_conversations(
     .await?)
 }
 
-/// What an account said in conversations that are not its person's, each original once.
+/// The messages of an identity in conversations of others, each original once.
 pub async fn list_messages_elsewhere(
     tx: &mut TenantTx,
     (user_id, identity_id): (UserId, IdentityId),
