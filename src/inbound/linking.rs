@@ -7,7 +7,7 @@ use crate::app::App;
 use crate::domain::bridge::command::{Command, Link};
 use crate::domain::people::user::KnownIdentity;
 use crate::error::{Code, Error, Result};
-use crate::people::{self, NewHomeChannel, Redeem};
+use crate::people::{self, NewHomeChannel, RedeemRequest};
 use crate::store::TenantTx;
 use crate::store::conversation::slot_aliases::{self, Continuation};
 use crate::store::identity_links::pending_links;
@@ -37,7 +37,7 @@ pub async fn preview(
     speaker: &Sender,
     code: &str,
 ) -> Result<Preview> {
-    let redeem = Redeem {
+    let redeem = RedeemRequest {
         code,
         identity: &speaker.identity,
         namespace: speaker.namespace,
@@ -159,7 +159,7 @@ async fn join(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<(Command
         .open(&context(tx, speaker), &sealed)
         .map_err(Error::internal)?;
     let code = String::from_utf8(code).map_err(Error::internal)?;
-    let redeem = Redeem {
+    let redeem = RedeemRequest {
         code: &code,
         identity: &speaker.identity,
         namespace: speaker.namespace,

@@ -83,7 +83,7 @@ impl Task<'_> {
                 erased_people::forget_turns(tx, user_id, turns_in(limit)).await
             }
             Self::DeleteAnswers(accounts, acted_for) => {
-                idempotency::delete_of_person(tx, accounts, acted_for, limit).await
+                idempotency::delete_of_user(tx, accounts, acted_for, limit).await
             }
             Self::FoldUsage(users) => erased_people::fold_usage(tx, users, limit).await,
         }

@@ -214,7 +214,7 @@ pub struct Arrival<'a> {
     pub platform: Option<&'a PlatformScope>,
     pub chat_type: Option<ChatType>,
     /// Only what a person says can find its conversation too old.
-    pub by_person: bool,
+    pub by_user: bool,
 }
 
 /// What a key chose for a message.
@@ -272,7 +272,7 @@ async fn choose_of(
             reset: None,
         });
     };
-    let reason = if arrival.by_person {
+    let reason = if arrival.by_user {
         judge_slot(tx, access, &slot, current.session_id, arrival, now).await?
     } else {
         None

@@ -166,7 +166,7 @@ pub const DELETE_OF_PERSON: &str = "delete from idempotency
 
 /// Deletes up to `limit` answers that were given to accounts, and to whoever acted for someone of `acted_for`. Those
 /// that a request holds in this moment are left: who waits for a request must not hold what it needs.
-pub async fn delete_of_person(
+pub async fn delete_of_user(
     tx: &mut TenantTx,
     accounts: &[String],
     acted_for: &[String],

@@ -274,7 +274,7 @@ pub async fn delete_names(tx: &mut TenantTx, people: &[UserId]) -> Result<()> {
 
 /// Makes accounts, and remembers that an import did: that tells them from what came otherwise. False if
 /// one of them was just heard for the first time.
-pub async fn insert_accounts(
+pub async fn insert_identities(
     tx: &mut TenantTx,
     accounts: &[(UserId, &IdentityName)],
     now: DateTime<Utc>,
@@ -322,7 +322,7 @@ pub async fn insert_accounts(
 }
 
 /// Parts accounts through which nothing came, each with a person of its own.
-pub async fn part_silent(
+pub async fn unlink_silent(
     tx: &mut TenantTx,
     accounts: &[IdentityId],
     now: DateTime<Utc>,

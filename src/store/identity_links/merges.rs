@@ -222,7 +222,7 @@ pub async fn move_grants(
 
 /// The one who is no more: pending codes prove the wrong person, old ids lead to the survivor. Fails
 /// while anything still refers to the row.
-pub async fn delete_person(
+pub async fn delete_user(
     tx: &mut TenantTx,
     from: UserId,
     into: UserId,

@@ -44,7 +44,7 @@ pub async fn lock_slots(tx: &mut TenantTx, user_id: UserId) -> Result<()> {
 
 /// Holds a person so that nothing can come to refer to them any more, and waits for those who are
 /// writing something that does. False if there is no such person.
-pub async fn lock_person(tx: &mut TenantTx, user_id: UserId) -> Result<bool> {
+pub async fn lock_user(tx: &mut TenantTx, user_id: UserId) -> Result<bool> {
     let there: Option<i32> = sqlx::query_scalar(
         "select 1
            from users
@@ -202,7 +202,7 @@ pub async fn delete_chats(tx: &mut TenantTx, accounts: &[IdentityRecord]) -> Res
 
 /// Rights, codes, guesses, history, where they were heard and want to be reached, and what is still to be
 /// said to them; then their accounts, and last the person, with the old ids that led there.
-pub async fn delete_person(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
+pub async fn delete_user(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
     for statement in [
         "delete from conversation_grants
           where tenant_id = $1

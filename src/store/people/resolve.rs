@@ -87,9 +87,9 @@ pub const RESOLVE: &str = "
             limit 1) t
       on true";
 
-/// Someone the tenant knows, with every place a message of theirs could belong to.
+/// A sender the tenant knows, with every slot that a message of theirs could belong to.
 #[derive(Debug)]
-pub struct Known {
+pub struct KnownSender {
     pub identity_id: IdentityId,
     pub user_id: UserId,
     pub linked: bool,
@@ -98,16 +98,16 @@ pub struct Known {
     /// `None`: there is no such agent.
     pub agent: Option<AgentSpec>,
     pub last_seen: Option<(DateTime<Utc>, Option<SlotId>)>,
-    pub places: Vec<KnownPlace>,
+    pub slots: Vec<KnownSlot>,
 }
 
 /// A slot, and where it leads.
 #[derive(Debug)]
-pub struct KnownPlace {
+pub struct KnownSlot {
     pub slot_id: SlotId,
     pub key: String,
     pub user_id: Option<UserId>,
-    /// When a person last chose what it leads to.
+    /// When a user last chose the conversation it leads to.
     pub chosen_at: DateTime<Utc>,
     pub current: Option<KnownTip>,
 }
@@ -125,7 +125,7 @@ pub async fn find(
     agent: &str,
     chat: &Chat,
     namespace: Namespace,
-) -> Result<Option<Known>> {
+) -> Result<Option<KnownSender>> {
     let rows = sqlx::query(RESOLVE)
         .bind(tx.tenant_id())
         .bind(identity.platform().platform())
@@ -142,12 +142,12 @@ pub async fn find(
     };
     let mut known = read_known(first)?;
     for row in &rows {
-        known.places.extend(read_place(row)?);
+        known.slots.extend(read_slot(row)?);
     }
     Ok(Some(known))
 }
 
-fn read_known(row: &PgRow) -> Result<Known> {
+fn read_known(row: &PgRow) -> Result<KnownSender> {
     let dm_scope: Option<String> = row.try_get("dm_scope")?;
     let dm_scope = dm_scope
         .map(|word| serde_json::from_value(word.into()))
@@ -156,7 +156,7 @@ fn read_known(row: &PgRow) -> Result<Known> {
     let agent: Option<Json<AgentSpec>> = row.try_get("spec")?;
     let last_seen_at: Option<DateTime<Utc>> = row.try_get("last_seen_at")?;
     let seen_slot_id: Option<SlotId> = row.try_get("seen_slot_id")?;
-    Ok(Known {
+    Ok(KnownSender {
         identity_id: row.try_get("identity_id")?,
         user_id: row.try_get("person")?,
         linked: row.try_get("linked")?,
@@ -164,11 +164,11 @@ fn read_known(row: &PgRow) -> Result<Known> {
         dm_scope,
         agent: agent.map(|Json(spec)| spec),
         last_seen: last_seen_at.map(|at| (at, seen_slot_id)),
-        places: Vec::new(),
+        slots: Vec::new(),
     })
 }
 
-fn read_place(row: &PgRow) -> Result<Option<KnownPlace>> {
+fn read_slot(row: &PgRow) -> Result<Option<KnownSlot>> {
     let Some(slot_id) = row.try_get::<Option<SlotId>, _>("slot_id")? else {
         return Ok(None);
     };
@@ -184,7 +184,7 @@ fn read_place(row: &PgRow) -> Result<Option<KnownPlace>> {
         }),
         None => None,
     };
-    Ok(Some(KnownPlace {
+    Ok(Some(KnownSlot {
         slot_id,
         key: row.try_get("slot_key")?,
         user_id: row.try_get("slot_user_id")?,

@@ -54,7 +54,7 @@ impl MessageReceiver {
     /// Others have read the text. Committed by itself: whatever becomes of the message, the code was seen.
     pub async fn void_codes(&self, text: &str) -> Result<()> {
         let mut tx = self.begin().await?;
-        people::discard_partial(&self.app, &mut tx, text).await?;
+        people::void_codes_in(&self.app, &mut tx, text).await?;
         tx.commit().await
     }
 

@@ -298,7 +298,7 @@ pub async fn append_to_session_key(
                     .as_ref()
                     .map(|speaker| speaker.name.platform()),
                 chat_type: None,
-                by_person: messages.iter().any(|message| message.role == Role::User),
+                by_user: messages.iter().any(|message| message.role == Role::User),
             };
             let chosen = sessions::choose_current(tx, access, &key, agent, arrival, now).await?;
             let session = SessionRef::Id(chosen.session_id);

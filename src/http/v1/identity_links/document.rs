@@ -17,7 +17,7 @@ use crate::http::auth::callers::{Admin, Reader};
 use crate::http::request::documents::DocumentBody;
 use crate::http::request::extract::Query;
 use crate::ids::UserId;
-use crate::people::{self, Imported, ImportedChange};
+use crate::people::{self, LinkImportChange, LinkImportResult};
 use crate::store;
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -77,8 +77,8 @@ pub struct LinkChange {
     pub from_user_id: Option<UserId>,
 }
 
-impl From<ImportedChange> for LinkChange {
-    fn from(change: ImportedChange) -> Self {
+impl From<LinkImportChange> for LinkChange {
+    fn from(change: LinkImportChange) -> Self {
         Self {
             action: change.action,
             name: change.name,
@@ -90,7 +90,7 @@ impl From<ImportedChange> for LinkChange {
 }
 
 impl IdentityLinksResponse {
-    fn new(imported: Imported, dry_run: bool) -> Self {
+    fn new(imported: LinkImportResult, dry_run: bool) -> Self {
         Self {
             applied: !dry_run,
             dry_run,

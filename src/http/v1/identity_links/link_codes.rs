@@ -17,7 +17,7 @@ use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
-use crate::people::{self, Redeem, Redeemed};
+use crate::people::{self, RedeemRequest, RedeemResult};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -71,7 +71,7 @@ pub struct RedeemedResponse {
 }
 
 impl RedeemedResponse {
-    fn new(redeemed: Redeemed, access: &Access, dry_run: bool) -> Self {
+    fn new(redeemed: RedeemResult, access: &Access, dry_run: bool) -> Self {
         let names = redeemed
             .merge
             .identities
@@ -131,7 +131,7 @@ pub async fn create_link_code(
         .await
 }
 
-/// Redeem a code: the account that brings it and the one that showed it become one person. Wrong codes
+/// RedeemRequest a code: the account that brings it and the one that showed it become one person. Wrong codes
 /// are counted, and lock the account, the key and the tenant for a while.
 #[utoipa::path(
     operation_id = "redeem_link_code",
@@ -168,7 +168,7 @@ pub async fn redeem_link_code(
         return Err(refusal);
     }
     let known = verified.contact(&app).await?;
-    let redeem = Redeem {
+    let redeem = RedeemRequest {
         code: &request.code,
         identity: &verified.identity(&known),
         namespace: verified.namespace(),

@@ -20,7 +20,7 @@ use crate::http::request::paging::ListResponse;
 use crate::http::v1::identity_links::link_codes::guarded;
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
-use crate::people::{self, Unlinked};
+use crate::people::{self, UnlinkResult};
 use crate::store;
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -102,14 +102,14 @@ pub struct UnlinkedResponse {
     pub undo_until: DateTime<Utc>,
 }
 
-impl From<Unlinked> for UnlinkedResponse {
-    fn from(unlinked: Unlinked) -> Self {
+impl From<UnlinkResult> for UnlinkedResponse {
+    fn from(unlinked: UnlinkResult) -> Self {
         Self {
             identity_id: unlinked.identity.id,
-            user_id: unlinked.parting.to_user,
-            previous_user_id: unlinked.parting.from_user,
+            user_id: unlinked.unlink.to_user,
+            previous_user_id: unlinked.unlink.from_user,
             conversations: unlinked.conversations,
-            undo_until: unlinked.parting.undo_until,
+            undo_until: unlinked.unlink.undo_until,
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::http::request::json_body::JsonBody;
 use crate::http::v1::conversation::session_keys::ResetResponse;
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
-use crate::people::{self, Resolved};
+use crate::people::{self, Resolution};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -49,7 +49,7 @@ pub struct ResolveResponse {
 }
 
 impl ResolveResponse {
-    fn new(resolved: Resolved, access: &Access) -> Self {
+    fn new(resolved: Resolution, access: &Access) -> Self {
         Self {
             user_id: resolved.user_id,
             identity_id: resolved.identity_id,
@@ -122,7 +122,7 @@ pub async fn resolve(
         .await
 }
 
-fn render(verified: &VerifiedIdentity, resolved: Resolved) -> Result<ResolveResponse> {
+fn render(verified: &VerifiedIdentity, resolved: Resolution) -> Result<ResolveResponse> {
     verified.check_own(&KnownIdentity {
         id: resolved.identity_id,
         user_id: resolved.user_id,
