@@ -31,9 +31,9 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     let mut size = BatchSize::new(BATCH);
     while started.elapsed() < AT_ONCE && !app.shutdown.is_stopping() {
         match step(app, caller, started_at, size.rows()).await {
-            Ok(Progress::Going) => {}
+            Ok(Progress::Running) => {}
             Ok(Progress::Finished) => return Ok(app.clock.now() + BETWEEN_SWEEPS),
-            Ok(Progress::Overtaken) => break,
+            Ok(Progress::Restart) => break,
             Err(error) => size.shrink(error)?,
         }
     }

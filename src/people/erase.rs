@@ -55,7 +55,7 @@ pub async fn erase(
         erased_at: now,
     };
     let names = erasures::list_conversations(tx, user.id).await?;
-    let conversations = sessions::delete_held(tx, &names, now).await?;
+    let conversations = sessions::delete_locked(tx, &names, now).await?;
     // Conversations in which a turn began while this transaction waited for the others.
     let busy = turn_stops::lock_all_of(tx, user.id, &erasure.identity_ids).await?;
     let own_identities = Some(erasure.identity_ids.as_slice());

@@ -329,7 +329,7 @@ impl Conversations {
             return Ok(false);
         };
         let now = reader.app.clock.now();
-        match sessions::export_quietly(tx, reader.access, id, now).await {
+        match sessions::export_unaudited(tx, reader.access, id, now).await {
             Ok(export) => {
                 writer.next(out);
                 let document = JsonWriter::begin(&export.head, out)?;

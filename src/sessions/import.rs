@@ -1,4 +1,4 @@
-//! A conversation from a document: the same chain with new ids, all of it or none.
+//! Imports a conversation from a document: the same chain with new ids, all of it or nothing.
 
 use chrono::{DateTime, Utc};
 
@@ -15,11 +15,11 @@ use crate::store::conversation::chains::{self, NewCopy, NewLink};
 use crate::store::conversation::{conversations, slots};
 use crate::store::tenant::agents;
 
-/// Messages that one statement writes.
+/// Messages per statement.
 const BATCH: usize = 1000;
 
-/// Makes the conversation of a checked document, and answers its tip. Times are now, and nobody is
-/// named as having spoken: that is the service's to say, and it was not there.
+/// Creates the conversation of a checked document and returns its tip. All times are now, and no message has a
+/// sender: only the service states senders, and it did not receive these messages.
 pub async fn import(
     app: &App,
     tx: &mut TenantTx,
@@ -53,16 +53,16 @@ pub async fn import(
     if let Some(slot) = slot {
         slots::update_first(tx, slot.id, first).await?;
     }
-    let ids = put_chain(tx, first, document, now).await?;
+    let ids = write_chain(tx, first, document, now).await?;
     let tip = ids.last().copied().unwrap_or(first);
     conversations::update_tip(tx, first, tip).await?;
     Ok(tip)
 }
 
-/// Whoever may write only as a person may also bring back what this service gave out.
+/// A caller who may write only user messages may still import what this service exported.
 fn check_roles(app: &App, tx: &TenantTx, access: &Access, document: &Import) -> Result<()> {
     let Some(pointer) = document
-        .not_a_person_s
+        .restricted_role
         .as_ref()
         .filter(|_| !access.may_write_any_role)
     else {
@@ -82,8 +82,8 @@ fn check_roles(app: &App, tx: &TenantTx, access: &Access, document: &Import) -> 
     ))
 }
 
-/// Writes links and messages. Answers the ids of the links.
-async fn put_chain(
+/// Writes links and messages. Returns the ids of the links.
+async fn write_chain(
     tx: &mut TenantTx,
     first: SessionId,
     document: &Import,
@@ -114,10 +114,12 @@ async fn put_chain(
         for copy in &link.copies {
             let from = usize::try_from(copy.from.link)
                 .ok()
-                .and_then(|place| ids.get(place).copied());
-            let lost = || Error::internal(anyhow::anyhow!("a checked copy of nothing"));
+                .and_then(|index| ids.get(index).copied());
+            let from =
+                from.ok_or_else(|| Error::internal(anyhow::anyhow!("a checked copy of nothing")))?;
             copies.push(NewCopy {
                 to: (id, copy.seq),
+                from: (from, copy.from.seq),
                 from: (from.ok_or_else(lost)?, copy.from.seq),
             });
         }

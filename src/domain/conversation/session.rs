@@ -141,9 +141,9 @@ impl Ownership {
 /// Where a name or an old id leads: the newest link of its chain.
 #[derive(Debug, Clone)]
 pub struct Tip {
-    pub asked_id: SessionId,
+    pub requested_id: SessionId,
     pub asked_depth: i32,
-    pub asked_undone: bool,
+    pub requested_undone: bool,
     pub session_id: SessionId,
     pub depth: i32,
     pub parent_id: Option<SessionId>,
@@ -171,7 +171,7 @@ impl Tip {
 
     /// Links between what was asked for and the tip.
     pub fn hops(&self) -> i32 {
-        if self.asked_undone {
+        if self.requested_undone {
             (self.depth - self.asked_depth).abs().max(1)
         } else {
             self.depth - self.asked_depth

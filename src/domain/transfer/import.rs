@@ -30,7 +30,7 @@ pub struct Import {
     pub digest: [u8; 32],
     pub signature: Option<DocumentSignature>,
     /// The first message that a person does not write themselves.
-    pub not_a_person_s: Option<String>,
+    pub restricted_role: Option<String>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ struct Reader {
     errors: Vec<FieldError>,
     known: Vec<Vec<Known>>,
     bytes: usize,
-    not_a_person_s: Option<String>,
+    restricted_role: Option<String>,
 }
 
 pub fn check(document: Document) -> Result<Import> {
@@ -85,7 +85,7 @@ pub fn check(document: Document) -> Result<Import> {
         errors: Vec::new(),
         known: Vec::new(),
         bytes: 0,
-        not_a_person_s: None,
+        restricted_role: None,
     };
     if document.version.is_some_and(|version| version != VERSION) {
         reader.refuse("/version", format!("this service reads version {VERSION}"));
@@ -110,7 +110,7 @@ pub fn check(document: Document) -> Result<Import> {
         links,
         digest: reader.hasher.finish(),
         signature: document.signature,
-        not_a_person_s: reader.not_a_person_s,
+        restricted_role: reader.restricted_role,
     })
 }
 
@@ -312,8 +312,8 @@ impl Reader {
             }
             link.born_seq = seq;
         }
-        if self.not_a_person_s.is_none() && !is_a_person_s(&message) {
-            self.not_a_person_s = Some(format!("{at}/role"));
+        if self.restricted_role.is_none() && !is_a_person_s(&message) {
+            self.restricted_role = Some(format!("{at}/role"));
         }
         let original = Original {
             seq,

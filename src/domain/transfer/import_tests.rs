@@ -66,7 +66,7 @@ fn a_link_is_counted_as_compression_would_have_made_it() {
             from: original
         }]
     );
-    assert_eq!(import.not_a_person_s, None);
+    assert_eq!(import.restricted_role, None);
 }
 
 #[test]
@@ -205,6 +205,6 @@ fn what_a_person_does_not_say_is_noticed() {
         (json!({"seq": 1, "role": "system", "content": "x"}), false),
     ] {
         let import = read(json!({"links": [first(json!([message]))]})).unwrap();
-        assert_eq!(import.not_a_person_s.is_none(), theirs, "{message}");
+        assert_eq!(import.restricted_role.is_none(), theirs, "{message}");
     }
 }

@@ -117,10 +117,10 @@ pub const APPEND: &str = "with place as (
 /// original; within a chain, what its first link has is original. Only inside the transaction that makes
 /// `to`.
 pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
-    let (seqs, through, with_active) = match copy.chosen {
-        Chosen::Seqs(seqs) => (Some(seqs), None, true),
-        Chosen::Through(through) => (None, Some(through), true),
-        Chosen::Answered => (None, None, false),
+    let (seqs, through, with_active) = match copy.selection {
+        CopySelection::Seqs(seqs) => (Some(seqs), None, true),
+        CopySelection::Through(through) => (None, Some(through), true),
+        CopySelection::Answered => (None, None, false),
     };
     sqlx::query(
         "with chosen as (
@@ -177,13 +177,13 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
 pub struct Copy<'a> {
     pub from: SessionId,
     pub to: SessionId,
-    pub chosen: Chosen<'a>,
+    pub selection: CopySelection<'a>,
     /// Whether they count as messages of their new session: not where they stay within a chain.
     pub counted: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum Chosen<'a> {
+pub enum CopySelection<'a> {
     Seqs(&'a [i64]),
     /// Up to this one.
     Through(i64),

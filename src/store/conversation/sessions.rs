@@ -251,9 +251,9 @@ pub async fn update_born(tx: &mut TenantTx, id: SessionId) -> Result<()> {
     Ok(())
 }
 
-/// How much there is in a session whose end was taken.
+/// The size of a session that was ended as the parent of a compression.
 #[derive(Debug, Clone, Copy, sqlx::FromRow)]
-pub struct Taken {
+pub struct ParentTotals {
     pub last_seq: i64,
     pub token_count: i64,
 }
@@ -264,7 +264,7 @@ pub async fn end_as_parent(
     tx: &mut TenantTx,
     id: SessionId,
     now: DateTime<Utc>,
-) -> Result<Option<Taken>> {
+) -> Result<Option<ParentTotals>> {
     Ok(sqlx::query_as(
         "update sessions
             set state = 'ended', end_reason = 'compression', ended_at = $3

@@ -40,7 +40,7 @@ macro_rules! to_the_tip {
                   and n.chain_parent_id = t.id
                   and n.undone_at is null
              )
-             select a.id as asked_id, a.depth as asked_depth, a.undone_at is not null as asked_undone,
+             select a.id as requested_id, a.depth as asked_depth, a.undone_at is not null as requested_undone,
                     s.id, s.depth, s.chain_parent_id, s.state, s.end_reason, s.next_seq, s.born_seq,
                     s.token_count, s.last_person_at, s.conversation_id, c.namespace, c.client_id, c.user_id,
                     c.agent, c.slot_id, k.key as session_key,
@@ -131,9 +131,9 @@ fn read_tip(row: &PgRow) -> Result<Tip> {
     let state: String = row.try_get("state")?;
     let end_reason: Option<String> = row.try_get("end_reason")?;
     Ok(Tip {
-        asked_id: row.try_get("asked_id")?,
+        requested_id: row.try_get("requested_id")?,
         asked_depth: row.try_get("asked_depth")?,
-        asked_undone: row.try_get("asked_undone")?,
+        requested_undone: row.try_get("requested_undone")?,
         session_id: row.try_get("id")?,
         depth: row.try_get("depth")?,
         parent_id: row.try_get("chain_parent_id")?,

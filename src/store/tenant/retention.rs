@@ -29,7 +29,7 @@ impl FromRow<'_, PgRow> for Sweep {
 
 /// For how many days the tenant keeps conversations, which nobody changes until `tx` ends. `None`: for
 /// ever, or the tenant is going as a whole.
-pub async fn hold_days(tx: &mut TenantTx) -> Result<Option<u32>> {
+pub async fn lock_days(tx: &mut TenantTx) -> Result<Option<u32>> {
     let settings: Option<Json<TenantSettings>> = sqlx::query_scalar(
         "select settings
            from tenants

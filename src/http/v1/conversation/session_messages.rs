@@ -22,7 +22,7 @@ use crate::http::request::paging::{ListName, ListResponse};
 use crate::http::request::precondition::{IfMatch, etag};
 use crate::idempotency::Answer;
 use crate::ids::{SessionId, TurnId};
-use crate::sessions::{self, Appended};
+use crate::sessions::{self, AppendResult};
 use crate::store;
 use crate::store::conversation::messages::Order;
 
@@ -183,7 +183,7 @@ pub struct AppendedResponse {
 
 /// What was appended, as it is stored.
 pub fn appended_messages(
-    appended: &Appended,
+    appended: &AppendResult,
     messages: &[NewMessage],
     access: &Access,
     now: DateTime<Utc>,
@@ -267,7 +267,7 @@ pub async fn list_messages(
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let session_id = if params.exact {
-        tip.asked_id
+        tip.requested_id
     } else {
         tip.session_id
     };

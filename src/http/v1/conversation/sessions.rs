@@ -260,7 +260,7 @@ pub async fn get_session(
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let wanted = if params.exact {
-        tip.asked_id
+        tip.requested_id
     } else {
         tip.session_id
     };

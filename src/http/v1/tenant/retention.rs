@@ -11,7 +11,7 @@ use crate::http::auth::callers::{Admin, Reader};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::idempotency::Answer;
-use crate::sessions::retention::{self, Overview, Rehearsal};
+use crate::sessions::retention::{self, Overview, SweepPreview};
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct RetentionResponse {
@@ -91,8 +91,8 @@ impl From<Sweep> for SweepResponse {
     }
 }
 
-impl From<Rehearsal> for DryRunResponse {
-    fn from(rehearsal: Rehearsal) -> Self {
+impl From<SweepPreview> for DryRunResponse {
+    fn from(rehearsal: SweepPreview) -> Self {
         Self {
             dry_run: true,
             conversations_days: rehearsal.conversations_days,
@@ -152,8 +152,8 @@ pub async fn sweep_retention(
         .answer(&app, tx, caller.principal(), body.hash, async |tx| {
             let now = app.clock.now();
             if request.dry_run {
-                let told = retention::rehearse(tx, request.conversations_days, now).await?;
-                return Answer::new(200, &DryRunResponse::from(told));
+                let preview = retention::preview(tx, request.conversations_days, now).await?;
+                return Answer::new(200, &DryRunResponse::from(preview));
             }
             let overview = retention::sweep_now(tx, now).await?;
             Answer::new(202, &RetentionResponse::from(overview))
