@@ -101,7 +101,7 @@ async fn open_answers(
         let mentions = |text: &str| erasure.is_mentioned_in(text);
         let mut tx = caller.begin(&app.db).await?;
         let last = opened.as_ref();
-        opened = idempotency::forget_telling(app, &mut tx, last, ANSWER_BATCH, mentions).await?;
+        opened = idempotency::delete_mentions(app, &mut tx, last, ANSWER_BATCH, mentions).await?;
         if let Some(to) = &opened {
             erased_people::update_opened(&mut tx, erasure.user_id, to).await?;
         }

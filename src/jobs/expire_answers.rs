@@ -7,7 +7,7 @@ use super::expire::expire_all;
 use crate::app::App;
 use crate::auth::ServiceCaller;
 use crate::error::Result;
-use crate::idempotency::{KEPT, SECRETS_KEPT};
+use crate::idempotency::{ANSWER_RETENTION, SECRET_RETENTION};
 use crate::ids::TenantId;
 use crate::store::db::idempotency;
 use crate::store::tenant::expiry::Expiring;
@@ -19,8 +19,8 @@ const INTERVALS: (TimeDelta, TimeDelta) = (TimeDelta::minutes(1), TimeDelta::hou
 
 pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     let kinds = [
-        (Expiring::AnswerSecrets, SECRETS_KEPT),
-        (Expiring::Answers, KEPT),
+        (Expiring::AnswerSecrets, SECRET_RETENTION),
+        (Expiring::Answers, ANSWER_RETENTION),
     ];
     let next = expire_all(app, caller, &kinds, INTERVALS).await?;
     if caller.tenant_id() == TenantId::OPERATOR {

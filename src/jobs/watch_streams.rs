@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::{QUERY_TIMEOUT, within};
 use crate::app::App;
 use crate::notifications::Unsure;
-use crate::streams::RENEWED;
+use crate::streams::RECHECK_EVERY;
 
 const TICK: Duration = Duration::from_secs(1);
 /// Further conversations that become unsure meanwhile are checked in the same query.
@@ -20,7 +20,7 @@ const POLL_EVERY: Duration = Duration::from_secs(30);
 const POLL_TURNS_EVERY: Duration = Duration::from_secs(5);
 
 /// Polls for missed events until `stop` is cancelled.
-pub async fn find_news(app: App, stop: CancellationToken) {
+pub async fn poll_events(app: App, stop: CancellationToken) {
     let mut last = LastPolls {
         all: Instant::now(),
         turns: Instant::now(),
@@ -50,14 +50,14 @@ impl LastPolls {
         let disconnected = !app.live.is_connected();
         if all || disconnected || self.all.elapsed() >= POLL_EVERY {
             self.all = Instant::now();
-            warn(tails.find_news(&app.db, None).await);
+            warn(tails.wake_missed(&app.db, None).await);
         } else if !conversations.is_empty() {
-            warn(tails.find_news(&app.db, Some(&conversations)).await);
+            warn(tails.wake_missed(&app.db, Some(&conversations)).await);
         }
         if disconnected || self.turns.elapsed() >= POLL_TURNS_EVERY {
             self.turns = Instant::now();
-            warn(tails.find_ended_turns(&app.db).await);
-            tails.forget_taken();
+            warn(tails.wake_ended_turns(&app.db).await);
+            tails.drop_read_events();
         }
     }
 }
@@ -67,7 +67,7 @@ pub async fn check_rights(app: App, stop: CancellationToken) {
     while !stop.is_cancelled() {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(RENEWED) => {}
+            () = tokio::time::sleep(RECHECK_EVERY) => {}
         }
         let checking = async {
             app.streams.credentials.renew(&app.verifiers).await;

@@ -1,5 +1,5 @@
-//! Publish and subscribe between nodes: that something happened in a conversation, or that a node should look at a turn.
-//! A poke says only where to look; a lost one delays, and a forged one makes somebody look in vain.
+//! Publish and subscribe between nodes: a conversation has news, or a node should check a turn. A notification only
+//! says where to look: a lost one causes a delay, a forged one a useless query.
 
 use deadpool_redis::Connection;
 use deadpool_redis::redis::aio::{PubSubSink, PubSubStream};
@@ -14,10 +14,10 @@ use crate::ids::{BootId, SessionId, TenantId, TurnId};
 const CONVERSATION: &str = "throughline:conversation:";
 const DELIVERIES: &str = "throughline:deliveries:";
 const NODE: &str = "throughline:node:";
-/// Topics that are subscribed to with one command.
-const AT_ONCE: usize = 1000;
+/// Topics per subscribe command.
+const BATCH: usize = 1000;
 
-/// Where news are watched for.
+/// A topic that nodes subscribe to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Topic {
     Conversation(SessionId),
@@ -32,7 +32,7 @@ impl Topic {
         }
     }
 
-    fn of_channel(channel: &str) -> Option<Self> {
+    fn from_channel(channel: &str) -> Option<Self> {
         if let Some(id) = channel.strip_prefix(CONVERSATION) {
             return id.parse().ok().map(Self::Conversation);
         }
@@ -43,13 +43,13 @@ impl Topic {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Notification {
-    /// There is something new.
+    /// The topic has news.
     News(Topic),
-    /// The node that runs it should look at this turn.
+    /// The node that runs this turn should check it.
     Turn(BootId, TurnId),
 }
 
-/// Tells pokes. Keeps its connection: one from the pool is asked first, each time, whether it still lives.
+/// Publishes notifications. Keeps its connection: the pool would test the connection before each use.
 pub struct Publisher {
     redis: Redis,
     node: BootId,
@@ -65,27 +65,27 @@ impl Publisher {
         }
     }
 
-    pub async fn publish(&mut self, pokes: &[Notification]) -> Result<()> {
+    pub async fn publish(&mut self, notifications: &[Notification]) -> Result<()> {
         let mut all = pipe();
-        for notify in pokes {
-            let (channel, payload) = match notify {
+        for notification in notifications {
+            let (channel, payload) = match notification {
                 Notification::News(topic) => (topic.channel(), self.node.to_string()),
                 Notification::Turn(node, turn) => (format!("{NODE}{node}"), turn.to_string()),
             };
             all.publish(channel, payload).ignore();
         }
-        let kept = self.connection.take();
+        let open = self.connection.take();
         let pool = &self.redis.pool;
-        let asking = async {
-            let mut connection = match kept {
+        let publishing = async {
+            let mut connection = match open {
                 Some(connection) => connection,
                 None => pool.get().await.map_err(anyhow::Error::from)?,
             };
-            let told = all.query_async::<()>(&mut connection).await;
-            told.map_err(anyhow::Error::from)?;
+            let published = all.query_async::<()>(&mut connection).await;
+            published.map_err(anyhow::Error::from)?;
             Ok::<Connection, anyhow::Error>(connection)
         };
-        match tokio::time::timeout(WAIT, asking).await {
+        match tokio::time::timeout(WAIT, publishing).await {
             Ok(Ok(connection)) => {
                 self.connection = Some(connection);
                 Ok(())
@@ -97,7 +97,7 @@ impl Publisher {
 }
 
 impl Redis {
-    /// A connection of its own, on which pokes arrive: those to `node`, and what is asked for.
+    /// A connection of its own for notifications: those to `node`, and those of subscribed topics.
     pub async fn listen(&self, node: BootId) -> Result<(Subscriptions, PubSub)> {
         let opening = async {
             let client = Client::open(self.url()).map_err(anyhow::Error::from)?;
@@ -125,9 +125,9 @@ pub struct Subscriptions {
 }
 
 impl Subscriptions {
-    /// From now on, or no longer, pokes of these topics arrive.
+    /// Subscribes to these topics, or unsubscribes from them.
     pub async fn change(&mut self, topics: &[Topic], wanted: bool) -> Result<()> {
-        for topics in topics.chunks(AT_ONCE) {
+        for topics in topics.chunks(BATCH) {
             let channels: Vec<String> = topics.iter().map(|topic| topic.channel()).collect();
             let changed = if wanted {
                 tokio::time::timeout(WAIT, self.sink.subscribe(channels)).await
@@ -139,7 +139,7 @@ impl Subscriptions {
         Ok(())
     }
 
-    /// Whether Redis answers on this connection. What it subscribes to has been subscribed to before.
+    /// Whether Redis answers on this connection. It repeats a subscription that exists already.
     pub async fn ping(&mut self) -> Result<()> {
         let own = format!("{NODE}{}", self.node);
         answered(tokio::time::timeout(WAIT, self.sink.subscribe(own)).await)
@@ -159,20 +159,20 @@ pub struct PubSub {
 }
 
 impl PubSub {
-    /// The next poke; `None` when the connection has ended.
+    /// The next notification; `None` when the connection has ended.
     pub async fn next(&mut self) -> Option<Notification> {
         loop {
             let message = self.stream.next().await?;
-            if let Some(notify) = self.read(&message) {
-                return Some(notify);
+            if let Some(notification) = self.read(&message) {
+                return Some(notification);
             }
         }
     }
 
     fn read(&self, message: &Msg) -> Option<Notification> {
         let payload: String = message.get_payload().ok()?;
-        match Topic::of_channel(message.get_channel_name()) {
-            // Who watches here was woken when this node told the others.
+        match Topic::from_channel(message.get_channel_name()) {
+            // This node notified its own subscribers when it published.
             Some(_) if payload == self.node.to_string() => None,
             Some(topic) => Some(Notification::News(topic)),
             None => Some(Notification::Turn(self.node, payload.parse().ok()?)),

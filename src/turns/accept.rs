@@ -111,7 +111,7 @@ pub async fn accept(
     let agent = request.agent.name.as_str();
     // Before it is asked whether there is time: whoever waits for this node's turns waits for this one.
     let _accepting = app.turn_tasks.token();
-    app.shutdown.check_takes_turns()?;
+    app.shutdown.check_accepts_turns()?;
     for _ in 0..target::ATTEMPTS {
         let found = target::find(
             tx,

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::chat_turn::{self, Asking};
 use crate::app::App;
-use crate::completions::{Answering, Call};
+use crate::completions::{Call, CompletionStream};
 use crate::domain::bridge::chat::Chat;
 use crate::domain::conversation::message::{Content, ToolCall};
 use crate::domain::conversation::session_name::{SessionKey, SessionRef};
@@ -336,13 +336,13 @@ async fn answer_stateless(
     Ok(head.streaming(events))
 }
 
-type Opening = Pin<Box<dyn Future<Output = Result<Answering>>>>;
+type Opening = Pin<Box<dyn Future<Output = Result<CompletionStream>>>>;
 
 /// Where the chunks come from. A server that has not answered yet is waited for in one place, however often the
 /// wait is interrupted.
 enum Source {
     Opening(Opening),
-    Open(Answering),
+    Open(CompletionStream),
 }
 
 impl Source {
