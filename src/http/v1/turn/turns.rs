@@ -122,7 +122,7 @@ async fn show(tx: &mut TenantTx, turn: Turn, tip: &Tip, access: &Access) -> Resu
     operation_id = "get_turn",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(TurnId), Path, description = "The turn")),
     responses((status = 200, description = "The turn", body = TurnResponse))
 )]
@@ -148,7 +148,7 @@ pub async fn get_turn(
     operation_id = "cancel_turn",
     tag = "turns",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(TurnId), Path, description = "The turn")),
     responses((status = 202, description = "The turn, which ends or has ended", body = TurnResponse))
 )]
@@ -195,7 +195,7 @@ pub struct ListTurnsParams {
     operation_id = "list_turns",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListTurnsParams),
     responses((status = 200, description = "A page of turns, without what was said", body = ListResponse<TurnResponse>))
 )]
@@ -301,7 +301,7 @@ impl StreamOpener {
     operation_id = "stream_turn_events",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = inline(TurnId), Path, description = "The turn"),
         ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen", max_length = 19, pattern = r"^[0-9]+$")
@@ -333,7 +333,7 @@ pub async fn stream_turn_events(
     operation_id = "stream_session_events",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = inline(SessionRef), Path, description = "Any id of the chain"),
         ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen", max_length = 19, pattern = r"^[0-9]+$")
@@ -366,7 +366,7 @@ pub async fn stream_session_events(
     operation_id = "stream_session_key_events",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
         ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen", max_length = 19, pattern = r"^[0-9]+$")
