@@ -147,7 +147,7 @@ impl Keyring {
         hex::encode(self.sign("hop", b""))
     }
 
-    pub fn made_hop_mark(&self, mark: &str) -> bool {
+    pub fn is_own_hop_mark(&self, mark: &str) -> bool {
         hex::decode(mark).is_ok_and(|mark| self.verify("hop", b"", &mark))
     }
 

@@ -191,7 +191,7 @@ impl FairQueue {
     }
 
     /// Returns when nothing is in use.
-    pub async fn emptied(&self) {
+    pub async fn until_empty(&self) {
         loop {
             let released = self.shared.released.notified();
             if self.in_use() == 0 {
@@ -233,8 +233,8 @@ impl Shared {
         in_use + amount <= self.max_for(holder)
     }
 
-    /// The holder with the least is next; among equals, the one that has waited longest. Turns do not rank behind others
-    /// because of the parts that requests of their tenant have.
+    /// The holder with the least is next; among equals, the one that has waited longest. Turns do not rank behind
+    /// others because of the parts that requests of their tenant have.
     fn rank(&self, state: &State, holder: Holder) -> (usize, Kind) {
         match holder {
             Holder::Service if state.in_use_by(holder) * 2 < self.size.total => (0, Kind::Service),

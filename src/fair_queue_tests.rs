@@ -128,9 +128,9 @@ fn a_closed_queue_refuses_those_who_wait_and_those_who_come() {
     assert!(matches!(waiting.now_or_never(), Some(Err(Refusal::Closed))));
     let refused = queue.acquire(Holder::Service, 1).now_or_never();
     assert!(matches!(refused, Some(Err(Refusal::Closed))));
-    assert!(queue.emptied().now_or_never().is_none());
+    assert!(queue.until_empty().now_or_never().is_none());
     drop(held);
-    assert!(queue.emptied().now_or_never().is_some());
+    assert!(queue.until_empty().now_or_never().is_some());
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Idempotent retries: the first answer to a request with an `Idempotency-Key` is stored in the transaction of its
-//! effect, and replayed to a repeated request.
+//! effect, and replayed to a repeated request. `once` is an operation: it commits. All other functions are steps.
 
 use std::sync::atomic::Ordering;
 
@@ -131,7 +131,7 @@ impl Request {
 }
 
 /// The result of an earlier request of the same name.
-pub enum Earlier {
+pub enum EarlierResult {
     Turn(TurnId),
     Answer(Answer),
 }
@@ -145,8 +145,8 @@ pub async fn once(
     work: impl AsyncFnOnce(&mut TenantTx) -> Result<Answer>,
 ) -> Result<Outcome> {
     match find_earlier(app, &mut tx, request).await? {
-        Some(Earlier::Answer(answer)) => return Ok(Outcome::Replayed(answer)),
-        Some(Earlier::Turn(_)) => return Err(wrong_kind()),
+        Some(EarlierResult::Answer(answer)) => return Ok(Outcome::Replayed(answer)),
+        Some(EarlierResult::Turn(_)) => return Err(wrong_kind()),
         None => {}
     }
     let answer = work(&mut tx).await?;
@@ -167,7 +167,7 @@ pub async fn find_earlier(
     app: &App,
     tx: &mut TenantTx,
     request: &Request,
-) -> Result<Option<Earlier>> {
+) -> Result<Option<EarlierResult>> {
     let now = app.clock.now();
     idempotency::lock(tx, request.lock_name(tx.tenant_id())).await?;
     let name = &request.name;
@@ -192,18 +192,18 @@ pub async fn find_earlier(
     })?;
     check_hash(&stored, request)?;
     if let Some(turn_id) = stored.turn_id {
-        return Ok(Some(Earlier::Turn(turn_id)));
+        return Ok(Some(EarlierResult::Turn(turn_id)));
     }
     let answer = open(app, tx, request, stored)?;
-    Ok(Some(Earlier::Answer(answer)))
+    Ok(Some(EarlierResult::Answer(answer)))
 }
 
 /// The turn of an earlier request of this name; `None` if this is the first one. Its turn must then be noted in the
 /// same transaction.
 pub async fn find_turn(app: &App, tx: &mut TenantTx, request: &Request) -> Result<Option<TurnId>> {
     match find_earlier(app, tx, request).await? {
-        Some(Earlier::Turn(turn_id)) => Ok(Some(turn_id)),
-        Some(Earlier::Answer(_)) => Err(wrong_kind()),
+        Some(EarlierResult::Turn(turn_id)) => Ok(Some(turn_id)),
+        Some(EarlierResult::Answer(_)) => Err(wrong_kind()),
         None => Ok(None),
     }
 }

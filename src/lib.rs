@@ -16,8 +16,8 @@
 //! - `store`, `redis`: the only rooms with SQL and with Redis
 //! - `upstream`: the only way out to a URL that a tenant gives
 //! - `domain`: types and rules, without IO
-//! - `ids`, `clock`, `error`, `config`, `crypto`, `cache`, `telemetry`, `recent`, `shutdown`, `fair_queue`, `descriptors`,
-//!   `child_guard`, `wire_text`: the base, which every room may use
+//! - `ids`, `clock`, `error`, `config`, `crypto`, `cache`, `telemetry`, `recent`, `shutdown`, `fair_queue`,
+//!   `descriptors`, `child_guard`, `wire_text`: the base, which every room may use
 
 #[macro_use]
 mod wire_text;

@@ -29,12 +29,12 @@ pub enum Verdict {
 /// The first fault of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
-    Entry { seq: i64, why: Why },
-    Head(Why),
+    Entry { seq: i64, cause: Cause },
+    Head(Cause),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Why {
+pub enum Cause {
     Changed,
     Missing,
     /// Signed with a key that is not configured.
@@ -52,13 +52,13 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Whole { entries } => write!(f, "{entries} entries, ok"),
-            Self::Broken(Flaw::Entry { seq, why }) => write!(f, "BROKEN at entry {seq}: {why}"),
-            Self::Broken(Flaw::Head(why)) => write!(f, "BROKEN at the head: {why}"),
+            Self::Broken(Flaw::Entry { seq, cause }) => write!(f, "BROKEN at entry {seq}: {cause}"),
+            Self::Broken(Flaw::Head(cause)) => write!(f, "BROKEN at the head: {cause}"),
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Changed => write!(f, "changed"),
@@ -74,7 +74,7 @@ impl fmt::Display for Why {
     }
 }
 
-impl Why {
+impl Cause {
     fn from_bad_mac(bad: BadMac, key_id: &[u8]) -> Self {
         match bad {
             BadMac::UnknownKey => Self::UnknownKey(hex::encode(key_id)),
@@ -127,11 +127,14 @@ fn check_row(
     if row.seq > expected {
         return Err(Flaw::Entry {
             seq: expected,
-            why: Why::Missing,
+            cause: Cause::Missing,
         });
     }
-    let broken = |why| Flaw::Entry { seq: row.seq, why };
-    let detail = serde_json::from_str(&row.detail).map_err(|_| broken(Why::Changed))?;
+    let broken = |cause| Flaw::Entry {
+        seq: row.seq,
+        cause,
+    };
+    let detail = serde_json::from_str(&row.detail).map_err(|_| broken(Cause::Changed))?;
     let link = Link {
         tenant_id,
         seq: row.seq,
@@ -144,14 +147,14 @@ fn check_row(
     };
     keyring
         .check_mac(super::ENTRY, &link.encode(), &row.key_id, &row.hash)
-        .map_err(|bad| broken(Why::from_bad_mac(bad, &row.key_id)))?;
+        .map_err(|bad| broken(Cause::from_bad_mac(bad, &row.key_id)))?;
     if row.seq != expected || row.prev_hash != verified.hash {
-        return Err(broken(Why::Changed));
+        return Err(broken(Cause::Changed));
     }
     let is_creation =
         tenant_id == TenantId::OPERATOR || row.action == Action::TenantCreate.as_str();
     if row.seq == 1 && !is_creation {
-        return Err(broken(Why::Restarted));
+        return Err(broken(Cause::Restarted));
     }
     Ok(())
 }
@@ -167,21 +170,21 @@ fn check_end(
         return if verified.seq == 0 && tenant_id == TenantId::OPERATOR {
             Verdict::Whole { entries: 0 }
         } else {
-            Verdict::Broken(Flaw::Head(Why::Missing))
+            Verdict::Broken(Flaw::Head(Cause::Missing))
         };
     };
     if let Err(bad) = super::check_head(keyring, tenant_id, signed) {
-        return Verdict::Broken(Flaw::Head(Why::from_bad_mac(bad, &signed.key_id)));
+        return Verdict::Broken(Flaw::Head(Cause::from_bad_mac(bad, &signed.key_id)));
     }
     let head = &signed.head;
     if head.seq > verified.seq {
         return Verdict::Broken(Flaw::Entry {
             seq: verified.seq + 1,
-            why: Why::Missing,
+            cause: Cause::Missing,
         });
     }
     if head.seq < verified.seq || head.hash != verified.hash {
-        return Verdict::Broken(Flaw::Head(Why::Mismatch {
+        return Verdict::Broken(Flaw::Head(Cause::Mismatch {
             head: head.seq,
             last: verified.seq,
         }));

@@ -8,7 +8,7 @@ use crate::domain::tenant::hop;
 use crate::error::{Code, Error, Result};
 
 pub fn check(headers: &HeaderMap, keyring: &Keyring) -> Result<()> {
-    let is_ours = |mark: &str| keyring.made_hop_mark(mark);
+    let is_ours = |mark: &str| keyring.is_own_hop_mark(mark);
     let marks = headers
         .get_all(hop::HEADER)
         .filter_map(|mark| mark.to_str().ok());

@@ -71,7 +71,7 @@ async fn remove_rows(
             }
         }
     }
-    let identities = erasure.account_ids();
+    let identities = erasure.identity_id_texts();
     let acted_for = erasure.acted_for();
     let users = erasure.user_ids();
     for task in [

@@ -14,7 +14,7 @@ use crate::store::tenant::expiry::{self, Expiring};
 const MAX_TIME: Duration = Duration::from_secs(5);
 
 /// What is left of a kind.
-enum Left {
+enum Remaining {
     Nothing,
     /// The oldest row expires then, or has expired and is still needed.
     Until(DateTime<Utc>),
@@ -27,15 +27,17 @@ async fn expire(
     caller: &ServiceCaller,
     what: Expiring,
     retention: TimeDelta,
-) -> Result<Left> {
+) -> Result<Remaining> {
     let task = Task::Expire(what, app.clock.now() - retention);
     if !finish(app, caller, task, Instant::now() + MAX_TIME).await? {
-        return Ok(Left::More);
+        return Ok(Remaining::More);
     }
     let mut tx = caller.begin(&app.db).await?;
     let oldest = expiry::find_oldest(&mut tx, what).await?;
     tx.commit().await?;
-    Ok(oldest.map_or(Left::Nothing, |oldest| Left::Until(oldest + retention)))
+    Ok(oldest.map_or(Remaining::Nothing, |oldest| {
+        Remaining::Until(oldest + retention)
+    }))
 }
 
 /// The next run of a job that expires several kinds: when the first of them is due, within limits. The failure of
@@ -51,9 +53,9 @@ pub async fn expire_all(
     let mut outcome = Ok(());
     for (what, retention) in kinds {
         match expire(app, caller, *what, *retention).await {
-            Ok(Left::More) => next = now,
-            Ok(Left::Until(due)) => next = next.min(due.max(now + soonest)),
-            Ok(Left::Nothing) => {}
+            Ok(Remaining::More) => next = now,
+            Ok(Remaining::Until(due)) => next = next.min(due.max(now + soonest)),
+            Ok(Remaining::Nothing) => {}
             Err(error) => outcome = Err(error),
         }
     }

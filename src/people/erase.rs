@@ -113,7 +113,7 @@ async fn delete(
     erasures::delete_slots(tx, erasure).await?;
     erasures::blank_notices(tx, erasure, now).await?;
     erasures::delete_chats(tx, identities).await?;
-    let principals = erasure.account_ids();
+    let principals = erasure.identity_id_texts();
     let acted_for = erasure.acted_for();
     idempotency::delete_of_user(tx, &principals, &acted_for, ANSWER_BATCH).await?;
     erasures::delete_user(tx, erasure).await

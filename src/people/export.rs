@@ -106,7 +106,7 @@ pub async fn export(
     let presences = presence::list(tx, access, user_id).await?;
     let head = Head::new(user, now)
         .with_identities(identities, merged)
-        .with_places(channels, presences, access);
+        .with_channels(channels, presences, access);
     if access.reach == Visibility::Tenant {
         let entry = Entry::new(actor, Action::UserExport, &user_id);
         audit::append(&app.keyring, tx, entry, now).await?;

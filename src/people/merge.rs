@@ -45,7 +45,7 @@ pub async fn merge(
         kind: request.kind,
         into: identities::list(tx, into.id).await?,
         from: identities::list(tx, from.id).await?,
-        merges_lately: identity_moves::count_merges(
+        recent_merges: identity_moves::count_merges(
             tx,
             into.id,
             &MoveKind::COUNTED,

@@ -111,7 +111,7 @@ fn policy_of<'a>(request: ResolveRequest<'a>, known: &KnownSender) -> Result<Key
         .agent
         .as_ref()
         .ok_or_else(|| Error::invalid(vec![FieldError::new("/agent", "there is no such agent")]))?;
-    Ok(KeyPolicy::of(request.agent, spec, known.dm_scope))
+    Ok(KeyPolicy::for_agent(request.agent, spec, known.dm_scope))
 }
 
 /// The key that a message belongs to.

@@ -184,7 +184,7 @@ async fn home_slots(
             continue;
         };
         let dm_scope = tenants::find_dm_scope(tx).await?;
-        let policy = KeyPolicy::of(&name, &agent.spec, Some(dm_scope));
+        let policy = KeyPolicy::for_agent(&name, &agent.spec, Some(dm_scope));
         slots.push(message_slot::obtain(tx, policy, sender, &Chat::DM, now).await?);
     }
     Ok(slots)

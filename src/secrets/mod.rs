@@ -1,5 +1,6 @@
 //! Finds the keys in `SECRET_KEY` that stored data needs: a warning when a node starts, `throughline secrets status`
 //! and `throughline secrets reseal`. Opens one tenant at a time, and shows only ids of keys and counts.
+//! All functions are operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -45,7 +46,7 @@ impl KeyUses {
         *places.entry(place.to_owned()).or_default() += rows;
     }
 
-    fn of(&self, key_id: &[u8], place: &str) -> i64 {
+    fn rows(&self, key_id: &[u8], place: &str) -> i64 {
         let places = self.0.get(key_id);
         places.and_then(|all| all.get(place)).copied().unwrap_or(0)
     }
@@ -61,7 +62,7 @@ impl KeyUses {
     fn summary(&self, keys: &BTreeSet<Vec<u8>>) -> String {
         let mut summary = String::new();
         for place in PLACES {
-            let rows: i64 = keys.iter().map(|key| self.of(key, place)).sum();
+            let rows: i64 = keys.iter().map(|key| self.rows(key, place)).sum();
             if rows > 0 {
                 let comma = if summary.is_empty() { "" } else { ", " };
                 // Writing to a text does not fail.

@@ -95,7 +95,7 @@ pub(super) fn print(keyring: &Keyring, uses: &KeyUses) {
         };
         println!("key {}  {role}", hex::encode(key));
         for place in PLACES {
-            let rows = uses.of(key, place);
+            let rows = uses.rows(key, place);
             if rows > 0 {
                 println!("  {:<15} {rows:>9}  {}", place, fate(place, *key == first));
             }

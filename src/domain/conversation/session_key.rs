@@ -26,7 +26,7 @@ pub struct KeyPolicy<'a> {
 
 impl<'a> KeyPolicy<'a> {
     /// The agent's own policy; the tenant's DM scope where the agent has none.
-    pub fn of(agent: &'a str, spec: &AgentSpec, tenant: Option<DmScope>) -> Self {
+    pub fn for_agent(agent: &'a str, spec: &AgentSpec, tenant: Option<DmScope>) -> Self {
         Self {
             agent,
             dm_scope: spec.dm_scope.or(tenant).unwrap_or(DmScope::PerChannelPeer),

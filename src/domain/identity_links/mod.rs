@@ -51,7 +51,7 @@ pub struct MergeCandidates {
     pub into: Vec<IdentityRecord>,
     pub from: Vec<IdentityRecord>,
     /// How many were joined into the survivor since `merges_since`.
-    pub merges_lately: i64,
+    pub recent_merges: i64,
 }
 
 /// From when merges count.
@@ -70,7 +70,7 @@ impl MergeCandidates {
             let detail = format!("a person has at most {MAX_IDENTITIES} identities");
             return Err(Error::new(Code::TooManyIdentities, detail));
         }
-        if MoveKind::COUNTED.contains(&self.kind) && self.merges_lately >= MAX_MERGES {
+        if MoveKind::COUNTED.contains(&self.kind) && self.recent_merges >= MAX_MERGES {
             let detail = format!("at most {MAX_MERGES} people are merged into one within a day");
             return Err(Error::new(Code::TooManyMerges, detail));
         }
@@ -153,7 +153,7 @@ mod tests {
                 .map(|issuer| account(issuer, 1, 1))
                 .collect::<Vec<_>>()
         };
-        for (kind, into, from, merges_lately, refused) in [
+        for (kind, into, from, recent_merges, refused) in [
             (MoveKind::Code, side(1, 1), side(0, 1), 19, None),
             (
                 MoveKind::Code,
@@ -184,7 +184,7 @@ mod tests {
                 kind,
                 into,
                 from,
-                merges_lately,
+                recent_merges,
             };
             assert_eq!(
                 joining.check().err().map(|error| error.code),

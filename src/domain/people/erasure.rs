@@ -35,7 +35,7 @@ impl Erasure {
     }
 
     /// As text: `idn_…`.
-    pub fn account_ids(&self) -> Vec<String> {
+    pub fn identity_id_texts(&self) -> Vec<String> {
         self.identity_ids.iter().map(ToString::to_string).collect()
     }
 
@@ -52,7 +52,7 @@ impl Erasure {
         let ids = ids
             .iter()
             .map(ToString::to_string)
-            .chain(self.account_ids());
+            .chain(self.identity_id_texts());
         let names = self
             .names
             .iter()

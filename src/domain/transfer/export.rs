@@ -18,8 +18,8 @@ use crate::ids::SessionId;
 #[derive(Debug, Clone)]
 pub struct Head {
     pub id: SessionId,
-    /// The id that whoever exports it knows it by.
-    pub shown_id: String,
+    /// The id as the exporting caller may use it.
+    pub public_id: String,
     pub title: Option<String>,
     pub agent: String,
     pub created_at: DateTime<Utc>,
@@ -36,7 +36,7 @@ pub enum Piece {
 
 #[derive(Debug, Clone)]
 pub struct LinkHead {
-    pub shown_id: String,
+    pub public_id: String,
     pub depth: i32,
     pub created_at: DateTime<Utc>,
     pub compression: Option<CompressionRecord>,
@@ -99,7 +99,7 @@ impl JsonWriter {
             format: FORMAT,
             version: VERSION,
             exported_at: head.exported_at,
-            conversation_id: &head.shown_id,
+            conversation_id: &head.public_id,
             title: head.title.as_deref(),
             agent: &head.agent,
             created_at: head.created_at,
@@ -152,7 +152,7 @@ impl JsonWriter {
             out.extend_from_slice(b"]},");
         }
         let written = WrittenLink {
-            id: &link.shown_id,
+            id: &link.public_id,
             depth: link.depth,
             created_at: link.created_at,
             compression: link.compression.as_ref(),
@@ -278,7 +278,7 @@ mod tests {
             duration_ms: 3,
         };
         Piece::Link(LinkHead {
-            shown_id: format!("link-{depth}"),
+            public_id: format!("link-{depth}"),
             depth,
             created_at: DateTime::UNIX_EPOCH,
             compression: (depth > 0).then_some(record),
@@ -288,7 +288,7 @@ mod tests {
     fn written(pieces: &[Piece], keyring: &Keyring, tenant: TenantId) -> String {
         let head = Head {
             id: SessionId::generate(),
-            shown_id: "mine".to_owned(),
+            public_id: "mine".to_owned(),
             title: Some("A \"title\"".to_owned()),
             agent: "main".to_owned(),
             created_at: DateTime::UNIX_EPOCH,

@@ -260,7 +260,7 @@ impl Head {
         self
     }
 
-    pub fn with_places(
+    pub fn with_channels(
         mut self,
         homes: Vec<HomeChannel>,
         presence: Vec<Presence>,

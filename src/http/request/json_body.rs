@@ -68,7 +68,7 @@ pub struct LargeJsonText<T> {
 pub struct BodyHash(Option<[u8; 32]>);
 
 impl BodyHash {
-    pub fn of_nothing() -> Self {
+    pub fn empty() -> Self {
         Self(Some(crypto::sha256(&[])))
     }
 
@@ -91,7 +91,7 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let reading = Reading::of(request, payload, MAX_BYTES, parse_typed);
+        let reading = PendingBody::new(request, payload, MAX_BYTES, parse_typed);
         Box::pin(async move {
             let read = reading?.read().await?;
             Ok(Self {
@@ -110,7 +110,7 @@ impl<T> OptionalJsonBody<T> {
     pub fn hash(&self) -> BodyHash {
         self.0
             .as_ref()
-            .map_or_else(BodyHash::of_nothing, |body| body.hash)
+            .map_or_else(BodyHash::empty, |body| body.hash)
     }
 }
 
@@ -139,7 +139,7 @@ impl<T: FromJsonText> FromRequest for LargeJsonText<T> {
     type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let reading = Reading::of(request, payload, MAX_LARGE_JSON_BYTES, T::from_json_text);
+        let reading = PendingBody::new(request, payload, MAX_LARGE_JSON_BYTES, T::from_json_text);
         Box::pin(async move {
             let read = reading?.read().await?;
             Ok(Self {
@@ -153,7 +153,7 @@ impl<T: FromJsonText> FromRequest for LargeJsonText<T> {
 }
 
 /// A body that is about to be read.
-struct Reading<T> {
+struct PendingBody<T> {
     payload: Payload,
     max_bytes: usize,
     /// Its `Content-Length`.
@@ -165,15 +165,15 @@ struct Reading<T> {
     parse: fn(&str) -> Result<T>,
 }
 
-struct Read<T> {
+struct ReadBody<T> {
     value: T,
     hash: BodyHash,
     bytes_memory: Memory,
     memory: Memory,
 }
 
-impl<T: Send + 'static> Reading<T> {
-    fn of(
+impl<T: Send + 'static> PendingBody<T> {
+    fn new(
         request: &HttpRequest,
         payload: &mut Payload,
         max_bytes: usize,
@@ -190,7 +190,7 @@ impl<T: Send + 'static> Reading<T> {
         })
     }
 
-    async fn read(mut self) -> Result<Read<T>> {
+    async fn read(mut self) -> Result<ReadBody<T>> {
         let deadline = if self.max_bytes > MAX_JSON_BYTES {
             LARGE_BODY_DEADLINE
         } else {
@@ -225,7 +225,7 @@ impl<T: Send + 'static> Reading<T> {
             let parser = self.shares.parser(self.holder).await?;
             off_this_thread(parser, move || parse(&text)).await?
         };
-        Ok(Read {
+        Ok(ReadBody {
             value,
             hash: BodyHash(measured.hash),
             bytes_memory,

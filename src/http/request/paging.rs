@@ -50,7 +50,7 @@ pub struct ListName {
 
 impl ListName {
     /// A list of a tenant's objects.
-    pub fn of_key(caller: &KeyCaller, list: impl Into<String>) -> Self {
+    pub fn for_key(caller: &KeyCaller, list: impl Into<String>) -> Self {
         Self {
             caller: format!("{}/{}", caller.tenant_id(), caller.principal()),
             list: list.into(),
@@ -58,7 +58,7 @@ impl ListName {
     }
 
     /// A list of the conversations that a call may see.
-    pub fn of_acting(context: &CallerContext, list: impl Into<String>) -> Self {
+    pub fn for_context(context: &CallerContext, list: impl Into<String>) -> Self {
         Self {
             caller: format!("{}/{}", context.tenant_id(), context.principal()),
             list: list.into(),
@@ -66,7 +66,7 @@ impl ListName {
     }
 
     /// A list of the operator's objects.
-    pub fn of_operator(caller: &OperatorCaller, list: impl Into<String>) -> Self {
+    pub fn for_operator(caller: &OperatorCaller, list: impl Into<String>) -> Self {
         Self {
             caller: caller.principal(),
             list: list.into(),

@@ -235,7 +235,7 @@ pub async fn delete_user(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
             and subject = any ($2)",
     )
     .bind(tx.tenant_id())
-    .bind(erasure.account_ids())
+    .bind(erasure.identity_id_texts())
     .execute(tx.connection())
     .await?;
     // Deliveries, presence, moves and codes of the accounts, and the redirects, go by their foreign keys.

@@ -459,7 +459,7 @@ pub async fn list_dead_deliveries(
     key: DeliveryReader,
     Query(params): Query<ListDeadParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_key(&key, "deliveries/dead");
+    let name = ListName::for_key(&key, "deliveries/dead");
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let covered = if key.sees_all() {
         Covered::all()

@@ -17,7 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::fair_queue::Permit;
 use crate::http::auth::identity::VerifiedIdentity;
 use crate::http::v1::identity_links::link_codes::guarded;
-use crate::idempotency::{self, Answer, Earlier};
+use crate::idempotency::{self, Answer, EarlierResult};
 use crate::ids::TurnId;
 use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Preview, Sender};
 use crate::people;
@@ -96,7 +96,7 @@ impl MessageReceiver {
     }
 
     /// What the first request with the same `Idempotency-Key` came to.
-    async fn find_earlier(&self, tx: &mut TenantTx) -> Result<Option<Earlier>> {
+    async fn find_earlier(&self, tx: &mut TenantTx) -> Result<Option<EarlierResult>> {
         match &self.request {
             Some(request) => idempotency::find_earlier(&self.app, tx, request).await,
             None => Ok(None),
@@ -127,10 +127,10 @@ impl MessageReceiver {
     }
 
     /// Gives the first answer again: a turn's as it stands now.
-    async fn replay(&self, tx: TenantTx, earlier: Earlier, waits: bool) -> Result<Taken> {
+    async fn replay(&self, tx: TenantTx, earlier: EarlierResult, waits: bool) -> Result<Taken> {
         let taken = match earlier {
-            Earlier::Turn(turn_id) => self.attach(tx, turn_id, waits, false).await?,
-            Earlier::Answer(answer) => {
+            EarlierResult::Turn(turn_id) => self.attach(tx, turn_id, waits, false).await?,
+            EarlierResult::Answer(answer) => {
                 let status = StatusCode::from_u16(answer.status).map_err(Error::internal)?;
                 Taken::Answered(HttpResponse::build(status).json(answer.into_body()))
             }

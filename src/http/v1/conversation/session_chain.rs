@@ -141,7 +141,7 @@ pub async fn list_lineage(
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let chain = tip.name.conversation_id;
-    let name = ListName::of_acting(&context, format!("lineage/{chain}"));
+    let name = ListName::for_context(&context, format!("lineage/{chain}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = store::conversation::sessions::list_lineage(&mut tx, access, chain, &page).await?;
     tx.commit().await?;

@@ -77,7 +77,7 @@ pub async fn list_grants(
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, &context.access, &id, Permission::Manage, now).await?;
     let chain = tip.name.conversation_id;
-    let name = ListName::of_acting(&context, format!("grants/{chain}"));
+    let name = ListName::for_context(&context, format!("grants/{chain}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = store::conversation::grants::list(&mut tx, chain, &page).await?;
     tx.commit().await?;

@@ -142,7 +142,7 @@ pub async fn list_session_keys(
     }
     let context = caller.context(&app, None).await?;
     let access = &context.access;
-    let name = ListName::of_acting(&context, format!("session_keys?{:?}", params.user_id));
+    let name = ListName::for_context(&context, format!("session_keys?{:?}", params.user_id));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = context.begin(&app.db).await?;
     let user_id = context.narrowed_to(&mut tx, params.user_id).await?;
@@ -216,7 +216,7 @@ pub async fn reset_session_key(
 ) -> Result<HttpResponse> {
     let context = caller.context(&app, None).await?;
     let access = &context.access;
-    let nothing = BodyHash::of_nothing();
+    let nothing = BodyHash::empty();
     let tx = context.begin(&app.db).await?;
     retryable
         .answer(&app, tx, context.principal(), nothing, async |tx| {

@@ -277,7 +277,7 @@ pub async fn list_messages(
         session_id
     };
     let list = format!("messages/{listed_id}/{:?}/{:?}", params.scope, params.order);
-    let name = ListName::of_acting(&context, list);
+    let name = ListName::for_context(&context, list);
     let render = |message: Message| MessageResponse::new(message, &tip.name, access);
     let limit = params.limit;
     let cursor = params.cursor.as_deref();

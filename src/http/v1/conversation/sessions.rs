@@ -212,7 +212,7 @@ pub async fn list_sessions(
         "sessions?{:?}&{:?}&{:?}&{:?}&{:?}",
         params.user_id, params.session_key, params.agent, params.state, params.archived
     );
-    let name = ListName::of_acting(&context, list);
+    let name = ListName::for_context(&context, list);
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = context.begin(&app.db).await?;
     let mut filter = Filter {

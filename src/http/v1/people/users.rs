@@ -201,7 +201,7 @@ pub async fn list_users(
         return Err(Error::fields(Code::InvalidRequest, vec![error]));
     }
     let filter = (&params.external_id, &params.identity);
-    let name = ListName::of_key(&caller, format!("users?{filter:?}"));
+    let name = ListName::for_key(&caller, format!("users?{filter:?}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = caller.begin(&app.db).await?;
     let owner = match &params.identity {

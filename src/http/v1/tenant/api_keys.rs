@@ -145,7 +145,7 @@ pub async fn list_api_keys(
     caller: Reader,
     Query(params): Query<ListApiKeysParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_key(&caller, "api_keys");
+    let name = ListName::for_key(&caller, "api_keys");
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = caller.begin(&app.db).await?;
     let page = store::tenant::api_keys::list(&mut tx, &request).await?;

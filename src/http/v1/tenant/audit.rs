@@ -105,7 +105,7 @@ pub async fn list_audit(
     caller: Admin,
     Query(params): Query<ListAuditParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_key(&caller, params.list_name());
+    let name = ListName::for_key(&caller, params.list_name());
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let filter = params.into_filter();
     let mut tx = caller.begin(&app.db).await?;

@@ -136,7 +136,7 @@ pub async fn list_operator_audit(
     Operator(operator): Operator,
     Query(params): Query<ListAuditParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_operator(&operator, params.list_name());
+    let name = ListName::for_operator(&operator, params.list_name());
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = operator.begin(&app.db).await?;
     let page = store::tenant::audit::list(&mut tx, &params.into_filter(), &request).await?;

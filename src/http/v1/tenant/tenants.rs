@@ -125,7 +125,7 @@ pub async fn list_tenants(
     Operator(operator): Operator,
     Query(params): Query<ListTenantsParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_operator(&operator, "tenants");
+    let name = ListName::for_operator(&operator, "tenants");
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = store::tenant::tenants::list(&app.db, &request).await?;
     let response = name.close(&app.keyring, page, TenantResponse::from)?;

@@ -140,7 +140,7 @@ pub async fn get_usage(
     Query(params): Query<GetUsageParams>,
 ) -> Result<HttpResponse> {
     let filter = filter(&params, app.clock.now())?;
-    let name = ListName::of_key(&caller, list_name(&params, &filter));
+    let name = ListName::for_key(&caller, list_name(&params, &filter));
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = caller.begin(&app.db).await?;
     let page = store::tenant::usage::list(&mut tx, &filter, &request).await?;

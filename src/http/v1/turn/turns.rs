@@ -219,7 +219,7 @@ pub async fn list_turns(
     )
     .await?;
     let conversation_id = tip.name.conversation_id;
-    let name = ListName::of_acting(&context, format!("turns/{conversation_id}"));
+    let name = ListName::for_context(&context, format!("turns/{conversation_id}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = rows::list(&mut tx, conversation_id, &page).await?;
     tx.commit().await?;
@@ -361,7 +361,9 @@ pub async fn stream_session_events(
     opener.watch(tx, tip, None, None, last).await
 }
 
-/// Stream the events of a key's current session. When the key changes its session, the stream closes with `session_moved`.
+/// Stream the events of a key's current session.
+///
+/// When another session becomes current, the stream closes with `session_moved`.
 #[utoipa::path(
     operation_id = "stream_session_key_events",
     tag = "turns",
