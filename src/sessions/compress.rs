@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 
-use super::append::put_first;
+use super::append::append_first;
 use super::find;
 use crate::domain::conversation::message;
 use crate::domain::conversation::session::{CompressionRecord, Permission, Session, Tip};

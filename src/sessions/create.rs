@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 
-use super::{agent_for, append::put_first, insert, keys};
+use super::{agent_for, append::append_first, insert, keys};
 use crate::domain::conversation::message::{self, NewMessage};
 use crate::domain::conversation::session::NewConversation;
 use crate::domain::conversation::session_name::{ClientSessionId, SessionKey};

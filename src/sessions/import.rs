@@ -120,7 +120,6 @@ async fn write_chain(
             copies.push(NewCopy {
                 to: (id, copy.seq),
                 from: (from, copy.from.seq),
-                from: (from.ok_or_else(lost)?, copy.from.seq),
             });
         }
     }
