@@ -259,8 +259,8 @@ const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnop
 /// `number` in base 62, padded to `width` digits; 22 hold any u128.
 pub fn base62(mut number: u128, width: usize) -> String {
     let mut digits = vec![b'0'; width];
-    for place in digits.iter_mut().rev() {
-        *place = DIGITS[(number % 62) as usize];
+    for digit in digits.iter_mut().rev() {
+        *digit = DIGITS[(number % 62) as usize];
         number /= 62;
     }
     digits.into_iter().map(char::from).collect()
@@ -297,13 +297,13 @@ mod tests {
         let sealed = ring.seal("tenant a", b"text").unwrap();
         assert_eq!(ring.open("tenant a", &sealed).unwrap(), b"text");
         assert_eq!(ring.open("tenant b", &sealed), Err(OpenError));
-        for place in 0..sealed.len() {
+        for index in 0..sealed.len() {
             let mut damaged = sealed.clone();
-            damaged[place] ^= 1;
+            damaged[index] ^= 1;
             assert_eq!(
                 ring.open("tenant a", &damaged),
                 Err(OpenError),
-                "byte {place}"
+                "byte {index}"
             );
         }
         assert_eq!(ring.open("tenant a", &sealed[..5]), Err(OpenError));

@@ -266,7 +266,7 @@ fn write_page<T: Serialize>(
         writer.item(row, out)?;
     }
     let more = rows.len() as i64 == PAGE;
-    Ok(rows.last().map(|(place, _)| *place).filter(|_| more))
+    Ok(rows.last().map(|(position, _)| *position).filter(|_| more))
 }
 
 /// What conversations are read with: the reader's access, and the user they belong to.

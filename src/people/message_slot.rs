@@ -35,7 +35,7 @@ pub async fn obtain(
         user_id: sender.user_id,
         linked: sender.linked,
     };
-    let chat_key = session_key::place(policy, key_sender, chat);
+    let chat_key = session_key::chat_key(policy, key_sender, chat);
     for key in [Some(&chat_key.key), chat_key.otherwise.as_ref()]
         .into_iter()
         .flatten()

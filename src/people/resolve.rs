@@ -121,7 +121,7 @@ fn wanted_key(request: ResolveRequest<'_>, known: &KnownSender) -> Result<ChatKe
         user_id: known.user_id,
         linked: known.linked,
     };
-    Ok(session_key::place(
+    Ok(session_key::chat_key(
         policy_of(request, known)?,
         sender,
         request.chat,

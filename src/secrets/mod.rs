@@ -26,7 +26,7 @@ pub use status::status_from_command_line;
 const SAMPLE: i32 = 20;
 
 /// The kinds of stored data that name a key, in the order of the output.
-const PLACES: [&str; 7] = [
+const KINDS: [&str; 7] = [
     "agents",
     "issuers",
     "audit_heads",
@@ -41,14 +41,14 @@ const PLACES: [&str; 7] = [
 struct KeyUses(BTreeMap<Vec<u8>, BTreeMap<String, i64>>);
 
 impl KeyUses {
-    fn add(&mut self, place: &str, key_id: Vec<u8>, rows: i64) {
-        let places = self.0.entry(key_id).or_default();
-        *places.entry(place.to_owned()).or_default() += rows;
+    fn add(&mut self, kind: &str, key_id: Vec<u8>, rows: i64) {
+        let kinds = self.0.entry(key_id).or_default();
+        *kinds.entry(kind.to_owned()).or_default() += rows;
     }
 
-    fn rows(&self, key_id: &[u8], place: &str) -> i64 {
-        let places = self.0.get(key_id);
-        places.and_then(|all| all.get(place)).copied().unwrap_or(0)
+    fn rows(&self, key_id: &[u8], kind: &str) -> i64 {
+        let kinds = self.0.get(key_id);
+        kinds.and_then(|all| all.get(kind)).copied().unwrap_or(0)
     }
 
     /// The keys that stored data needs and the keyring does not have.
@@ -61,12 +61,12 @@ impl KeyUses {
     /// The data that needs one of `keys`, like `agents 3, issuers 1`.
     fn summary(&self, keys: &BTreeSet<Vec<u8>>) -> String {
         let mut summary = String::new();
-        for place in PLACES {
-            let rows: i64 = keys.iter().map(|key| self.rows(key, place)).sum();
+        for kind in KINDS {
+            let rows: i64 = keys.iter().map(|key| self.rows(key, kind)).sum();
             if rows > 0 {
                 let comma = if summary.is_empty() { "" } else { ", " };
                 // Writing to a text does not fail.
-                let _ = write!(summary, "{comma}{place} {rows}");
+                let _ = write!(summary, "{comma}{kind} {rows}");
             }
         }
         summary

@@ -101,8 +101,8 @@ async fn reseal_receipts(app: &App, tenant_id: TenantId) -> Result<Progress> {
             let Some(old) = sealed::find_receipt(&mut tx, name).await? else {
                 continue;
             };
-            let place = [&name.platform, &name.scope, &name.chat_ref].map(String::as_str);
-            let context = seal_context(tenant_id, place, name.identity_id, &name.message_id);
+            let chat = [&name.platform, &name.scope, &name.chat_ref].map(String::as_str);
+            let context = seal_context(tenant_id, chat, name.identity_id, &name.message_id);
             match seal_again(app, &context, &old)? {
                 Some(new) => {
                     let replaced = sealed::replace_receipt(&mut tx, name, &old, &new).await?;
@@ -158,10 +158,10 @@ pub async fn reseal_from_command_line(config: Config) -> anyhow::Result<()> {
     if resealed > 0 {
         record(&app, resealed).await?;
     }
-    for (place, progress) in all {
+    for (kind, progress) in all {
         let resealed = progress.resealed;
         let unopened = progress.unopened;
-        println!("{place:<15} {resealed:>9} resealed, {unopened} do not open");
+        println!("{kind:<15} {resealed:>9} resealed, {unopened} do not open");
     }
     print(&app.keyring, &count(&app).await?);
     app.db.close().await;

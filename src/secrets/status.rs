@@ -1,6 +1,6 @@
 //! `throughline secrets status`: reads the data of every tenant, page by page, and changes nothing.
 
-use super::{KeyUses, PLACES, all_tenants, enter, ids};
+use super::{KINDS, KeyUses, all_tenants, enter, ids};
 use crate::app::App;
 use crate::clock::Clock;
 use crate::config::Config;
@@ -94,10 +94,10 @@ pub(super) fn print(keyring: &Keyring, uses: &KeyUses) {
             "MISSING in THROUGHLINE_SECRET_KEY"
         };
         println!("key {}  {role}", hex::encode(key));
-        for place in PLACES {
-            let rows = uses.rows(key, place);
+        for kind in KINDS {
+            let rows = uses.rows(key, kind);
             if rows > 0 {
-                println!("  {:<15} {rows:>9}  {}", place, fate(place, *key == first));
+                println!("  {:<15} {rows:>9}  {}", kind, fate(kind, *key == first));
             }
         }
         if *key != first && own.contains(key) && !uses.0.contains_key(key) {
@@ -108,8 +108,8 @@ pub(super) fn print(keyring: &Keyring, uses: &KeyUses) {
 }
 
 /// How data of a kind is freed from an old key.
-fn fate(place: &str, is_first: bool) -> &'static str {
-    match place {
+fn fate(kind: &str, is_first: bool) -> &'static str {
+    match kind {
         _ if is_first => "",
         "agents" | "issuers" | "audit_heads" => "`throughline secrets reseal` moves them",
         "receipts" => "`throughline secrets reseal` moves them, or 30 days pass",

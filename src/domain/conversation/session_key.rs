@@ -57,7 +57,7 @@ pub struct ChatKey {
 }
 
 /// Where a message of `speaker` in `chat` belongs.
-pub fn place(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> ChatKey {
+pub fn chat_key(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> ChatKey {
     let keys = Keys::new(policy.agent, speaker.identity, chat);
     let own = Some(speaker.user_id);
     match chat_kind(chat) {
@@ -101,7 +101,7 @@ pub fn place(policy: KeyPolicy<'_>, speaker: KeySender<'_>, chat: &Chat) -> Chat
     }
 }
 
-/// Every key that `place` could answer for an unlinked speaker, whatever the policy: so that one
+/// Every key that `chat_key` could answer for an unlinked speaker, whatever the policy: so that one
 /// statement can look for all of them. A linked speaker's is `user_key`.
 pub fn possible_keys(agent: &str, identity: &IdentityName, chat: &Chat) -> Vec<String> {
     let keys = Keys::new(agent, identity, chat);

@@ -33,7 +33,7 @@ fn keys(policy: KeyPolicy<'_>, speaker: &IdentityName, linked: bool, chat: &Chat
         user_id: UserId::from_uuid(uuid::Uuid::from_u128(7)),
         linked,
     };
-    let place = place(policy, speaker, chat);
+    let place = chat_key(policy, speaker, chat);
     [place.key].into_iter().chain(place.otherwise).collect()
 }
 
@@ -283,7 +283,7 @@ fn play(messages: &[(KeyPolicy<'_>, IdentityName, Chat)]) -> HashMap<String, Mea
             user_id: *owner,
             linked: false,
         };
-        let place = place(*policy, speaker, chat);
+        let place = chat_key(*policy, speaker, chat);
         let about = match place.kind {
             SlotKind::Dm => identity.to_string(),
             SlotKind::Group | SlotKind::Thread | SlotKind::Client => {
@@ -323,7 +323,7 @@ proptest! {
         let slots = play(&messages);
         for (policy, identity, chat) in &messages {
             let speaker = KeySender { identity, user_id: UserId::generate(), linked: false };
-            let place = place(*policy, speaker, chat);
+            let place = chat_key(*policy, speaker, chat);
             for key in [Some(place.key), place.otherwise].into_iter().flatten() {
                 prop_assert!(key.len() <= 256 && key.bytes().all(|byte| byte.is_ascii_graphic()));
                 // The key of an account or a chat is never used for anything else.
@@ -346,8 +346,8 @@ proptest! {
     ) {
         let user_id = UserId::generate();
         let speak = |identity| KeySender { identity, user_id, linked: true };
-        let here = place(policy, speak(&one), &chat);
-        let there = place(policy, speak(&other), &chat);
+        let here = chat_key(policy, speak(&one), &chat);
+        let there = chat_key(policy, speak(&other), &chat);
         let is_dm = here.kind == SlotKind::Dm;
         if is_dm && policy.linked_sessions == LinkedSessions::Shared {
             prop_assert_eq!(&here, &there);
@@ -356,7 +356,7 @@ proptest! {
         }
         let unlinked = KeySender { linked: false, ..speak(&one) };
         if !is_dm {
-            prop_assert_eq!(here, place(policy, unlinked, &chat));
+            prop_assert_eq!(here, chat_key(policy, unlinked, &chat));
         }
     }
 
@@ -368,7 +368,7 @@ proptest! {
         linked in prop::bool::ANY,
     ) {
         let user_id = UserId::generate();
-        let place = place(policy, KeySender { identity: &identity, user_id, linked }, &chat);
+        let place = chat_key(policy, KeySender { identity: &identity, user_id, linked }, &chat);
         let mut possible = possible_keys("main", &identity, &chat);
         possible.push(user_key("main", user_id));
         for key in [Some(place.key), place.otherwise].into_iter().flatten() {
