@@ -49,11 +49,11 @@ pub fn is_of_responses(path: &str) -> bool {
 }
 
 pub async fn refuse(request: HttpRequest, paths: web::Data<KnownPaths>) -> Result<HttpResponse> {
-    let known = paths
+    let found = paths
         .0
         .iter()
         .find(|(path, _)| path.is_match(request.path()));
-    Err(match known {
+    Err(match found {
         Some((_, allow)) => Error {
             allow: Some(allow.clone()),
             ..Error::new(Code::MethodNotAllowed, format!("this path allows {allow}"))

@@ -107,7 +107,7 @@ pub async fn charge(
             let retry_at = link_codes::find_lock(tx, &subject, limit).await?;
             return Err(Error {
                 retry_after: Some(seconds_until(retry_at, now)),
-                ..Error::new(Code::TooManyAttempts, "there were too many wrong codes")
+                ..Error::new(Code::TooManyAttempts, "too many wrong codes")
             });
         }
     }
@@ -145,7 +145,7 @@ pub async fn void_codes_in(app: &App, tx: &mut TenantTx, text: &str) -> Result<(
     }
     let digests: Vec<Vec<u8>> = LinkCode::find_all(text)
         .iter()
-        .flat_map(|shown| app.keyring.every_mac(CONTEXT, &message(tx, shown)))
+        .flat_map(|code| app.keyring.every_mac(CONTEXT, &message(tx, code)))
         .collect();
     for batch in digests.chunks(VOID_BATCH) {
         link_codes::void(tx, batch, now).await?;

@@ -217,7 +217,7 @@ pub fn check_reason(reason: &str) -> Result<()> {
     if (1..=500).contains(&reason.trim().chars().count()) {
         Ok(())
     } else {
-        let detail = "say why, in 1 to 500 characters";
+        let detail = "give the reason in 1 to 500 characters";
         Err(Error::invalid(vec![FieldError::new("/reason", detail)]))
     }
 }

@@ -36,7 +36,7 @@ pub fn merge_text(identities: &[IdentityRecord]) -> String {
 
 pub fn unlink_text(identity: &IdentityRecord) -> String {
     format!(
-        "{} no longer belongs to your other accounts here. Within 30 days that can be taken back.",
+        "{} no longer belongs to your other accounts here. Within 30 days that can be undone.",
         identity.name
     )
 }

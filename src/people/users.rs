@@ -43,7 +43,7 @@ pub async fn create(app: &App, tx: &mut TenantTx, actor: &str, new: &NewUser) ->
     if !users::insert(tx, &user).await? {
         return Err(external_id_taken());
     }
-    let mut taken = Vec::new();
+    let mut conflicts = Vec::new();
     for (index, name) in new.identities.iter().enumerate() {
         let identity = NewIdentity {
             name: name.clone(),
@@ -54,11 +54,11 @@ pub async fn create(app: &App, tx: &mut TenantTx, actor: &str, new: &NewUser) ->
             .is_none()
         {
             let detail = format!("{name} belongs to a user already");
-            taken.push(FieldError::new(format!("/identities/{index}"), detail));
+            conflicts.push(FieldError::new(format!("/identities/{index}"), detail));
         }
     }
-    if !taken.is_empty() {
-        return Err(Error::fields(Code::IdentityTaken, taken));
+    if !conflicts.is_empty() {
+        return Err(Error::fields(Code::IdentityTaken, conflicts));
     }
     let entry = Entry::new(actor, Action::UserCreate, &user.id);
     audit::append(&app.keyring, tx, entry, now).await?;

@@ -35,7 +35,7 @@ pub async fn append(
     now: DateTime<Utc>,
 ) -> Result<AppendResult> {
     if messages.is_empty() {
-        let error = FieldError::new("/messages", "give at least one");
+        let error = FieldError::new("/messages", "give at least one message");
         return Err(Error::invalid(vec![error]));
     }
     message::check_all(messages, "/messages", access.may_write_any_role)?;

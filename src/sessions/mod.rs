@@ -1,5 +1,5 @@
 //! Use cases of conversations: create, append, compress, branch, reset, export, delete. All functions are steps:
-//! they take `&mut TenantTx` and never commit. Locks are taken in one order: slots, conversation, sessions from
+//! they take `&mut TenantTx` and never commit. Locks are acquired in one order: slots, conversation, sessions from
 //! the older link to the newer.
 
 use chrono::{DateTime, Utc};

@@ -25,10 +25,10 @@ impl Credentials {
     /// Adds a credential that was just accepted.
     pub fn open(&self, presented: &Presented) -> Arc<CheckedCredential> {
         // Before the guard, so that it is dropped after it: the last one to drop a credential takes the lock.
-        let known;
+        let existing;
         let mut open = lock(&self.open);
-        known = open.get(presented).and_then(Weak::upgrade);
-        if let Some(credential) = &known
+        existing = open.get(presented).and_then(Weak::upgrade);
+        if let Some(credential) = &existing
             && !credential.verdict.is_refused()
         {
             return credential.clone();

@@ -119,10 +119,10 @@ impl Rights {
     pub fn open(&self, subject: Subject) -> Arc<Right> {
         let queue = self.queue(subject.tenant_id);
         // Before the guard, so that it is dropped after it: the last one to drop a right takes the lock.
-        let known;
+        let existing;
         let mut open = lock(&self.open);
-        known = open.get(&subject).and_then(Weak::upgrade);
-        if let Some(right) = &known
+        existing = open.get(&subject).and_then(Weak::upgrade);
+        if let Some(right) = &existing
             // A refused right that came back is a new one.
             && !right.verdict.is_refused()
         {

@@ -206,7 +206,7 @@ pub async fn list_users(
     let mut tx = caller.begin(&app.db).await?;
     let owner = match &params.identity {
         Some(identity) => match store::people::identities::find(&mut tx, identity).await? {
-            Some(known) => Some(known.user_id),
+            Some(owner) => Some(owner.user_id),
             None => return Ok(HttpResponse::Ok().json(ListResponse::<UserResponse>::empty())),
         },
         None => None,

@@ -115,8 +115,8 @@ fn groups(text: Option<&str>) -> Result<Vec<UsageGroup>> {
         return Ok(UsageGroup::ALL.to_vec());
     };
     let named: Vec<&str> = text.split(',').collect();
-    let known = |name: &&str| UsageGroup::ALL.iter().any(|group| group.as_str() == *name);
-    if !named.iter().all(known) || named.len() > UsageGroup::ALL.len() {
+    let is_group = |name: &&str| UsageGroup::ALL.iter().any(|group| group.as_str() == *name);
+    if !named.iter().all(is_group) || named.len() > UsageGroup::ALL.len() {
         let detail = "must be some of hour, source, agent, model and user_id, separated by commas";
         return Err(wrong("group_by", detail));
     }
