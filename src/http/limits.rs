@@ -16,7 +16,7 @@ const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// The decision of the limits on a request.
-pub struct Admitted {
+pub struct Admission {
     /// The tightest limit, or the one that refused.
     pub allowance: Option<Allowance>,
     pub refusal: Option<Error>,
@@ -24,7 +24,7 @@ pub struct Admitted {
 
 /// Spends one request of the caller and of its tenant, and counts it as usage. A refused request costs nothing. The
 /// operator has no limits.
-pub async fn admit(app: &App, caller: &Caller) -> Option<Admitted> {
+pub async fn admit(app: &App, caller: &Caller) -> Option<Admission> {
     let (tenant_id, limits, own) = match caller {
         Caller::Operator(_) => return None,
         Caller::Key(key) => {
@@ -48,12 +48,12 @@ pub async fn admit(app: &App, caller: &Caller) -> Option<Admitted> {
         Ok(allowance) => {
             let name = UsageName::api_request(app.clock.now());
             app.usage.count(tenant_id, name, &UsageCounts::ONE_REQUEST);
-            Admitted {
+            Admission {
                 allowance,
                 refusal: None,
             }
         }
-        Err(refused) => Admitted {
+        Err(refused) => Admission {
             allowance: Some(refused),
             refusal: Some(refused.refusal()),
         },

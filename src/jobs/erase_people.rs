@@ -29,7 +29,7 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
         // The time before the search: a later writer finds the user gone.
         let now = app.clock.now();
         let mut tx = caller.begin(&app.db).await?;
-        let due = erased_people::take_due(&mut tx, now - SETTLED_AFTER, now).await?;
+        let due = erased_people::claim_due(&mut tx, now - SETTLED_AFTER, now).await?;
         let Some(due) = due else {
             let oldest = erased_people::oldest(&mut tx).await?;
             return Ok(oldest.map_or(now + WHILE_IDLE, |oldest| oldest + SETTLED_AFTER));
@@ -48,7 +48,7 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
         if erasure.is_settled(began_at) {
             erased_people::delete(&mut tx, erasure.user_id).await?;
         } else {
-            erased_people::update_looked(&mut tx, erasure.user_id, now).await?;
+            erased_people::update_checked(&mut tx, erasure.user_id, now).await?;
         }
         tx.commit().await?;
     }

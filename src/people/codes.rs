@@ -11,7 +11,7 @@ use crate::crypto::Keyring;
 use crate::domain::bridge::chat::Chat;
 use crate::domain::conversation::session::SessionHandle;
 use crate::domain::identity_links::link_code::{
-    AttemptLimit, IDENTITY_ATTEMPTS, KEY_ATTEMPTS, LINK_LIFE, LinkCode, TENANT_ATTEMPTS,
+    AttemptLimit, IDENTITY_ATTEMPTS, KEY_ATTEMPTS, LINK_CODE_TTL, LinkCode, TENANT_ATTEMPTS,
     code_not_found,
 };
 use crate::domain::identity_links::{Merge, MoveKind};
@@ -40,7 +40,7 @@ pub async fn mint(
 ) -> Result<(LinkCode, DateTime<Utc>)> {
     let now = app.clock.now();
     let code = LinkCode::generate()?;
-    let expires_at = now + LINK_LIFE;
+    let expires_at = now + LINK_CODE_TTL;
     let new = NewCode {
         digest: &app.keyring.mac(CONTEXT, &message(tx, code.as_str())).tag,
         user_id: minted_by.user_id,

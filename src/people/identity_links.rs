@@ -140,7 +140,7 @@ async fn lock_and_plan(tx: &mut TenantTx, entries: &[LinkEntry]) -> Result<Plan>
     let identities: Vec<&IdentityName> = listed.map(|listed| &listed.name).collect();
     let mut locked = BTreeSet::new();
     for _ in 0..ATTEMPTS {
-        let users = imports::list_users_page(tx, &names, &identities).await?;
+        let users = imports::list_users(tx, &names, &identities).await?;
         let plan = plan(entries, &users)?;
         let touched = plan.touched();
         if touched.iter().all(|id| locked.contains(id)) {

@@ -95,7 +95,7 @@ async fn reseal_receipts(app: &App, tenant_id: TenantId) -> Result<Progress> {
     let first = app.keyring.first_id();
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_of_receipts(&mut tx, after.as_ref(), RECEIPT_BATCH).await?;
+        let page = sealed::list_receipt_keys(&mut tx, after.as_ref(), RECEIPT_BATCH).await?;
         let is_old = |key: &&sealed::ReceiptKey| key.answer.as_ref().is_some_and(|id| *id != first);
         for name in page.iter().filter(is_old) {
             let Some(old) = sealed::find_receipt(&mut tx, name).await? else {

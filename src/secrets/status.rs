@@ -34,7 +34,7 @@ async fn count_entries(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> Re
     let mut after = 0;
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_of_entries(&mut tx, after, PAGE).await?;
+        let page = sealed::list_entry_keys(&mut tx, after, PAGE).await?;
         tx.commit().await?;
         let Some(last) = page.iter().map(|(_, _, last)| *last).max() else {
             return Ok(());
@@ -50,7 +50,7 @@ async fn count_answers(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> Re
     let mut after = None;
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_of_answers(&mut tx, after.as_ref(), PAGE).await?;
+        let page = sealed::list_answer_keys(&mut tx, after.as_ref(), PAGE).await?;
         tx.commit().await?;
         for row in &page {
             for key_id in [&row.answer, &row.secrets].into_iter().flatten() {
@@ -68,7 +68,7 @@ async fn count_receipts(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> R
     let mut after = None;
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_of_receipts(&mut tx, after.as_ref(), PAGE).await?;
+        let page = sealed::list_receipt_keys(&mut tx, after.as_ref(), PAGE).await?;
         tx.commit().await?;
         for key_id in page.iter().filter_map(|row| row.answer.clone()) {
             uses.add("receipts", key_id, 1);

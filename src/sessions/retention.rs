@@ -148,7 +148,7 @@ pub async fn step(
 /// Locks the running sweep until `tx` ends. A sweep that would delete what the tenant now keeps ends here.
 async fn lock_running(app: &App, tx: &mut TenantTx, days: Option<u32>) -> Result<Option<Sweep>> {
     match retention::lock_running(tx).await? {
-        Some(running) if !running.keeps_to(days) => {
+        Some(running) if !running.matches_retention(days) => {
             finish(app, tx, running).await?;
             Ok(None)
         }

@@ -15,7 +15,7 @@ use throughline::auth::ServiceCaller;
 use throughline::ids::{IdentityId, UserId};
 use throughline::jobs;
 use throughline::store::db::idempotency::RequestName;
-use throughline::store::people::erased_people::{take_due, update_opened};
+use throughline::store::people::erased_people::{claim_due, update_opened};
 
 use crate::support::catalog::{copy_rows, disable_row_level_security, dump_people, tenant_tables};
 use crate::support::cluster::cluster;
@@ -678,7 +678,7 @@ async fn a_long_look_for_one_person_does_not_keep_others_waiting() {
     let mut taken = Vec::new();
     for run in 0..4 {
         let now = erased_at + second * run;
-        let due = take_due(&mut tx, erased_at - TimeDelta::hours(1), now).await;
+        let due = claim_due(&mut tx, erased_at - TimeDelta::hours(1), now).await;
         let due = due.unwrap().unwrap();
         let name = RequestName {
             principal: "key_1".to_owned(),

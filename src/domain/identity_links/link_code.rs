@@ -14,7 +14,7 @@ const ALPHABET: &[u8; 32] = b"ABCDEFGHJKLMNPQRSTUVWXYZ23456789";
 const LINK_CHARS: usize = 8;
 
 /// How long a link code is good.
-pub const LINK_LIFE: TimeDelta = TimeDelta::minutes(10);
+pub const LINK_CODE_TTL: TimeDelta = TimeDelta::minutes(10);
 /// How many a person can have pending.
 pub const MAX_PENDING: i16 = 3;
 

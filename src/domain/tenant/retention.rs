@@ -34,7 +34,7 @@ pub struct Sweep {
 impl Sweep {
     /// Whether all that it deletes is old by the tenant's present setting, too. Checked by the time of
     /// its start and not by now: clocks of nodes differ.
-    pub fn keeps_to(&self, days: Option<u32>) -> bool {
+    pub fn matches_retention(&self, days: Option<u32>) -> bool {
         days.is_some_and(|days| self.cutoff <= cutoff(self.started_at, days))
     }
 }
@@ -61,7 +61,7 @@ mod tests {
             (Some(u32::MAX), false),
             (None, false),
         ] {
-            assert_eq!(sweep.keeps_to(days), keeps, "{days:?}");
+            assert_eq!(sweep.matches_retention(days), keeps, "{days:?}");
         }
     }
 

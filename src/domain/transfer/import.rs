@@ -312,7 +312,7 @@ impl Reader {
             }
             link.born_seq = seq;
         }
-        if self.restricted_role.is_none() && !is_a_person_s(&message) {
+        if self.restricted_role.is_none() && !is_user_message(&message) {
             self.restricted_role = Some(format!("{at}/role"));
         }
         let original = Original {
@@ -344,7 +344,7 @@ impl Reader {
 
 /// What anyone may write: what they say, and the summaries that they may give to `compress`. The rest
 /// is said by assistants, tools and the service.
-fn is_a_person_s(message: &NewMessage) -> bool {
+fn is_user_message(message: &NewMessage) -> bool {
     let kind = match message.kind {
         MessageKind::Normal | MessageKind::Summary => true,
         MessageKind::Handoff | MessageKind::Notice => false,

@@ -55,7 +55,7 @@ pub async fn list_few(tx: &mut TenantTx) -> Result<Vec<KeyUse>> {
 }
 
 /// Of a page of the tenant's audit: by key how many of its entries, and the last of them.
-pub async fn list_of_entries(
+pub async fn list_entry_keys(
     tx: &mut TenantTx,
     after: i64,
     limit: i64,
@@ -98,7 +98,7 @@ impl AnswerKeys {
 }
 
 /// Of a page of the tenant's stored answers.
-pub async fn list_of_answers(
+pub async fn list_answer_keys(
     tx: &mut TenantTx,
     after: Option<&RequestName>,
     limit: i64,
@@ -134,7 +134,7 @@ pub struct ReceiptKey {
 }
 
 /// A page of the tenant's receipts.
-pub async fn list_of_receipts(
+pub async fn list_receipt_keys(
     tx: &mut TenantTx,
     after: Option<&ReceiptKey>,
     limit: i64,

@@ -37,7 +37,7 @@ impl<'a> Columns<'a> {
 }
 
 /// Everyone with one of these names or accounts, and everyone whom an import named or linked, by id.
-pub async fn list_users_page(
+pub async fn list_users(
     tx: &mut TenantTx,
     names: &[&str],
     accounts: &[&IdentityName],

@@ -38,7 +38,7 @@ pub struct Due {
 
 /// Takes one whom nobody has looked for yet, or who was erased before `settled` and has to be looked for once more:
 /// the one who waits longest since it was last tried.
-pub async fn take_due(
+pub async fn claim_due(
     tx: &mut TenantTx,
     settled: DateTime<Utc>,
     now: DateTime<Utc>,
@@ -121,7 +121,7 @@ pub async fn oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
 }
 
 /// Says that they were looked for. The next look begins from the beginning.
-pub async fn update_looked(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
+pub async fn update_checked(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
     sqlx::query(
         "update erased_people
             set looked_at = $3, began_at = null, tried_at = null, opened_to = null

@@ -16,7 +16,7 @@ use crate::domain::turn::TurnInput;
 use crate::error::{Code, Error, Result};
 use crate::fair_queue::Permit;
 use crate::http::auth::identity::VerifiedIdentity;
-use crate::http::v1::identity_links::link_codes::guarded;
+use crate::http::v1::identity_links::link_codes::with_charged_attempt;
 use crate::idempotency::{self, Answer, EarlierResult};
 use crate::ids::TurnId;
 use crate::inbound::{self, After, Before, CommandAnswer, Done, Message, Preview, Sender};
@@ -294,7 +294,7 @@ impl MessageReceiver {
     async fn preview(&self, code: &str) -> Result<Preview> {
         let credential = self.verified.credential();
         let id = self.speaker.identity.id;
-        let looked = guarded(&self.app, credential, id, async || {
+        let looked = with_charged_attempt(&self.app, credential, id, async || {
             let mut tx = self.begin().await?;
             match inbound::preview(&self.app, &mut tx, &self.speaker, code).await? {
                 Preview::Refused(Code::CodeNotFound) => {

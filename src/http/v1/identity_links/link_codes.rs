@@ -176,7 +176,7 @@ pub async fn redeem_link_code(
         namespace: verified.namespace(),
         dry_run: request.dry_run,
     };
-    guarded(&app, verified.credential(), known.id, async || {
+    with_charged_attempt(&app, verified.credential(), known.id, async || {
         let mut tx = verified.begin(&app.db).await?;
         let actor = verified.actor();
         let access = |user_id| {
@@ -204,7 +204,7 @@ pub async fn redeem_link_code(
 }
 
 /// Charges an attempt before `work` checks a code, and refunds it unless the code was wrong.
-pub(in crate::http::v1) async fn guarded<T>(
+pub(in crate::http::v1) async fn with_charged_attempt<T>(
     app: &App,
     credential: &TenantCredential,
     identity_id: IdentityId,

@@ -17,7 +17,7 @@ use crate::http::request::extract::PathId;
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::ListResponse;
-use crate::http::v1::identity_links::link_codes::guarded;
+use crate::http::v1::identity_links::link_codes::with_charged_attempt;
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
 use crate::people::{self, UnlinkResult};
@@ -244,7 +244,7 @@ pub async fn undo_unlink_identity(
         let detail = "the identity itself sends a link code of the other side";
         return Err(Error::new(Code::ProofRequired, detail));
     };
-    guarded(&app, context.credential(), sender.id, async || {
+    with_charged_attempt(&app, context.credential(), sender.id, async || {
         let tx = context.begin(&app.db).await?;
         retryable
             .answer(&app, tx, context.principal(), body.hash, async |tx| {
