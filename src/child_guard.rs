@@ -1,7 +1,6 @@
-//! A child process that cannot outlive us. The child is started by a small guard process that holds
-//! the other end of a pipe: however we end, SIGKILL included, the pipe closes and the guard stops the
-//! child's whole process group. The guard is this program again (`throughline guard`), so nothing has
-//! to run between fork and exec.
+//! A child process that cannot outlive us. A small guard process starts the child and holds the other end of a pipe:
+//! however we end, SIGKILL included, the pipe closes and the guard stops the child's whole process group. The guard is
+//! this program again (`throughline guard`), so nothing has to run between fork and exec.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,7 +19,7 @@ use serde::{Deserialize, Serialize};
 /// How long a child may take to stop before its group is killed.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// The unprivileged account a child runs as when we are root.
+/// The unprivileged account of a child when we run as root.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct UnixUser {
     pub uid: u32,
@@ -33,7 +32,7 @@ pub enum StopSignal {
     Terminate,
 }
 
-/// What to run, and how to end it.
+/// The program to run, and how to stop it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Spec {
     pub program: PathBuf,
@@ -88,7 +87,7 @@ impl Guarded {
         !matches!(self.guard.try_wait(), Ok(None))
     }
 
-    /// For a guard that has ended: leaves nothing of its child. A guard that was killed did not get to that.
+    /// For a guard that has ended: kills the rest of its child's group. A killed guard could not do so.
     pub fn clear(mut self) {
         drop(self.pipe.take());
         let in_order = self.guard.wait().is_ok_and(|status| status.success());
@@ -97,7 +96,7 @@ impl Guarded {
         }
     }
 
-    /// Stops the child and waits until nothing of it is left.
+    /// Stops the child and waits until its whole group is gone.
     pub fn stop(mut self) {
         drop(self.pipe.take());
         if let Err(error) = self.guard.wait() {
@@ -142,7 +141,7 @@ pub fn run(spec: &str) -> anyhow::Result<()> {
         let _ = killpg(group, signal);
         while let Ok(Event::Stop) = received.recv_timeout(STOP_GRACE) {}
     }
-    // Whatever the child left in its group; usually nothing.
+    // Processes the child left in its group; usually none.
     let _ = killpg(group, Signal::SIGKILL);
     if let Some(dir) = &spec.remove {
         let _ = std::fs::remove_dir_all(dir);
@@ -150,7 +149,7 @@ pub fn run(spec: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `None` if our parent went away while we waited for an earlier child to end.
+/// `None` if our parent ended while we waited for an earlier child.
 fn wait_for_lock(path: &Path, events: &mpsc::Receiver<Event>) -> anyhow::Result<Option<File>> {
     let file = OpenOptions::new()
         .create(true)
@@ -186,8 +185,8 @@ fn spawn(spec: &Spec) -> anyhow::Result<Child> {
         .with_context(|| format!("cannot start {}", spec.program.display()))
 }
 
-/// Whoever ends the guard ends the child. Blocked only after the child was started: it would inherit
-/// the mask and not hear its own stop signal.
+/// A signal to the guard stops the child. The signals are blocked only after the child was started: it would inherit
+/// the mask and miss its own stop signal.
 fn stop_on_signals(events: mpsc::Sender<Event>) {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {

@@ -1,4 +1,4 @@
-//! The one clock. Everything that compares times gets its "now" from here, so that a test can move it.
+//! The one clock. Every comparison of times gets its "now" from here, so that a test can move it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -17,7 +17,7 @@ impl Clock {
         Self::default()
     }
 
-    /// Now, in the microseconds Postgres keeps: what is stored compares equal to what was given.
+    /// Now, in the microseconds of Postgres: a stored time compares equal to the given one.
     #[allow(clippy::disallowed_methods, reason = "the home of the clock")]
     pub fn now(&self) -> DateTime<Utc> {
         let offset = chrono::Duration::milliseconds(self.offset_ms.load(Ordering::Relaxed));

@@ -1,5 +1,5 @@
-//! Use case of chat without a session: a request goes to the agent's model and its answer comes back.
-//! Nothing is stored but what it used. Ends with the connection.
+//! Use case of a completion without a session: a request goes to the agent's model and the answer comes back. Only
+//! its usage is stored. It ends with the connection.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::fair_queue::Holder;
 use crate::ids::{TenantId, UserId};
 use crate::limits::StreamGuard;
 
-/// A call of a model, and for whom.
+/// A call of a model for a tenant or one of its users.
 pub struct Call {
     app: App,
     agent: Arc<Agent>,
@@ -20,10 +20,10 @@ pub struct Call {
     wants_stream: bool,
     /// Whether the client asked for a chunk about the usage.
     include_usage: bool,
-    /// What the model is asked, until it is asked.
+    /// The request body for the model, until the call begins.
     body: Vec<u8>,
-    /// How long that is.
-    asked_bytes: usize,
+    /// The size of that body.
+    request_bytes: usize,
     /// Held until the answer has ended.
     _open: StreamGuard,
 }
@@ -50,7 +50,7 @@ impl Call {
             user_id,
             wants_stream: request.stream,
             include_usage: request.include_usage,
-            asked_bytes: body.len(),
+            request_bytes: body.len(),
             body,
             _open: open,
         })
@@ -64,11 +64,11 @@ impl Call {
     pub async fn complete(mut self) -> Result<String> {
         let body = std::mem::take(&mut self.body);
         let holder = Holder::Tenant(self.agent.tenant_id);
-        let mut held = Vec::new();
+        let mut reserved = Vec::new();
         let mut room = |bytes| {
             let memory = self.app.shares.answer(holder, bytes);
             let has_room = memory.is_some();
-            held.extend(memory);
+            reserved.extend(memory);
             has_room
         };
         let answer = self.app.models.complete(&self.agent, body, &mut room);
@@ -81,22 +81,22 @@ impl Call {
         Ok(answer.with_model(&self.agent.name))
     }
 
-    /// The answer in chunks. What goes wrong before the first is an error and no stream.
-    pub async fn stream(mut self) -> Result<Answering> {
+    /// The answer in chunks. A failure before the first chunk is an error and no stream.
+    pub async fn stream(mut self) -> Result<CompletionStream> {
         let body = std::mem::take(&mut self.body);
         let chunks = self.app.models.stream(&self.agent, body, None).await?;
-        Ok(Answering {
+        Ok(CompletionStream {
             call: self,
             chunks,
-            said: 0,
-            told: None,
+            answer_bytes: 0,
+            reported: None,
         })
     }
 
-    /// What it used, as it was told; otherwise by how many bytes were said.
-    fn count(&self, told: Option<TokenUsage>, said: usize) {
-        let estimate = || TokenUsage::estimate(self.asked_bytes, said);
-        let usage = told.unwrap_or_else(estimate);
+    /// Counts the usage that the model reported, or else an estimate from the number of bytes.
+    fn count(&self, reported: Option<TokenUsage>, answer_bytes: usize) {
+        let estimate = || TokenUsage::estimate(self.request_bytes, answer_bytes);
+        let usage = reported.unwrap_or_else(estimate);
         let now = self.app.clock.now();
         let name = UsageName::model_call(
             now,
@@ -120,43 +120,43 @@ impl Call {
     }
 }
 
-/// An answer that is under way.
-pub struct Answering {
+/// An answer in progress.
+pub struct CompletionStream {
     call: Call,
     chunks: Chunks,
-    /// Bytes that were said so far.
-    said: usize,
-    told: Option<TokenUsage>,
+    /// The bytes of the answer so far.
+    answer_bytes: usize,
+    reported: Option<TokenUsage>,
 }
 
-impl Answering {
-    /// Whether something was said.
+impl CompletionStream {
+    /// Whether a part of the answer was received.
     pub fn has_begun(&self) -> bool {
-        self.said > 0
+        self.answer_bytes > 0
     }
 
-    /// The next chunk for the client, as JSON. The one about usage is theirs only if they asked for it: it
-    /// has no choice in it, which plain loops over a stream do not expect.
+    /// The next chunk for the client, as JSON. The usage chunk is sent only on request: it has no choice, which
+    /// plain loops over a stream do not expect.
     ///
-    /// Nothing is lost when its future is dropped.
+    /// The future can be dropped without a loss.
     pub async fn next(&mut self) -> Result<Option<String>> {
         loop {
             let Some(chunk) = self.chunks.next().await? else {
                 return Ok(None);
             };
-            self.told = chunk.usage.or(self.told);
+            self.reported = chunk.usage.or(self.reported);
             if chunk.choices == 0 && !self.call.include_usage {
                 continue;
             }
-            self.said += chunk.said;
+            self.answer_bytes += chunk.said;
             return Ok(Some(chunk.with_model(&self.call.agent.name)));
         }
     }
 }
 
-/// Counted however it ends: a client that leaves has used what was said.
-impl Drop for Answering {
+/// Counts however the stream ends: a client that disconnects has used the received part.
+impl Drop for CompletionStream {
     fn drop(&mut self) {
-        self.call.count(self.told, self.said);
+        self.call.count(self.reported, self.answer_bytes);
     }
 }

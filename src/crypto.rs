@@ -1,5 +1,5 @@
-//! Hashing, signing, sealing and random bytes: the only room that touches a cipher. What is sealed
-//! is bound to a context (tenant, table, row), so that a ciphertext moved elsewhere does not open.
+//! Hashing, signing, sealing and random bytes: the only room that touches a cipher. Sealed data is bound to a context
+//! (tenant, table, row), so that a ciphertext moved elsewhere does not open.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use aws_lc_rs::{constant_time, digest, hmac, rand};
@@ -7,7 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 const VERSION: u8 = 1;
 const KEY_ID_LEN: usize = 4;
-/// Names a key in what it made, and tells nothing of it.
+/// Names the key of a ciphertext or a tag, and reveals nothing about it.
 pub type KeyId = [u8; KEY_ID_LEN];
 const HEADER_LEN: usize = 1 + KEY_ID_LEN + NONCE_LEN;
 const SIGNATURE_LEN: usize = 16;
@@ -142,12 +142,12 @@ impl Keyring {
             .any(|key| constant_time_eq(&signature_of(key, context, message), signature))
     }
 
-    /// Marks a call of this deployment to the outside; another deployment has other keys.
+    /// Marks this deployment's outgoing calls. Another deployment has other keys.
     pub fn hop_mark(&self) -> String {
         hex::encode(self.sign("hop", b""))
     }
 
-    pub fn made_hop_mark(&self, mark: &str) -> bool {
+    pub fn is_own_hop_mark(&self, mark: &str) -> bool {
         hex::decode(mark).is_ok_and(|mark| self.verify("hop", b"", &mark))
     }
 
@@ -160,13 +160,13 @@ impl Keyring {
         }
     }
 
-    /// The tags that any of the keys could have made, to look a stored one up by.
+    /// The tags of `message` under every key, to look up a stored one.
     pub fn every_mac(&self, context: &str, message: &[u8]) -> Vec<Vec<u8>> {
         let tag_by = |key: &DerivedKey| tag::<MAC_LEN>(&key.mac, context, message).to_vec();
         self.keys.iter().map(tag_by).collect()
     }
 
-    /// Whether the key called `key_id` made `mac` of `message` for `context`.
+    /// Checks that the key `key_id` made `mac` of `message` for `context`.
     pub fn check_mac(
         &self,
         context: &str,
@@ -177,9 +177,11 @@ impl Keyring {
         let key = self.keys.iter().find(|key| key.id == key_id);
         let key = key.ok_or(BadMac::UnknownKey)?;
         let expected: [u8; MAC_LEN] = tag(&key.mac, context, message);
-        constant_time_eq(&expected, mac)
-            .then_some(())
-            .ok_or(BadMac::Wrong)
+        if constant_time_eq(&expected, mac) {
+            Ok(())
+        } else {
+            Err(BadMac::Wrong)
+        }
     }
 }
 
@@ -190,7 +192,7 @@ fn signature_of(key: &DerivedKey, context: &str, message: &[u8]) -> [u8; SIGNATU
 /// The first `N` bytes of an HMAC; `N` is at most 32.
 fn tag<const N: usize>(key: &hmac::Key, context: &str, message: &[u8]) -> [u8; N] {
     let mut signing = hmac::Context::with_key(key);
-    // The length parts the two: no context and message can be read as another pair.
+    // The length separates the two: no context and message can be read as another pair.
     signing.update(&(context.len() as u64).to_be_bytes());
     signing.update(context.as_bytes());
     signing.update(message);
@@ -209,7 +211,7 @@ pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     out
 }
 
-/// SHA-256 of what comes piece by piece.
+/// SHA-256 of data in pieces.
 pub struct Hasher(digest::Context);
 
 impl Hasher {
@@ -257,8 +259,8 @@ const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnop
 /// `number` in base 62, padded to `width` digits; 22 hold any u128.
 pub fn base62(mut number: u128, width: usize) -> String {
     let mut digits = vec![b'0'; width];
-    for place in digits.iter_mut().rev() {
-        *place = DIGITS[(number % 62) as usize];
+    for digit in digits.iter_mut().rev() {
+        *digit = DIGITS[(number % 62) as usize];
         number /= 62;
     }
     digits.into_iter().map(char::from).collect()
@@ -295,13 +297,13 @@ mod tests {
         let sealed = ring.seal("tenant a", b"text").unwrap();
         assert_eq!(ring.open("tenant a", &sealed).unwrap(), b"text");
         assert_eq!(ring.open("tenant b", &sealed), Err(OpenError));
-        for place in 0..sealed.len() {
+        for index in 0..sealed.len() {
             let mut damaged = sealed.clone();
-            damaged[place] ^= 1;
+            damaged[index] ^= 1;
             assert_eq!(
                 ring.open("tenant a", &damaged),
                 Err(OpenError),
-                "byte {place}"
+                "byte {index}"
             );
         }
         assert_eq!(ring.open("tenant a", &sealed[..5]), Err(OpenError));

@@ -1,18 +1,18 @@
-//! How many files and sockets the process may have open at one time.
+//! The limit of open files and sockets of the process.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Where the system does not tell.
-const USUAL: usize = 1024;
+/// If the system reports no limit.
+const DEFAULT_LIMIT: usize = 1024;
 /// More than a node has connections for.
-const MOST: u64 = 1 << 20;
+const MAX_LIMIT: u64 = 1 << 20;
 
-/// Raises the limit to what the system lets the process have.
+/// Raises the limit to the maximum that the system allows.
 pub fn raise_limit() {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return;
     };
-    let wanted = hard.min(MOST);
+    let wanted = hard.min(MAX_LIMIT);
     if soft >= wanted {
         return;
     }
@@ -23,7 +23,7 @@ pub fn raise_limit() {
 
 pub fn limit() -> usize {
     match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, _)) => usize::try_from(soft.min(MOST)).unwrap_or(USUAL),
-        Err(_) => USUAL,
+        Ok((soft, _)) => usize::try_from(soft.min(MAX_LIMIT)).unwrap_or(DEFAULT_LIMIT),
+        Err(_) => DEFAULT_LIMIT,
     }
 }

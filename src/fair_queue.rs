@@ -1,6 +1,6 @@
-//! Something of which a node has only so much, shared among tenants: connections, memory, descriptors. The next free
-//! part goes to the tenant that has the least, after the service itself, and of its requests to the one that has waited
-//! longest. No tenant has all of it, so that one whose requests hold theirs for long leaves some to the others.
+//! A scarce resource of a node, shared among tenants: connections, memory, descriptors. The next free part goes to the
+//! tenant that has the least, after the service itself, and of its requests to the one that has waited longest. No
+//! tenant gets all of it, so that a tenant whose requests hold their parts for long leaves some to the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,16 +9,16 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::ids::TenantId;
 
-/// Who asks for a part.
+/// The owner of a request for a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// What belongs to no tenant: credentials, jobs, heartbeats, the operator. Not bounded by a share, never refused,
-    /// and next before all tenants while it has less than half of what there is: its work is short, and every request
-    /// needs some of it. The other half is the tenants', however many ask for the service.
+    /// Work that belongs to no tenant: credentials, jobs, heartbeats, the operator. Not bounded by a share, never
+    /// refused, and next before all tenants while it has less than half of the total: its work is short, and every
+    /// request needs some of it. The other half is the tenants', however much the service requests.
     Service,
     /// Requests of a tenant.
     Tenant(TenantId),
-    /// What the service does for a tenant's accepted turns and open streams: before the tenant's requests, and with a
+    /// The service's work for a tenant's accepted turns and open streams: before the tenant's requests, and with a
     /// reserve beyond their share, so that no number of requests makes a turn lose its lease.
     TenantTurns(TenantId),
 }
@@ -37,15 +37,15 @@ pub enum Refusal {
     Full,
 }
 
-/// How much there is.
+/// The size of the resource and of the shares.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
     pub total: usize,
-    /// Of one tenant.
+    /// The share of one tenant.
     pub tenant_max: usize,
-    /// How much more a tenant may have where `Holder::TenantTurns` asks.
+    /// The further share of a tenant's `Holder::TenantTurns`.
     pub turns_reserve: usize,
-    /// Requests of one tenant that may wait; one more is refused at once.
+    /// Requests of one tenant that may wait. A further one is refused at once.
     pub tenant_waiting: usize,
 }
 
@@ -64,22 +64,22 @@ struct Shared {
 #[derive(Default)]
 struct State {
     in_use: usize,
-    /// Of all holders.
+    /// The waiting requests of all holders.
     waiting: usize,
     closed: bool,
     next_ticket: u64,
-    holders: HashMap<Holder, Use>,
+    holders: HashMap<Holder, HolderState>,
 }
 
-/// What one holder has and waits for. There is an entry only while that is something.
+/// The parts and the waiting requests of one holder. An entry without either is removed.
 #[derive(Default)]
-struct Use {
+struct HolderState {
     in_use: usize,
     /// By ticket, the oldest first.
     waiting: VecDeque<Ticket>,
 }
 
-/// Who comes first of those who have as much.
+/// The order of holders that have equally much.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
 enum Kind {
     Service,
@@ -104,9 +104,9 @@ impl FairQueue {
         }
     }
 
-    /// A part; waits for its turn. Who asks for more than it may have gets all that it may have.
+    /// Waits for a part. A request for more than the holder's maximum gets the maximum.
     pub async fn acquire(&self, holder: Holder, amount: usize) -> Result<Permit, Refusal> {
-        let amount = amount.min(self.shared.most(holder));
+        let amount = amount.min(self.shared.max_for(holder));
         let mut waiting = {
             let mut state = self.shared.state();
             if state.closed {
@@ -114,11 +114,11 @@ impl FairQueue {
             }
             if self.shared.grant_at_once(&mut state, holder, amount) {
                 drop(state);
-                return Ok(self.place(holder, amount));
+                return Ok(self.permit(holder, amount));
             }
             let number = state.next_ticket;
             let queue = &mut state.holders.entry(holder).or_default().waiting;
-            if queue.len() >= self.shared.most_waiting(holder) {
+            if queue.len() >= self.shared.max_waiting(holder) {
                 return Err(Refusal::Full);
             }
             let (grant, granted) = oneshot::channel();
@@ -129,7 +129,7 @@ impl FairQueue {
             });
             state.next_ticket += 1;
             state.waiting += 1;
-            // One that waits for less than those before it may be the next.
+            // A request for less than those before it may be the next.
             self.shared.grant_next(&mut state);
             Waiting {
                 shared: self.shared.clone(),
@@ -143,22 +143,22 @@ impl FairQueue {
         let granted = (&mut waiting.granted).await;
         waiting.is_over = true;
         match granted {
-            Ok(()) => Ok(self.place(holder, amount)),
+            Ok(()) => Ok(self.permit(holder, amount)),
             // Only `close` drops the other end.
             Err(_) => Err(Refusal::Closed),
         }
     }
 
-    /// A part, if there is one now. Who asks for more than it may have gets all that it may have.
+    /// A part, if one is free now. A request for more than the holder's maximum gets the maximum.
     pub fn try_acquire(&self, holder: Holder, amount: usize) -> Option<Permit> {
-        let amount = amount.min(self.shared.most(holder));
+        let amount = amount.min(self.shared.max_for(holder));
         let mut state = self.shared.state();
         let granted = !state.closed && self.shared.grant_at_once(&mut state, holder, amount);
         drop(state);
-        granted.then(|| self.place(holder, amount))
+        granted.then(|| self.permit(holder, amount))
     }
 
-    fn place(&self, holder: Holder, amount: usize) -> Permit {
+    fn permit(&self, holder: Holder, amount: usize) -> Permit {
         Permit {
             shared: self.shared.clone(),
             holder,
@@ -170,19 +170,19 @@ impl FairQueue {
         self.shared.state().in_use
     }
 
-    /// Whether the tenant has most of what it may have: then its requests likely wait for each other.
+    /// Whether the tenant has most of its share: then its requests likely wait for each other.
     pub fn is_crowded(&self, tenant_id: TenantId) -> bool {
         let in_use = self.shared.state().in_use_of_tenant(tenant_id);
         in_use * 2 > self.shared.size.tenant_max
     }
 
-    /// Nobody gets a part any more, and those who wait are refused.
+    /// Refuses all waiting and all later requests.
     pub fn close(&self) {
         let mut state = self.shared.state();
         state.closed = true;
         state.waiting = 0;
-        for held in state.holders.values_mut() {
-            held.waiting.clear();
+        for holder_state in state.holders.values_mut() {
+            holder_state.waiting.clear();
         }
     }
 
@@ -191,7 +191,7 @@ impl FairQueue {
     }
 
     /// Returns when nothing is in use.
-    pub async fn emptied(&self) {
+    pub async fn until_empty(&self) {
         loop {
             let released = self.shared.released.notified();
             if self.in_use() == 0 {
@@ -207,8 +207,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a holder may have at most.
-    fn most(&self, holder: Holder) -> usize {
+    /// The maximum of a holder.
+    fn max_for(&self, holder: Holder) -> usize {
         match holder {
             Holder::Service => self.size.total,
             Holder::Tenant(_) => self.size.tenant_max,
@@ -216,7 +216,7 @@ impl Shared {
         }
     }
 
-    fn most_waiting(&self, holder: Holder) -> usize {
+    fn max_waiting(&self, holder: Holder) -> usize {
         match holder {
             Holder::Service => usize::MAX,
             Holder::Tenant(_) | Holder::TenantTurns(_) => self.size.tenant_waiting,
@@ -230,11 +230,11 @@ impl Shared {
                 state.in_use_of_tenant(tenant_id)
             }
         };
-        in_use + amount <= self.most(holder)
+        in_use + amount <= self.max_for(holder)
     }
 
-    /// Who has the least is next; of those who have as much, the one that has waited longest. Turns do not rank behind
-    /// for what requests of their tenant have.
+    /// The holder with the least is next; among equals, the one that has waited longest. Turns do not rank behind
+    /// others because of the parts that requests of their tenant have.
     fn rank(&self, state: &State, holder: Holder) -> (usize, Kind) {
         match holder {
             Holder::Service if state.in_use_by(holder) * 2 < self.size.total => (0, Kind::Service),
@@ -244,10 +244,10 @@ impl Shared {
         }
     }
 
-    /// Only if no other request waits, but for those that wait for their own share alone.
+    /// Grants only if no other request waits, but for those that wait for their own share alone.
     fn grant_at_once(&self, state: &mut State, holder: Holder, amount: usize) -> bool {
-        let held = state.holders.get(&holder);
-        let waits = held.is_some_and(|held| !held.waiting.is_empty());
+        let holder_state = state.holders.get(&holder);
+        let waits = holder_state.is_some_and(|holder_state| !holder_state.waiting.is_empty());
         let fits = state.in_use + amount <= self.size.total && self.may_have(state, holder, amount);
         let granted = fits && !waits && self.next(state).is_none();
         if granted {
@@ -256,13 +256,13 @@ impl Shared {
         granted
     }
 
-    /// Who is next, and for how much: of those who wait for more than their own share.
+    /// The next holder and its amount, of the requests that do not wait for their own share.
     fn next(&self, state: &State) -> Option<(Holder, usize)> {
         if state.waiting == 0 {
             return None;
         }
-        let eligible = state.holders.iter().filter_map(|(holder, held)| {
-            let first = held.waiting.front()?;
+        let eligible = state.holders.iter().filter_map(|(holder, holder_state)| {
+            let first = holder_state.waiting.front()?;
             let may = self.may_have(state, *holder, first.amount);
             let rank = self.rank(state, *holder);
             may.then_some((rank, first.number, *holder, first.amount))
@@ -274,8 +274,8 @@ impl Shared {
     fn release(&self, holder: Holder, amount: usize) {
         let mut state = self.state();
         state.in_use -= amount;
-        if let Some(held) = state.holders.get_mut(&holder) {
-            held.in_use -= amount;
+        if let Some(holder_state) = state.holders.get_mut(&holder) {
+            holder_state.in_use -= amount;
         }
         self.grant_next(&mut state);
         state.forget_if_idle(holder);
@@ -283,18 +283,20 @@ impl Shared {
         self.released.notify_waiters();
     }
 
-    /// Grants what is free until the next does not fit, who then is not overtaken.
+    /// Grants free parts until the next request does not fit, which is then not overtaken.
     fn grant_next(&self, state: &mut State) {
         while let Some((holder, amount)) = self.next(state) {
             if state.in_use + amount > self.size.total {
                 return;
             }
-            let held = state.holders.get_mut(&holder);
-            let Some(ticket) = held.and_then(|held| held.waiting.pop_front()) else {
+            let holder_state = state.holders.get_mut(&holder);
+            let Some(ticket) =
+                holder_state.and_then(|holder_state| holder_state.waiting.pop_front())
+            else {
                 return;
             };
             state.waiting -= 1;
-            // One that stopped waiting in this moment has no place.
+            // A request that was dropped in this moment gets no part.
             if ticket.grant.send(()).is_ok() {
                 state.grant(holder, amount);
             }
@@ -304,7 +306,9 @@ impl Shared {
 
 impl State {
     fn in_use_by(&self, holder: Holder) -> usize {
-        self.holders.get(&holder).map_or(0, |held| held.in_use)
+        self.holders
+            .get(&holder)
+            .map_or(0, |holder_state| holder_state.in_use)
     }
 
     fn in_use_of_tenant(&self, tenant_id: TenantId) -> usize {
@@ -318,14 +322,16 @@ impl State {
     }
 
     fn forget_if_idle(&mut self, holder: Holder) {
-        let held = self.holders.get(&holder);
-        if held.is_some_and(|held| held.in_use == 0 && held.waiting.is_empty()) {
+        let holder_state = self.holders.get(&holder);
+        if holder_state
+            .is_some_and(|holder_state| holder_state.in_use == 0 && holder_state.waiting.is_empty())
+        {
             self.holders.remove(&holder);
         }
     }
 }
 
-/// The right to a part; dropped, it goes to the next.
+/// The right to a part. Dropped, it goes to the next request.
 pub struct Permit {
     shared: Arc<Shared>,
     holder: Holder,
@@ -338,7 +344,7 @@ impl Drop for Permit {
     }
 }
 
-/// One who waits. Who leaves takes its place in the queue along, and gives back what it was granted meanwhile.
+/// A waiting request. Dropped, it leaves the queue and releases what it was granted meanwhile.
 struct Waiting {
     shared: Arc<Shared>,
     holder: Holder,
@@ -358,15 +364,15 @@ impl Drop for Waiting {
             return self.shared.release(self.holder, self.amount);
         }
         let mut state = self.shared.state();
-        if let Some(held) = state.holders.get_mut(&self.holder)
-            && let Ok(place) = held
+        if let Some(holder_state) = state.holders.get_mut(&self.holder)
+            && let Ok(index) = holder_state
                 .waiting
                 .binary_search_by_key(&self.number, |ticket| ticket.number)
         {
-            held.waiting.remove(place);
+            holder_state.waiting.remove(index);
             state.waiting -= 1;
         }
-        // Those behind it may wait for less.
+        // The requests behind it may need less.
         self.shared.grant_next(&mut state);
         state.forget_if_idle(self.holder);
     }

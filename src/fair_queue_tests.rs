@@ -1,4 +1,4 @@
-//! Who is next, and who is not overtaken.
+//! The order of the queue, and which requests are not overtaken.
 
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
@@ -7,7 +7,7 @@ use super::*;
 
 const WAITING: usize = 32;
 
-/// A tenant may have three quarters of it.
+/// A queue whose tenants may have three quarters of it.
 fn queue(total: usize) -> FairQueue {
     FairQueue::new(Size {
         total,
@@ -28,23 +28,23 @@ fn id_of(tenant: Holder) -> TenantId {
     }
 }
 
-type Asking<'a> = LocalBoxFuture<'a, Result<Permit, Refusal>>;
+type Acquiring<'a> = LocalBoxFuture<'a, Result<Permit, Refusal>>;
 
-/// Asks, and waits as far as it gets.
-fn ask(queue: &FairQueue, holder: Holder) -> Result<Permit, Asking<'_>> {
+/// Requests one part, and polls once.
+fn ask(queue: &FairQueue, holder: Holder) -> Result<Permit, Acquiring<'_>> {
     ask_for(queue, holder, 1)
 }
 
-fn ask_for(queue: &FairQueue, holder: Holder, amount: usize) -> Result<Permit, Asking<'_>> {
-    let mut asking = queue.acquire(holder, amount).boxed_local();
-    match (&mut asking).now_or_never() {
-        Some(place) => Ok(place.ok().unwrap()),
-        None => Err(asking),
+fn ask_for(queue: &FairQueue, holder: Holder, amount: usize) -> Result<Permit, Acquiring<'_>> {
+    let mut acquiring = queue.acquire(holder, amount).boxed_local();
+    match (&mut acquiring).now_or_never() {
+        Some(permit) => Ok(permit.ok().unwrap()),
+        None => Err(acquiring),
     }
 }
 
-fn is_granted(asking: &mut Asking<'_>) -> Option<Permit> {
-    asking.now_or_never().map(|place| place.ok().unwrap())
+fn is_granted(acquiring: &mut Acquiring<'_>) -> Option<Permit> {
+    acquiring.now_or_never().map(|permit| permit.ok().unwrap())
 }
 
 #[test]
@@ -128,9 +128,9 @@ fn a_closed_queue_refuses_those_who_wait_and_those_who_come() {
     assert!(matches!(waiting.now_or_never(), Some(Err(Refusal::Closed))));
     let refused = queue.acquire(Holder::Service, 1).now_or_never();
     assert!(matches!(refused, Some(Err(Refusal::Closed))));
-    assert!(queue.emptied().now_or_never().is_none());
+    assert!(queue.until_empty().now_or_never().is_none());
     drop(held);
-    assert!(queue.emptied().now_or_never().is_some());
+    assert!(queue.until_empty().now_or_never().is_some());
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Retries that change nothing: the first answer to a request with an `Idempotency-Key` is stored in
-//! the transaction of its effect, and given again to whoever repeats the request.
+//! Idempotent retries: the first answer to a request with an `Idempotency-Key` is stored in the transaction of its
+//! effect, and replayed to a repeated request. `once` is an operation: it commits. All other functions are steps.
 
 use std::sync::atomic::Ordering;
 
@@ -17,25 +17,25 @@ use crate::store::TenantTx;
 use crate::store::db::idempotency::{self, RequestName, StoredAnswer};
 use crate::store::db::jobs;
 
-/// How long a first answer is given again.
-pub const KEPT: TimeDelta = TimeDelta::hours(24);
-/// How long the secrets in it are.
-pub const SECRETS_KEPT: TimeDelta = TimeDelta::minutes(10);
+/// How long an answer is replayed.
+pub const ANSWER_RETENTION: TimeDelta = TimeDelta::hours(24);
+/// How long the secrets in it are replayed.
+pub const SECRET_RETENTION: TimeDelta = TimeDelta::minutes(10);
 
-/// What the hash of a key is made for, and how one begins.
+/// The context of a key's hash, and the prefix of a hash.
 const KEY: &str = "idempotency/key";
 const HASHED: &str = "h:";
 
-/// The job that forgets what is no longer kept.
+/// The job that deletes expired answers.
 pub const EXPIRY_JOB: &str = "expire_answers";
 
-/// Plans that job for the tenant of `tx`: from then on it runs for good, and in time for secrets that
-/// are stored now.
+/// Plans that job for the tenant of `tx`: from then on it runs for good, and in time for secrets that are stored
+/// now.
 pub async fn plan_expiry(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<()> {
-    jobs::insert(tx, EXPIRY_JOB, now + SECRETS_KEPT).await
+    jobs::insert(tx, EXPIRY_JOB, now + SECRET_RETENTION).await
 }
 
-/// An answer that can be stored: its members, and apart those that are secret.
+/// An answer that can be stored. Its secret members are apart.
 pub struct Answer {
     pub status: u16,
     pub body: Map<String, Value>,
@@ -63,7 +63,7 @@ impl Answer {
         self
     }
 
-    /// What the client gets. A secret that is no longer replayed is null.
+    /// The body for the client. A secret that is no longer replayed is null.
     pub fn into_body(self) -> Value {
         let mut body = self.body;
         body.extend(self.secrets);
@@ -89,15 +89,15 @@ pub struct Request {
     name: RequestName,
     /// The name as the client chose it.
     named: String,
-    /// The other forms of the name's key under which the first answer may lie.
+    /// The other forms of the key under which the first answer may be stored.
     other_keys: Vec<String>,
     hash: [u8; 32],
 }
 
 impl Request {
-    /// `key` is what the client chose. It may tell something, an order number for example: a keyed hash of it is
-    /// stored. Nodes that are older than this store and look for the text itself, so as long as one lives the text
-    /// is stored; and whatever is stored is found, also under an older secret key.
+    /// `key` is the client's. It may contain information, an order number for example: a keyed hash of it is stored.
+    /// Older nodes store and search the text itself, so the text is stored as long as one of them is alive. Both forms
+    /// are found, also under an older secret key.
     pub fn new(app: &App, principal: String, route: String, key: String, hash: [u8; 32]) -> Self {
         let named = [principal.as_str(), route.as_str(), key.as_str()].join("\0");
         let macs = app.keyring.every_mac(KEY, named.as_bytes());
@@ -138,14 +138,14 @@ impl Request {
     }
 }
 
-/// What an earlier request of the same name came to.
-pub enum Earlier {
+/// The result of an earlier request of the same name.
+pub enum EarlierResult {
     Turn(TurnId),
     Answer(Answer),
 }
 
-/// Runs `work` in `tx` and commits, or answers what the first such request was answered. When `work`
-/// fails nothing is stored: the client may mend the cause and use the key again.
+/// Runs `work` in `tx` and commits, or replays the answer to the first such request. When `work` fails nothing is
+/// stored: the client may fix the cause and use the key again.
 pub async fn once(
     app: &App,
     mut tx: TenantTx,
@@ -153,8 +153,8 @@ pub async fn once(
     work: impl AsyncFnOnce(&mut TenantTx) -> Result<Answer>,
 ) -> Result<Outcome> {
     match find_earlier(app, &mut tx, request).await? {
-        Some(Earlier::Answer(answer)) => return Ok(Outcome::Replayed(answer)),
-        Some(Earlier::Turn(_)) => return Err(unfit()),
+        Some(EarlierResult::Answer(answer)) => return Ok(Outcome::Replayed(answer)),
+        Some(EarlierResult::Turn(_)) => return Err(wrong_kind()),
         None => {}
     }
     let answer = work(&mut tx).await?;
@@ -163,45 +163,55 @@ pub async fn once(
     Ok(Outcome::Fresh(answer))
 }
 
-fn unfit() -> Error {
-    Error::internal(anyhow::anyhow!("a stored request came to something else"))
+fn wrong_kind() -> Error {
+    Error::internal(anyhow::anyhow!(
+        "a stored request has another kind of result"
+    ))
 }
 
-/// What an earlier request of this name came to; `None` if this is the first, whose turn or answer has to be
+/// The result of an earlier request of this name; `None` if this is the first one. Its turn or answer must then be
 /// noted in the same transaction.
 pub async fn find_earlier(
     app: &App,
     tx: &mut TenantTx,
     request: &Request,
-) -> Result<Option<Earlier>> {
+) -> Result<Option<EarlierResult>> {
     let now = app.clock.now();
     idempotency::lock(tx, request.lock_name(tx.tenant_id())).await?;
     let name = &request.name;
     let other_keys = &request.other_keys;
-    if idempotency::claim(tx, name, other_keys, request.hash, now, now - KEPT).await? {
+    if idempotency::claim(
+        tx,
+        name,
+        other_keys,
+        request.hash,
+        now,
+        now - ANSWER_RETENTION,
+    )
+    .await?
+    {
         return Ok(None);
     }
     let stored = idempotency::find(tx, name, other_keys).await?;
-    let gone = || {
+    let stored = stored.ok_or_else(|| {
         Error::internal(anyhow::anyhow!(
             "a stored request vanished while it was read"
         ))
-    };
-    let stored = stored.ok_or_else(gone)?;
+    })?;
     check_hash(&stored, request)?;
     if let Some(turn_id) = stored.turn_id {
-        return Ok(Some(Earlier::Turn(turn_id)));
+        return Ok(Some(EarlierResult::Turn(turn_id)));
     }
     let answer = open(app, tx, request, stored)?;
-    Ok(Some(Earlier::Answer(answer)))
+    Ok(Some(EarlierResult::Answer(answer)))
 }
 
-/// The turn that an earlier request of this name became; `None` if this is the first, whose turn has to be
-/// noted in the same transaction.
+/// The turn of an earlier request of this name; `None` if this is the first one. Its turn must then be noted in the
+/// same transaction.
 pub async fn find_turn(app: &App, tx: &mut TenantTx, request: &Request) -> Result<Option<TurnId>> {
     match find_earlier(app, tx, request).await? {
-        Some(Earlier::Turn(turn_id)) => Ok(Some(turn_id)),
-        Some(Earlier::Answer(_)) => Err(unfit()),
+        Some(EarlierResult::Turn(turn_id)) => Ok(Some(turn_id)),
+        Some(EarlierResult::Answer(_)) => Err(wrong_kind()),
         None => Ok(None),
     }
 }
@@ -252,7 +262,7 @@ fn open(app: &App, tx: &TenantTx, request: &Request, stored: StoredAnswer) -> Re
         ..
     } = stored
     else {
-        return Err(unfit());
+        return Err(wrong_kind());
     };
     let name = RequestName {
         key,
@@ -266,7 +276,7 @@ fn open(app: &App, tx: &TenantTx, request: &Request, stored: StoredAnswer) -> Re
             .map_err(Error::internal)?;
         serde_json::from_slice(&plain).map_err(Error::internal)
     };
-    let fresh_enough = created_at > app.clock.now() - SECRETS_KEPT;
+    let fresh_enough = created_at > app.clock.now() - SECRET_RETENTION;
     let secrets = match secrets_enc.filter(|_| fresh_enough) {
         Some(sealed) => open(&sealed)?,
         None => Map::new(),
@@ -278,24 +288,24 @@ fn open(app: &App, tx: &TenantTx, request: &Request, stored: StoredAnswer) -> Re
     })
 }
 
-/// Forgets those answers to keys that acted for nobody of which `tells` is true: `limit` of them are opened,
-/// those after `after`. Answers the last one, as long as there may be more.
-pub async fn forget_telling(
+/// Deletes those answers to keys without an acting user for which `mentions` is true. Opens `limit` of them, from
+/// `after` on. Returns the last one as long as there may be more.
+pub async fn delete_mentions(
     app: &App,
     tx: &mut TenantTx,
     after: Option<&RequestName>,
     limit: i64,
-    tells: impl Fn(&str) -> bool,
+    mentions: impl Fn(&str) -> bool,
 ) -> Result<Option<RequestName>> {
     let stored = idempotency::list_without_user(tx, after, limit).await?;
     let more = stored.len() as i64 == limit;
     let mut last = None;
     for (name, stored) in stored {
-        // What no key of ours opens any more is never replayed, and runs out by itself.
+        // An answer that no configured key opens is never replayed, and expires.
         let plain = stored
             .answer_enc
             .and_then(|sealed| app.keyring.open(&context(tx, &name), &sealed).ok());
-        if plain.is_some_and(|plain| tells(&String::from_utf8_lossy(&plain))) {
+        if plain.is_some_and(|plain| mentions(&String::from_utf8_lossy(&plain))) {
             idempotency::delete(tx, &name).await?;
         }
         last = Some(name);

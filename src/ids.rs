@@ -1,5 +1,5 @@
-//! Ids: a prefix that says what it is, and a UUIDv7 that sorts by time. Columns hold the uuid,
-//! the wire holds `prefix_` and 32 hex digits. This is the only place that makes or parses one.
+//! Ids: a prefix that names the type, and a UUIDv7 that sorts by time. Columns hold the uuid, the wire holds `prefix_`
+//! and 32 hex digits. This is the only place that creates or parses one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,7 +32,7 @@ fn parse(text: &str, prefix: &str) -> Result<Uuid, InvalidId> {
     Uuid::try_parse(rest).map_err(|_| InvalidId)
 }
 
-/// Any of the ids below: what may stand where text may not.
+/// Any of the ids below, for values that must not contain text.
 pub trait Id: fmt::Display {}
 
 macro_rules! id {
@@ -101,35 +101,35 @@ id!(
     TenantId, "ten"
 );
 id!(
-    /// One API key of a tenant; public, it is part of the key's text.
+    /// One API key of a tenant. It is public: the key's text contains it.
     ApiKeyId, "key"
 );
 id!(
-    /// The canonical person inside a tenant.
+    /// A user: one human inside a tenant, on every platform.
     UserId, "usr"
 );
 id!(
-    /// One account of a person on one platform.
+    /// One identity of a user on one platform.
     IdentityId, "idn"
 );
 id!(
-    /// One session; a conversation has the id of its first.
+    /// One session. A conversation has the id of its first session.
     SessionId, "ses"
 );
 id!(
-    /// One turn: a message and everything that is done to answer it.
+    /// One turn: a message and all work to answer it.
     TurnId, "trn"
 );
 id!(
-    /// What a session key names; never shown.
+    /// The slot that a session key names. Never in an answer.
     SlotId, "slt"
 );
 id!(
-    /// A link or continuation code's row; never shown.
+    /// The row of a link or continuation code. Never in an answer.
     CodeId, "cod"
 );
 id!(
-    /// One change of an account's person; never shown.
+    /// One move of an identity to another user. Never in an answer.
     MoveId, "mov"
 );
 id!(
@@ -137,11 +137,11 @@ id!(
     DeliveryId, "dlv"
 );
 id!(
-    /// One start of a node; shown to operators.
+    /// One start of a node. Operators see it.
     BootId, "boot"
 );
 id!(
-    /// One row of the jobs table; never shown.
+    /// One row of the jobs table. Never in an answer.
     JobId, "job"
 );
 id!(
@@ -150,7 +150,7 @@ id!(
 );
 
 impl TenantId {
-    /// The operator's own plane: scopes what operators do, and never has a key.
+    /// The operator's own tenant: it scopes the actions of operators, and never has a key.
     pub const OPERATOR: Self = Self(Uuid::nil());
 }
 

@@ -1,25 +1,23 @@
 //! Throughline: one assistant conversation across every platform, for many tenants at once.
 //!
-//! The rooms, from the street inwards. Imports go one way, downwards; `tests/it/architecture.rs` holds
-//! the table of allowed edges.
+//! The rooms, from the outside inwards. Imports go one way, downwards; `tests/it/architecture.rs` holds the table of
+//! allowed edges.
 //!
-//! - `server`, `dev`: start listeners and background loops; start everything for a developer
+//! - `server`, `dev`: a node with its listeners and loops; a node with its own Postgres and Redis for a developer
 //! - `http`, `jobs`: the surfaces: requests and background work
-//! - `inbound`: what bridges bring in
-//! - `turns`: the turn engine; `chat`: a model asked without a session
-//! - `people`, `sessions`, `tenants`, `api_keys`, `issuers`, `agents`, `audit`, `idempotency`: use cases, one room each
-//! - `secrets`: which secret keys stored data needs, and resealing it
-//! - `app`: what they all work with
-//! - `model`: a tenant's agents, ready to be asked
-//! - `streams`: what the open streams of a node share
-//! - `usage`: how much a tenant has used
-//! - `auth`: who calls; a caller is what opens a tenant's transaction
-//! - `limits`: how much a tenant may use; `live`: who watches what on this node
+//! - `inbound`: use cases of messages that bridges deliver
+//! - `turns`: the turn engine; `completions`: a model call without a session
+//! - `people`, `sessions`, `tenants`, `audit`, `idempotency`, `secrets`: use cases, one room each
+//! - `app`: the shared state of a node
+//! - `agent_runtime`: a tenant's agents, ready to be called; `streams`: the shared state of a node's open streams;
+//!   `usage`: usage counts
+//! - `auth`: credentials and callers; only a caller opens a tenant's transaction
+//! - `limits`: rate limits and shares; `notifications`: publish and subscribe within a node and between nodes
 //! - `store`, `redis`: the only rooms with SQL and with Redis
 //! - `upstream`: the only way out to a URL that a tenant gives
 //! - `domain`: types and rules, without IO
-//! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`, `recent`, `shutdown`, `descriptors`,
-//!   `fair_queue`, `wire_text`: the ground
+//! - `ids`, `clock`, `error`, `config`, `crypto`, `cache`, `telemetry`, `recent`, `shutdown`, `fair_queue`,
+//!   `descriptors`, `child_guard`, `wire_text`: the base, which every room may use
 
 #[macro_use]
 mod wire_text;

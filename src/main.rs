@@ -1,4 +1,4 @@
-//! The command line: it parses, calls the library, and tells a failure in one line.
+//! The command line: it parses, calls the library, and prints a failure in one line.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,8 +8,8 @@ use throughline::config::{Config, LogConfig, MigrateConfig, environment};
 use throughline::ids::TenantId;
 use throughline::{audit, child_guard, dev, http, secrets, server, store, telemetry, tenants};
 
-/// The system's own keeps what was freed: after a burst of large bodies a node had three times its memory for good
-/// (`cargo bench --bench abuse`). Settings are in .cargo/config.toml.
+/// The system's allocator keeps freed memory: after a burst of large bodies a node had three times its memory for
+/// good (`cargo bench --bench abuse`). Settings are in .cargo/config.toml.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -31,18 +31,18 @@ enum Command {
         port: u16,
         #[arg(long, default_value = ".throughline")]
         data_dir: PathBuf,
-        /// Another place for the ready file, besides ready.json in the data directory
+        /// A further path for the ready file, besides ready.json in the data directory
         #[arg(long)]
         ready_file: Option<PathBuf>,
     },
-    /// Make the database roles and apply migrations, as the owner
+    /// Create the database roles and apply migrations, as the owner
     Migrate,
     /// Print the OpenAPI document
     Openapi,
-    /// Make tenants
+    /// Create tenants
     #[command(subcommand)]
     Tenant(TenantCommand),
-    /// Check the audit
+    /// Verify the audit
     #[command(subcommand)]
     Audit(AuditCommand),
     /// Rotate the keys of THROUGHLINE_SECRET_KEY
@@ -54,7 +54,7 @@ enum Command {
 
 #[derive(Subcommand)]
 enum TenantCommand {
-    /// Make a tenant and print it as JSON, with its first admin key
+    /// Create a tenant and print it as JSON, with its first admin key
     Create { name: String },
 }
 
@@ -62,13 +62,13 @@ enum TenantCommand {
 enum SecretsCommand {
     /// Show which keys stored data needs; fail if one is missing
     Status,
-    /// Encrypt and sign what is kept for long with the first key; then show what still needs the others
+    /// Encrypt and sign long-lived data with the first key; then show what still needs the others
     Reseal,
 }
 
 #[derive(Subcommand)]
 enum AuditCommand {
-    /// Walk the chains of entries; name the first that was changed or removed, and fail
+    /// Verify the chains of entries; name the first one that was changed or removed, and fail
     Verify {
         /// Only this tenant's chain
         #[arg(long)]

@@ -1,4 +1,4 @@
-//! What happened a moment ago on this node, so that it is not written down again for each repetition.
+//! Recent actions on this node, so that a repetition is not written again.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,18 +6,18 @@ use std::sync::{Mutex, PoisonError};
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-/// Then those that are no longer recent are dropped.
-const MANY: usize = 10_000;
+/// Above it, expired entries are dropped.
+const CAPACITY: usize = 10_000;
 
 pub struct Recent<K> {
-    lasts: TimeDelta,
+    ttl: TimeDelta,
     noted: Mutex<HashMap<K, DateTime<Utc>>>,
 }
 
 impl<K: Eq + Hash> Recent<K> {
-    pub fn new(lasts: TimeDelta) -> Self {
+    pub fn new(ttl: TimeDelta) -> Self {
         Self {
-            lasts,
+            ttl,
             noted: Mutex::default(),
         }
     }
@@ -29,17 +29,17 @@ impl<K: Eq + Hash> Recent<K> {
 
     pub fn note(&self, key: K, now: DateTime<Utc>) {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        if noted.len() >= MANY {
+        if noted.len() >= CAPACITY {
             noted.retain(|_, at| self.is_recent(*at, now));
         }
-        // Nothing is recent enough to be worth more memory than this.
-        if noted.len() < MANY {
+        // A repeated write costs less than more memory than this.
+        if noted.len() < CAPACITY {
             noted.insert(key, now);
         }
     }
 
     fn is_recent(&self, at: DateTime<Utc>, now: DateTime<Utc>) -> bool {
-        now >= at && now - at < self.lasts
+        now >= at && now - at < self.ttl
     }
 }
 
@@ -55,11 +55,11 @@ mod tests {
         assert!(recent.contains(&0, start + TimeDelta::seconds(59)));
         assert!(!recent.contains(&0, start + TimeDelta::seconds(60)));
         assert!(!recent.contains(&1, start));
-        for key in 0..3 * MANY {
+        for key in 0..3 * CAPACITY {
             recent.note(key, start);
         }
-        assert!(!recent.contains(&(3 * MANY - 1), start));
-        recent.note(3 * MANY, start + TimeDelta::seconds(60));
-        assert!(recent.contains(&(3 * MANY), start + TimeDelta::seconds(60)));
+        assert!(!recent.contains(&(3 * CAPACITY - 1), start));
+        recent.note(3 * CAPACITY, start + TimeDelta::seconds(60));
+        assert!(recent.contains(&(3 * CAPACITY), start + TimeDelta::seconds(60)));
     }
 }

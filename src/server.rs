@@ -1,4 +1,4 @@
-//! One running node: its listeners, its background loops, and an orderly end.
+//! One running node: its listeners, its background loops, and an orderly shutdown.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -27,23 +27,23 @@ use crate::telemetry;
 
 /// Enough for the handful of scrapers a node has.
 const METRICS_WORKERS: usize = 1;
-/// Enough for the thread that accepts to hear that it shall not.
-const PAUSING: Duration = Duration::from_millis(20);
-/// How long the last writes of an ending node may take.
-const FINISH: Duration = Duration::from_secs(2);
+/// Enough for the accepting thread to receive the pause.
+const PAUSE_TIME: Duration = Duration::from_millis(20);
+/// How long the last writes of a stopping node may take.
+const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub struct Node {
     pub app: App,
     pub address: SocketAddr,
     pub metrics_address: Option<SocketAddr>,
     servers: Vec<Server>,
-    /// Runs until the very end, so that it is seen how the node ends.
+    /// Runs until the very end, so that the metrics show the shutdown.
     metrics: JoinSet<()>,
-    /// The open connections, and nothing of the metrics'.
+    /// The open connections, without those of the metrics.
     connections: TaskTracker,
-    /// What runs until the node stops.
+    /// Tasks that run until the node stops.
     tasks: JoinSet<()>,
-    /// What goes on until nothing else does.
+    /// Tasks that end last, after all others.
     background: JoinSet<()>,
     ended: CancellationToken,
 }
@@ -55,13 +55,13 @@ struct Server {
 }
 
 impl Node {
-    /// Listens and starts to serve. `metrics` is the process's recorder, where it has one.
+    /// Binds and starts to serve. `metrics` is the process's recorder, if it has one.
     pub async fn start(app: App, metrics: Option<PrometheusHandle>) -> anyhow::Result<Self> {
         let listener = listen("LISTEN", app.config.listen)?;
         Self::start_on(listener, app, metrics).await
     }
 
-    /// Serves on a listener that is bound already.
+    /// Serves on a bound listener.
     pub async fn start_on(
         listener: TcpListener,
         app: App,
@@ -101,12 +101,12 @@ impl Node {
         self.tasks
             .spawn(jobs::recover_turns::run(app.clone(), stop));
         self.tasks.spawn(secrets::warn_of_missing_keys(app.clone()));
-        // As long as there are requests, streams and turns, these are looked after.
+        // As long as there are requests, streams and turns, they need these loops.
         let background = &mut self.background;
         let ended = &self.ended;
         background.spawn(jobs::heartbeat::run(app.clone(), ended.clone()));
         background.spawn(jobs::flush_usage::run(app.clone(), ended.clone()));
-        background.spawn(jobs::watch_streams::find_news(app.clone(), ended.clone()));
+        background.spawn(jobs::watch_streams::poll_events(app.clone(), ended.clone()));
         background.spawn(jobs::watch_streams::check_rights(
             app.clone(),
             ended.clone(),
@@ -138,9 +138,9 @@ impl Node {
             .listen(listener)?
             .workers(self.app.config.http_workers)
             .max_connections(descriptors::limit() / 4 * 3 / self.app.config.http_workers)
-            // A word that is said is on its way, however small the packet.
+            // Each chunk is sent at once, however small the packet.
             .tcp_nodelay(true)
-            // Who has left is waited for no longer: what they waited for is given to the next who asks.
+            // A request whose client left is dropped: its place goes to the next one in the queue.
             .h1_allow_half_closed(false)
             .shutdown_timeout(grace)
             .disable_signals()
@@ -177,7 +177,7 @@ impl Node {
         Ok(address)
     }
 
-    /// Is not ready and goes on serving, so that whoever sends requests has time to notice; until `hurry`.
+    /// Reports not ready and goes on serving, so that balancers and clients can notice; until `hurry`.
     pub async fn drain(&self, hurry: impl Future<Output = ()>) {
         let shutdown = &self.app.shutdown;
         shutdown.begin_draining();
@@ -187,20 +187,20 @@ impl Node {
         }
     }
 
-    /// Stops accepting, finishes what runs, gives connections back.
+    /// Stops accepting, finishes running work, releases connections.
     pub async fn stop(mut self) {
         let app = self.app.clone();
         let was_drained = app.shutdown.is_draining();
         self.close_sockets().await;
         app.shutdown.begin_stopping();
         let finish = async {
-            // A client that was answered before the drain may ask once more on its connection.
+            // A client that was answered before the drain may send one more request on its connection.
             self.connections.close();
             if was_drained {
-                let left = self.connections.wait();
-                drop(timeout_at(app.shutdown.turns_end_at(), left).await);
+                let open_connections = self.connections.wait();
+                drop(timeout_at(app.shutdown.turns_end_at(), open_connections).await);
             }
-            // A listener's thread takes the turns that run on it along: they end, or are given back, first.
+            // Turns run on the listeners' threads and would end with them: they end, or are released, first.
             app.turn_tasks.close();
             app.turn_tasks.wait().await;
             for server in &self.servers {
@@ -214,12 +214,12 @@ impl Node {
         self.end().await;
     }
 
-    /// Closes the listening sockets: whoever connects is refused at once, and not kept waiting.
+    /// Closes the listening sockets: a new connection is refused at once, and not kept waiting.
     async fn close_sockets(&self) {
         for server in &self.servers {
             server.handle.pause().await;
         }
-        sleep(PAUSING).await;
+        sleep(PAUSE_TIME).await;
         for server in &self.servers {
             // The server holds its socket until its threads end: this closes it for both.
             if let Err(error) = SockRef::from(&server.socket).shutdown(Shutdown::Both) {
@@ -228,14 +228,14 @@ impl Node {
         }
     }
 
-    /// When no request and no turn is left.
+    /// The end, when no request and no turn is left.
     async fn end(mut self) {
         self.ended.cancel();
         let loops = async { while self.background.join_next().await.is_some() {} };
-        if timeout(FINISH, loops).await.is_err() {
+        if timeout(LAST_WRITES_TIMEOUT, loops).await.is_err() {
             self.background.abort_all();
         }
-        let finished = timeout(FINISH, jobs::finish(&self.app)).await;
+        let finished = timeout(LAST_WRITES_TIMEOUT, jobs::finish(&self.app)).await;
         if !matches!(finished, Ok(Ok(()))) {
             tracing::warn!("the database did not take what this node had left");
         }
@@ -253,7 +253,7 @@ fn listen(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     bind(address).with_context(|| format!("THROUGHLINE_{variable}: cannot listen on {address}"))
 }
 
-/// A listener as `Node::start_on` takes it.
+/// A listener for `Node::start_on`.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
@@ -277,7 +277,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The signals that ask the process to end; one that comes after `listen` is never missed.
+/// The signals that end the process. After `listen`, none is missed.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,

@@ -1,6 +1,6 @@
-//! How a node ends, in two phases. While it drains it is not ready and serves everything: whoever sends it
-//! requests has time to notice. When it stops, its listening sockets are closed, and what runs is finished or
-//! given back. One deadline holds for everything that stops.
+//! The shutdown of a node, in two phases. While it drains it is not ready and serves everything, so that its clients
+//! can notice. When it stops, its listening sockets are closed, and running work is finished or released. One
+//! deadline holds for everything that stops.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::config::Config;
 use crate::crypto;
 use crate::error::{Error, Result};
 
-/// The part of the grace in which turns may end; then they are given back.
+/// The part of the grace period in which turns may end. The rest of them is released then.
 const TURNS_PART: f64 = 0.6;
-/// After the grace, which may be none at all: turns are given back in any case.
+/// After the grace period, which may be zero: turns are released in any case.
 const RELEASE_TIME: Duration = Duration::from_secs(1);
 
 pub struct Shutdown {
@@ -38,13 +38,13 @@ impl Shutdown {
         }
     }
 
-    /// From now on the node is not ready, and its connections are not kept.
+    /// From now on the node is not ready, and its connections are not kept alive.
     pub fn begin_draining(&self) {
         self.drain_began.get_or_init(Instant::now);
         self.draining.cancel();
     }
 
-    /// From now on no loop takes new work, and the deadline of what runs is fixed.
+    /// From now on no loop starts new work, and the deadline of running work is fixed.
     pub fn begin_stopping(&self) {
         self.begin_draining();
         self.stop_began.get_or_init(Instant::now);
@@ -73,18 +73,18 @@ impl Shutdown {
         *self.drain_began.get_or_init(Instant::now) + self.drain
     }
 
-    /// When turns that still run are given back.
+    /// When turns that still run are released.
     pub fn turns_end_at(&self) -> Instant {
         *self.stop_began.get_or_init(Instant::now) + self.grace.mul_f64(TURNS_PART)
     }
 
-    /// When the node ends, whatever still runs.
+    /// When the node ends, even if work still runs.
     pub fn deadline(&self) -> Instant {
         *self.stop_began.get_or_init(Instant::now) + self.grace + RELEASE_TIME
     }
 
-    /// Fails when there is no time left for a turn.
-    pub fn check_takes_turns(&self) -> Result<()> {
+    /// Fails if no time is left for a turn.
+    pub fn check_accepts_turns(&self) -> Result<()> {
         if self.is_stopping() && Instant::now() >= self.turns_end_at() {
             return Err(Error::shutting_down());
         }
@@ -103,15 +103,15 @@ impl Shutdown {
     }
 }
 
-/// When an open stream sends its client to another node: each at a moment of its own, so that they do not all
-/// come at once.
+/// When an open stream sends its client to another node. Each has a moment of its own, so that the clients do not
+/// all reconnect at once.
 #[derive(Default)]
 pub struct Departure {
     at: Option<Instant>,
 }
 
 impl Departure {
-    /// Waits for it. Nothing is lost when the future is dropped.
+    /// Waits for that moment. The future can be dropped without a loss.
     pub async fn due(&mut self, shutdown: &Shutdown) {
         shutdown.draining.cancelled().await;
         let at = *self.at.get_or_insert_with(|| shutdown.departure());
@@ -158,7 +158,7 @@ mod tests {
         assert!(times.iter().all(|at| (end - 5 * SECOND..end).contains(at)));
         times.sort();
         assert!(times[50] > times[0] + SECOND && times[99] > times[50] + SECOND);
-        // Who comes late leaves late, and not at once.
+        // A stream that opens late leaves late, and not at once.
         let late = begun(10 * SECOND, 8 * SECOND);
         let now = Instant::now();
         let times = (0..100).map(|_| late.departure());
@@ -168,13 +168,13 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_stops_takes_turns_as_long_as_they_have_time() {
         let soon = begun(Duration::ZERO, Duration::ZERO);
-        assert!(soon.check_takes_turns().is_ok() && !soon.is_stopping());
+        assert!(soon.check_accepts_turns().is_ok() && !soon.is_stopping());
         soon.begin_stopping();
-        assert!(soon.check_takes_turns().is_ok());
+        assert!(soon.check_accepts_turns().is_ok());
         let late = begun(Duration::ZERO, 7 * SECOND);
-        assert!(late.check_takes_turns().is_ok(), "it only drains");
+        assert!(late.check_accepts_turns().is_ok(), "it only drains");
         late.begin_stopping();
-        assert!(late.check_takes_turns().is_err());
+        assert!(late.check_accepts_turns().is_err());
         let mut departure = Departure::default();
         departure.due(&late).await;
         assert!(departure.is_due(&late));

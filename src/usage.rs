@@ -1,5 +1,5 @@
-//! Counting what tenants use. Counts are kept in memory and added to the database each second, so a
-//! request pays for an addition. A node that is killed loses its last second, and one with many tenants its last 16.
+//! Usage counts of tenants. They are kept in memory and added to the database each second, so that a request pays
+//! for an addition. A killed node loses its last second, and one with many tenants its last 16.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,25 +14,25 @@ use crate::store::Db;
 use crate::store::tenant::usage;
 
 const SHARDS: usize = 16;
-/// So many tenants are all written each second; of more, one shard is.
-const FEW: usize = 20;
-/// Longer than a statement may take. A server whose host vanished does not keep it.
+/// Up to so many tenants are all written each second; with more, one shard is.
+const MAX_WRITTEN_AT_ONCE: usize = 20;
+/// Longer than a statement may take, even if the database's host vanished.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 
-type Counted = HashMap<UsageName, UsageCounts>;
+type TenantCounts = HashMap<UsageName, UsageCounts>;
 
-/// What this node has counted and not yet written.
+/// The counts of this node that are not written yet.
 #[derive(Default)]
 pub struct UsageMeter {
-    shards: [Mutex<HashMap<TenantId, Counted>>; SHARDS],
+    shards: [Mutex<HashMap<TenantId, TenantCounts>>; SHARDS],
     next_shard: AtomicUsize,
 }
 
 impl UsageMeter {
     /// The last bits of an id are random.
-    fn shard(&self, tenant_id: TenantId) -> MutexGuard<'_, HashMap<TenantId, Counted>> {
-        let place = tenant_id.as_uuid().as_u128() as usize % SHARDS;
-        self.shards[place]
+    fn shard(&self, tenant_id: TenantId) -> MutexGuard<'_, HashMap<TenantId, TenantCounts>> {
+        let index = tenant_id.as_uuid().as_u128() as usize % SHARDS;
+        self.shards[index]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -56,11 +56,11 @@ impl UsageMeter {
             .collect()
     }
 
-    /// Whose counts are written now: all of few tenants, and of many those of the next shard, so that each
-    /// tenant costs a transaction every 16 seconds and not every one.
+    /// The tenants whose counts are written now: all of a few tenants, and of many those of the next shard, so that
+    /// each costs a transaction every 16 seconds and not every one.
     fn due(&self) -> Vec<TenantId> {
         let all = self.tenants();
-        if all.len() <= FEW {
+        if all.len() <= MAX_WRITTEN_AT_ONCE {
             return all;
         }
         let next = self.next_shard.fetch_add(1, Ordering::Relaxed) % SHARDS;
@@ -69,18 +69,18 @@ impl UsageMeter {
         shard.keys().copied().collect()
     }
 
-    /// Adds what is due to the database.
+    /// Adds the counts that are due to the database.
     pub async fn flush_due(&self, db: &Db) -> Result<()> {
         self.write(db, self.due()).await
     }
 
-    /// Adds everything to the database.
+    /// Adds all counts to the database.
     pub async fn flush(&self, db: &Db) -> Result<()> {
         self.write(db, self.tenants()).await
     }
 
-    /// What cannot be written is kept for the next time; if a commit
-    /// succeeds and its answer is lost, a second is counted twice rather than not at all.
+    /// A failed write is kept for the next time. If a commit succeeds and its answer is lost, a second is counted
+    /// twice rather than not at all.
     async fn write(&self, db: &Db, tenants: Vec<TenantId>) -> Result<()> {
         let mut outcome = Ok(());
         for tenant_id in tenants {
@@ -123,7 +123,7 @@ mod tests {
         let meter = UsageMeter::default();
         for _ in 0..1000 {
             let mut shard = meter.shard(TenantId::generate());
-            shard.insert(TenantId::generate(), Counted::default());
+            shard.insert(TenantId::generate(), TenantCounts::default());
         }
         let written: Vec<usize> = (0..SHARDS).map(|_| meter.due().len()).collect();
         assert_eq!(written.iter().sum::<usize>(), 1000);

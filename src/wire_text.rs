@@ -1,7 +1,7 @@
-//! Types that are text on the wire: read by their own rule (`FromStr`), documented by a pattern of it.
+//! Types that are text on the wire: parsed by their own rule (`FromStr`), documented by its pattern.
 
-/// `wire_text!(Type, pattern, min_length, max_length)`: a body that breaks the rule is refused with a
-/// pointer to the member, and the document says what the rule is.
+/// `wire_text!(Type, pattern, min_length, max_length)`: a body that breaks the rule is refused with a pointer to the
+/// member, and the OpenAPI document states the rule.
 macro_rules! wire_text {
     ($name:ident, $pattern:expr, $min:expr, $max:expr) => {
         impl<'de> serde::Deserialize<'de> for $name {
@@ -15,7 +15,7 @@ macro_rules! wire_text {
     };
 }
 
-/// The document's half of it, for a type that is read in another way.
+/// The schema alone, for a type that is parsed in another way.
 macro_rules! text_schema {
     ($name:ident, $pattern:expr, $min:expr, $max:expr) => {
         impl utoipa::PartialSchema for $name {

@@ -1,5 +1,5 @@
-//! The audit: what was done in a tenant, as a chain of entries that nobody without the service's keys
-//! can change, shorten or fork unnoticed. An entry is written in the transaction of what it tells of.
+//! The audit: the actions in a tenant, as a chain of entries. Without the service's keys it cannot be changed,
+//! shortened or forked unnoticed. An entry is written in the transaction of its action: all functions are steps.
 
 use chrono::{DateTime, Utc};
 
@@ -13,7 +13,7 @@ use crate::store::tenant::audit::{self, SignedHead};
 
 pub mod verify;
 
-/// Parts the two uses of a MAC: a head is no entry.
+/// Separates the two uses of a MAC: a head is no entry.
 const ENTRY: &str = "audit/entry";
 const HEAD: &str = "audit/head";
 
@@ -27,7 +27,7 @@ pub async fn append(
 ) -> Result<()> {
     let tenant_id = tx.tenant_id();
     let last = lock_head(keyring, tx, now).await?;
-    // Else whatever somebody made of the head would now be signed as ours.
+    // Otherwise a forged head would now be signed as ours.
     check_head(keyring, tenant_id, &last).map_err(|bad| {
         Error::internal(anyhow::anyhow!(
             "the head of the audit of {tenant_id} is {bad}: run `throughline audit verify`"
@@ -54,34 +54,34 @@ pub async fn append(
     audit::insert(tx, &link, &hash, &head, &mac).await
 }
 
-/// What became of a head that was to be signed by the first key.
+/// The result of signing a head again with the first key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SignedAgain {
+pub enum SignOutcome {
     Yes,
-    /// The first key made it, or there is none yet.
+    /// The first key signed it already, or there is no head yet.
     NotNeeded,
-    /// None of our keys made it: it stays as it is.
+    /// None of the configured keys signed it: it stays as it is.
     NotOurs,
 }
 
 /// Signs the head of the tenant that `tx` is in with the first key. Its entries stay as they are.
-pub async fn sign_again(keyring: &Keyring, tx: &mut TenantTx) -> Result<SignedAgain> {
+pub async fn sign_again(keyring: &Keyring, tx: &mut TenantTx) -> Result<SignOutcome> {
     let tenant_id = tx.tenant_id();
     let Some(signed) = audit::lock_head(tx).await? else {
-        return Ok(SignedAgain::NotNeeded);
+        return Ok(SignOutcome::NotNeeded);
     };
     if check_head(keyring, tenant_id, &signed).is_err() {
-        return Ok(SignedAgain::NotOurs);
+        return Ok(SignOutcome::NotOurs);
     }
     if signed.key_id == keyring.first_id() {
-        return Ok(SignedAgain::NotNeeded);
+        return Ok(SignOutcome::NotNeeded);
     }
     let mac = sign_head(keyring, tenant_id, &signed.head);
     sealed::update_head_mac(tx, &mac).await?;
-    Ok(SignedAgain::Yes)
+    Ok(SignOutcome::Yes)
 }
 
-/// Begins the chain with its first entry.
+/// Locks the head of the chain. Starts the chain if it has none.
 async fn lock_head(keyring: &Keyring, tx: &mut TenantTx, now: DateTime<Utc>) -> Result<SignedHead> {
     if let Some(head) = audit::lock_head(tx).await? {
         return Ok(head);
@@ -93,8 +93,9 @@ async fn lock_head(keyring: &Keyring, tx: &mut TenantTx, now: DateTime<Utc>) -> 
     };
     let mac = sign_head(keyring, tx.tenant_id(), &head);
     audit::insert_head(tx, &head, &mac).await?;
-    let gone = || Error::internal(anyhow::anyhow!("an audit head vanished"));
-    audit::lock_head(tx).await?.ok_or_else(gone)
+    audit::lock_head(tx)
+        .await?
+        .ok_or_else(|| Error::internal(anyhow::anyhow!("an audit head vanished")))
 }
 
 fn sign_head(keyring: &Keyring, tenant_id: TenantId, head: &Head) -> Mac {

@@ -1,5 +1,5 @@
-//! Checking chains: `throughline audit verify`. It reads page by page, so a chain of any length is
-//! walked in the same memory, and it locks nothing.
+//! Verifies chains: `throughline audit verify`. It reads page by page, so that a chain of any length takes the same
+//! memory, and it locks nothing.
 
 use std::fmt;
 
@@ -17,31 +17,31 @@ use crate::store::TenantTx;
 use crate::store::tenant::audit::{self, ChainRow, SignedHead};
 use crate::store::tenant::tenants;
 
-const ROWS_AT_ONCE: i64 = 500;
+const PAGE: i64 = 500;
 
-/// What became of a chain.
+/// The result for one chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Whole { entries: i64 },
     Broken(Flaw),
 }
 
-/// The first thing that is wrong with a chain.
+/// The first fault of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
-    Entry { seq: i64, why: Why },
-    Head(Why),
+    Entry { seq: i64, cause: Cause },
+    Head(Cause),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Why {
+pub enum Cause {
     Changed,
     Missing,
-    /// Made with a key that we do not have.
+    /// Signed with a key that is not configured.
     UnknownKey(String),
-    /// A tenant's chain begins with its making: this one was emptied and begun again.
-    BegunAgain,
-    /// The head is one of ours, and leads to another entry than the last.
+    /// A tenant's chain starts with the creation of the tenant: this one was emptied and started again.
+    Restarted,
+    /// The head is authentic, and points to another entry than the last.
     Mismatch {
         head: i64,
         last: i64,
@@ -52,13 +52,13 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Whole { entries } => write!(f, "{entries} entries, ok"),
-            Self::Broken(Flaw::Entry { seq, why }) => write!(f, "BROKEN at entry {seq}: {why}"),
-            Self::Broken(Flaw::Head(why)) => write!(f, "BROKEN at the head: {why}"),
+            Self::Broken(Flaw::Entry { seq, cause }) => write!(f, "BROKEN at entry {seq}: {cause}"),
+            Self::Broken(Flaw::Head(cause)) => write!(f, "BROKEN at the head: {cause}"),
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Changed => write!(f, "changed"),
@@ -66,7 +66,7 @@ impl fmt::Display for Why {
             Self::UnknownKey(key) => {
                 write!(f, "made with the key {key}, not in THROUGHLINE_SECRET_KEY")
             }
-            Self::BegunAgain => write!(f, "not the making of the tenant, with which it began"),
+            Self::Restarted => write!(f, "not the making of the tenant, with which it began"),
             Self::Mismatch { head, last } => {
                 write!(f, "mismatch, it is at entry {head} and the last is {last}")
             }
@@ -74,8 +74,8 @@ impl fmt::Display for Why {
     }
 }
 
-impl Why {
-    fn of(bad: BadMac, key_id: &[u8]) -> Self {
+impl Cause {
+    fn from_bad_mac(bad: BadMac, key_id: &[u8]) -> Self {
         match bad {
             BadMac::UnknownKey => Self::UnknownKey(hex::encode(key_id)),
             BadMac::Wrong => Self::Changed,
@@ -83,33 +83,33 @@ impl Why {
     }
 }
 
-/// How far a walk has come: the chain is whole up to `seq`, which hashes to `hash`.
-struct Walked {
+/// The progress of a verification: the chain is whole up to `seq`, which hashes to `hash`.
+struct VerifiedPrefix {
     seq: i64,
     hash: Vec<u8>,
 }
 
-/// Walks the chain of the tenant that `tx` is in.
+/// Verifies the chain of the tenant that `tx` is in.
 pub async fn verify(keyring: &Keyring, tx: &mut TenantTx) -> Result<Verdict> {
-    let mut walked = Walked {
+    let mut verified = VerifiedPrefix {
         seq: 0,
         hash: GENESIS_HASH.to_vec(),
     };
-    // From before the first, so that an entry with a number below 1 is seen too.
+    // Starts before the first entry, so that a number below 1 is seen too.
     let mut after = None;
     loop {
-        // Before the rows: an entry added in between is walked, and then the head is read again.
+        // The head before the rows: an entry added in between is read, and then the head is read again.
         let head = audit::find_head(tx).await?;
-        let rows = audit::list_chain(tx, after, ROWS_AT_ONCE).await?;
+        let rows = audit::list_chain(tx, after, PAGE).await?;
         if rows.is_empty() {
-            return Ok(judge_head(keyring, tx.tenant_id(), head.as_ref(), &walked));
+            return Ok(check_end(keyring, tx.tenant_id(), head.as_ref(), &verified));
         }
         for row in rows {
-            if let Err(flaw) = check_row(keyring, tx.tenant_id(), &row, &walked) {
+            if let Err(flaw) = check_row(keyring, tx.tenant_id(), &row, &verified) {
                 return Ok(Verdict::Broken(flaw));
             }
             after = Some(row.seq);
-            walked = Walked {
+            verified = VerifiedPrefix {
                 seq: row.seq,
                 hash: row.hash,
             };
@@ -121,17 +121,20 @@ fn check_row(
     keyring: &Keyring,
     tenant_id: TenantId,
     row: &ChainRow,
-    walked: &Walked,
+    verified: &VerifiedPrefix,
 ) -> std::result::Result<(), Flaw> {
-    let expected = walked.seq + 1;
+    let expected = verified.seq + 1;
     if row.seq > expected {
         return Err(Flaw::Entry {
             seq: expected,
-            why: Why::Missing,
+            cause: Cause::Missing,
         });
     }
-    let broken = |why| Flaw::Entry { seq: row.seq, why };
-    let detail = serde_json::from_str(&row.detail).map_err(|_| broken(Why::Changed))?;
+    let broken = |cause| Flaw::Entry {
+        seq: row.seq,
+        cause,
+    };
+    let detail = serde_json::from_str(&row.detail).map_err(|_| broken(Cause::Changed))?;
     let link = Link {
         tenant_id,
         seq: row.seq,
@@ -144,53 +147,54 @@ fn check_row(
     };
     keyring
         .check_mac(super::ENTRY, &link.encode(), &row.key_id, &row.hash)
-        .map_err(|bad| broken(Why::of(bad, &row.key_id)))?;
-    if row.seq != expected || row.prev_hash != walked.hash {
-        return Err(broken(Why::Changed));
+        .map_err(|bad| broken(Cause::from_bad_mac(bad, &row.key_id)))?;
+    if row.seq != expected || row.prev_hash != verified.hash {
+        return Err(broken(Cause::Changed));
     }
-    let making = tenant_id == TenantId::OPERATOR || row.action == Action::TenantCreate.as_str();
-    if row.seq == 1 && !making {
-        return Err(broken(Why::BegunAgain));
+    let is_creation =
+        tenant_id == TenantId::OPERATOR || row.action == Action::TenantCreate.as_str();
+    if row.seq == 1 && !is_creation {
+        return Err(broken(Cause::Restarted));
     }
     Ok(())
 }
 
-fn judge_head(
+fn check_end(
     keyring: &Keyring,
     tenant_id: TenantId,
     head: Option<&SignedHead>,
-    walked: &Walked,
+    verified: &VerifiedPrefix,
 ) -> Verdict {
     let Some(signed) = head else {
-        // The operator's own plane has a chain from its first entry on; a tenant is made with one.
-        return if walked.seq == 0 && tenant_id == TenantId::OPERATOR {
+        // The operator's chain starts with its first entry; a tenant is created with one.
+        return if verified.seq == 0 && tenant_id == TenantId::OPERATOR {
             Verdict::Whole { entries: 0 }
         } else {
-            Verdict::Broken(Flaw::Head(Why::Missing))
+            Verdict::Broken(Flaw::Head(Cause::Missing))
         };
     };
     if let Err(bad) = super::check_head(keyring, tenant_id, signed) {
-        return Verdict::Broken(Flaw::Head(Why::of(bad, &signed.key_id)));
+        return Verdict::Broken(Flaw::Head(Cause::from_bad_mac(bad, &signed.key_id)));
     }
     let head = &signed.head;
-    if head.seq > walked.seq {
+    if head.seq > verified.seq {
         return Verdict::Broken(Flaw::Entry {
-            seq: walked.seq + 1,
-            why: Why::Missing,
+            seq: verified.seq + 1,
+            cause: Cause::Missing,
         });
     }
-    if head.seq < walked.seq || head.hash != walked.hash {
-        return Verdict::Broken(Flaw::Head(Why::Mismatch {
+    if head.seq < verified.seq || head.hash != verified.hash {
+        return Verdict::Broken(Flaw::Head(Cause::Mismatch {
             head: head.seq,
-            last: walked.seq,
+            last: verified.seq,
         }));
     }
     Verdict::Whole {
-        entries: walked.seq,
+        entries: verified.seq,
     }
 }
 
-/// `throughline audit verify`: a line for each chain, and a failure if one is broken.
+/// `throughline audit verify`: prints a line for each chain, and fails if one is broken.
 pub async fn verify_from_command_line(
     config: Config,
     tenant: Option<TenantId>,
@@ -198,8 +202,8 @@ pub async fn verify_from_command_line(
     let app = App::build(config, Clock::system()).await?;
     let broken = match tenant {
         Some(id) => {
-            let known = id == TenantId::OPERATOR || tenants::find(&app.db, id).await?.is_some();
-            anyhow::ensure!(known, "there is no tenant {id}");
+            let exists = id == TenantId::OPERATOR || tenants::find(&app.db, id).await?.is_some();
+            anyhow::ensure!(exists, "there is no tenant {id}");
             u64::from(!report(&app, id).await?)
         }
         None => report_all(&app).await?,
@@ -209,7 +213,7 @@ pub async fn verify_from_command_line(
     Ok(())
 }
 
-/// The operator's own plane and every tenant; answers how many chains are broken.
+/// Verifies the operator's chain and every tenant's. Returns how many are broken.
 async fn report_all(app: &App) -> Result<u64> {
     let mut broken = u64::from(!report(app, TenantId::OPERATOR).await?);
     let mut request = PageRequest {
@@ -232,7 +236,7 @@ async fn report_all(app: &App) -> Result<u64> {
     }
 }
 
-/// Prints what became of one chain; true if it is whole.
+/// Prints the result for one chain; true if it is whole.
 async fn report(app: &App, tenant_id: TenantId) -> Result<bool> {
     let mut tx = OperatorCaller::local().begin(&app.db).await?;
     tx.operator_enter(tenant_id).await?;

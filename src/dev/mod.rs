@@ -21,7 +21,7 @@ use crate::store;
 use crate::telemetry;
 use crate::tenants::{self, api_keys};
 
-pub mod place;
+pub mod directory;
 pub mod programs;
 mod ready;
 pub mod servers;
@@ -41,11 +41,11 @@ const DEMO_NAME: &str = "Demo";
 pub struct Options {
     pub port: u16,
     pub data_dir: PathBuf,
-    /// Another place for the ready file.
+    /// A further path for the ready file.
     pub ready_file: Option<PathBuf>,
 }
 
-/// Runs until it is asked to end, or one of its servers cannot be kept running.
+/// Runs until a signal ends it, or one of its servers cannot be kept running.
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let data_dir = DataDir::open(&options.data_dir)?;
@@ -87,14 +87,14 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     node.stop().await;
     supervisor.stop();
     if outcome.is_ok() {
-        let kept = options.data_dir.display();
+        let data_dir = options.data_dir.display();
         // The terminal may be gone: that is a reason to end, and not to fail.
-        let _ = writeln!(std::io::stdout(), "Stopped. Data is kept in {kept}.");
+        let _ = writeln!(std::io::stdout(), "Stopped. Data is kept in {data_dir}.");
     }
     outcome
 }
 
-/// Before anything is started: a port that is taken is the most usual mistake.
+/// Binds before anything is started: a port in use is the most usual mistake.
 fn bind(port: u16) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     server::bind(address).map_err(|error| {
@@ -108,12 +108,12 @@ fn bind(port: u16) -> anyhow::Result<TcpListener> {
 }
 
 fn setup(data_dir: &DataDir) -> anyhow::Result<Setup> {
-    let account = place::account()?;
+    let account = directory::account()?;
     Ok(Setup {
         programs: programs::find(&ProgramDirs::from_lookup(&environment))?,
         guard_program: std::env::current_exe()?,
         account,
-        dir: place::server_dir(data_dir.path(), account)?,
+        dir: directory::server_dir(data_dir.path(), account)?,
         throwaway: false,
     })
 }
@@ -122,7 +122,7 @@ fn variable(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
 
-/// What a second node needs to join this one; the developer's own settings win where they may.
+/// The variables with which a second node joins this one; the developer's own settings win where they may.
 fn cluster_environment(
     state: &State,
     postgres: &PostgresServer,
@@ -134,7 +134,7 @@ fn cluster_environment(
         // An empty value counts as not set.
         .filter(|(_, value)| !value.trim().is_empty());
     let mut env = BTreeMap::from([
-        // A model on the developer's machine is the first that is tried.
+        // Developers usually try a model on their own machine first.
         (variable("ALLOW_PRIVATE_UPSTREAMS"), "true".to_owned()),
         // A developer's tools are the developer's own; `dev` says so when it starts.
         (variable("MCP_ISOLATION"), "none".to_owned()),
@@ -150,7 +150,7 @@ fn cluster_environment(
     env
 }
 
-/// Several keys may be set: any is good, one is told.
+/// Several keys may be set: any is good, the first is printed.
 fn first_key(keys: &str) -> String {
     keys.split(',').next().unwrap_or_default().trim().to_owned()
 }
@@ -179,8 +179,8 @@ fn node_config(env: &BTreeMap<String, String>, listen: SocketAddr) -> anyhow::Re
     Ok(config)
 }
 
-/// Makes the demo tenant once. If we were stopped between making it and noting its key, it gets a new
-/// key instead of a twin.
+/// Creates the demo tenant once. After a stop between its creation and the save of its key, it gets a new key
+/// instead of a twin.
 async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow::Result<Demo> {
     if let Some(demo) = &state.demo
         && store::tenant::tenants::find(&app.db, demo.tenant_id)
@@ -207,18 +207,18 @@ async fn ensure_demo(app: &App, data_dir: &DataDir, state: &mut State) -> anyhow
                 platforms: Vec::new(),
                 expires_at: None,
             };
-            let made = api_keys::create(&app.keyring, &mut tx, &actor, &key, now).await?;
+            let created = api_keys::create(&app.keyring, &mut tx, &actor, &key, now).await?;
             Demo {
                 tenant_id: tenant.id,
-                api_key: made.text.expose_secret().to_owned(),
+                api_key: created.text.expose_secret().to_owned(),
             }
         }
         None => {
             let name = DEMO_NAME.parse::<DisplayName>()?;
-            let made = tenants::create(&app.keyring, &mut tx, &actor, &name, now).await?;
+            let created = tenants::create(&app.keyring, &mut tx, &actor, &name, now).await?;
             Demo {
-                tenant_id: made.tenant.id,
-                api_key: made.api_key.expose_secret().to_owned(),
+                tenant_id: created.tenant.id,
+                api_key: created.api_key.expose_secret().to_owned(),
             }
         }
     };

@@ -1,5 +1,5 @@
-//! The ready file: what other programs read to use a running `dev`. It holds keys, so only its owner may
-//! read it, and it is there only while everything runs.
+//! The ready file: other programs read it to use a running `dev`. It holds keys, so only its owner may read it, and
+//! it exists only while everything runs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Serialize;
 
-use super::place;
+use super::directory;
 use crate::ids::TenantId;
 
 const NAME: &str = "ready.json";
@@ -24,13 +24,13 @@ pub struct Ready {
     pub env: BTreeMap<String, String>,
 }
 
-/// Where the ready file is written. Dropping it removes the files.
+/// The paths of the ready file. Dropping it removes the files.
 pub struct ReadyFiles {
     paths: Vec<PathBuf>,
 }
 
 impl ReadyFiles {
-    /// In the data directory, and in another place if that is wanted. Files of an earlier run are removed.
+    /// In the data directory, and at a further path if one is given. Files of an earlier run are removed.
     pub fn new(data_dir: &Path, other: Option<PathBuf>) -> Self {
         let files = Self {
             paths: [data_dir.join(NAME)].into_iter().chain(other).collect(),
@@ -42,7 +42,7 @@ impl ReadyFiles {
     pub fn write(&self, ready: &Ready) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(ready)?;
         for path in &self.paths {
-            place::write_private(path, &text, None).context("the ready file")?;
+            directory::write_private(path, &text, None).context("the ready file")?;
         }
         Ok(())
     }

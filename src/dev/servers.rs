@@ -1,5 +1,5 @@
-//! Postgres and Redis of our own: in a directory, on a free loopback port, with a password, behind a
-//! guard. Used by `throughline dev` and by the tests.
+//! Postgres and Redis of our own: in a directory, on a free loopback port, with a password, behind a guard. Used
+//! by `throughline dev` and by the tests.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
@@ -12,23 +12,23 @@ use deadpool_redis::redis;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 
-use super::place;
+use super::directory;
 use super::programs::Programs;
 use crate::child_guard::{Guarded, Spec, StopSignal, UnixUser};
 
 const START_WAIT: Duration = Duration::from_secs(30);
 const SUPERUSER: &str = "postgres";
 
-/// What the two servers have in common.
+/// The settings of both servers.
 #[derive(Debug, Clone)]
 pub struct Setup {
     pub programs: Programs,
-    /// This program's own file, for the guards.
+    /// This program's own file, which the guards run.
     pub guard_program: PathBuf,
     pub account: Option<UnixUser>,
-    /// Holds everything of the servers.
+    /// Holds all files of the servers.
     pub dir: PathBuf,
-    /// For tests: nothing is kept, so nothing is synced, and the directory goes with the server.
+    /// For tests: nothing is synced, and the directory is removed with the server.
     pub throwaway: bool,
 }
 
@@ -39,15 +39,15 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Makes the cluster if there is none, starts it, and waits until it answers.
+    /// Creates the cluster if there is none, starts it, and waits until it answers.
     pub async fn start(setup: &Setup, password: &str) -> anyhow::Result<Self> {
         let port = free_port()?;
         Self::start_on(setup, password, port).await
     }
 
-    /// On a given port: a test that stops a Postgres brings it back where its clients look for it.
+    /// On a given port: a test that stops a Postgres restarts it where its clients expect it.
     pub async fn start_on(setup: &Setup, password: &str, port: u16) -> anyhow::Result<Self> {
-        place::make_private_dir(&setup.dir, setup.account)?;
+        directory::make_private_dir(&setup.dir, setup.account)?;
         let data = setup.dir.join("postgres");
         if !data.join("PG_VERSION").exists() {
             init_cluster(setup, &data, password)?;
@@ -66,7 +66,7 @@ impl PostgresServer {
         Ok(server)
     }
 
-    /// A connection as superuser, for making roles and databases.
+    /// A connection as superuser, to create roles and databases.
     pub fn superuser(&self, database: &str) -> PgConnectOptions {
         PgConnectOptions::new()
             .host("127.0.0.1")
@@ -93,14 +93,14 @@ impl PostgresServer {
     }
 }
 
-/// An interrupted initdb leaves a half cluster, so it works aside and the result is moved in place.
+/// An interrupted initdb leaves half a cluster: it runs in a draft directory, which is then renamed.
 fn init_cluster(setup: &Setup, data: &Path, password: &str) -> anyhow::Result<()> {
     let draft = setup.dir.join("postgres.new");
     if draft.exists() {
         std::fs::remove_dir_all(&draft)?;
     }
     let password_file = setup.dir.join("initdb.password");
-    place::write_private(&password_file, password, setup.account)?;
+    directory::write_private(&password_file, password, setup.account)?;
     let mut command = Command::new(&setup.programs.initdb);
     command
         .arg("--pgdata")
@@ -179,11 +179,11 @@ impl RedisServer {
         Self::start_on(setup, password, port).await
     }
 
-    /// On a given port: a test that stops a Redis brings it back where its clients look for it.
+    /// On a given port: a test that stops a Redis restarts it where its clients expect it.
     pub async fn start_on(setup: &Setup, password: &str, port: u16) -> anyhow::Result<Self> {
-        place::make_private_dir(&setup.dir, setup.account)?;
+        directory::make_private_dir(&setup.dir, setup.account)?;
         let config = setup.dir.join("redis.conf");
-        place::write_private(&config, &redis_config(setup, password, port), setup.account)?;
+        directory::write_private(&config, &redis_config(setup, password, port), setup.account)?;
         let spec = Spec {
             program: setup.programs.redis_server.clone(),
             args: vec![config.display().to_string()],
@@ -215,7 +215,7 @@ impl RedisServer {
     }
 }
 
-/// In a file and not on the command line, where every account could read the password.
+/// A file and not the command line, where every account could read the password.
 fn redis_config(setup: &Setup, password: &str, port: u16) -> String {
     format!(
         "port {port}\nbind 127.0.0.1\nprotected-mode yes\nrequirepass {password}\n\
@@ -224,21 +224,21 @@ fn redis_config(setup: &Setup, password: &str, port: u16) -> String {
     )
 }
 
-/// Asks until it is answered; gives up when the server has ended or takes too long.
+/// Retries until the server answers; fails when it has ended or takes too long.
 async fn poll(
     guarded: &mut Guarded,
-    ask: impl AsyncFn() -> anyhow::Result<()>,
+    attempt: impl AsyncFn() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let asking = async {
+    let attempts = async {
         loop {
-            match ask().await {
+            match attempt().await {
                 Ok(()) => return anyhow::Ok(()),
                 Err(_) if guarded.has_ended() => anyhow::bail!("it ended at once"),
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }
     };
-    tokio::time::timeout(START_WAIT, asking)
+    tokio::time::timeout(START_WAIT, attempts)
         .await
         .context("no answer within 30 seconds")?
 }

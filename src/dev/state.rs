@@ -1,4 +1,4 @@
-//! What `dev` keeps between two starts besides the servers' own data: passwords, keys, the demo tenant.
+//! The state that `dev` keeps besides the servers' own data: passwords, keys, the demo tenant.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::place;
+use super::directory;
 use crate::crypto;
 use crate::ids::TenantId;
 
@@ -60,8 +60,8 @@ impl DataDir {
         self.path.join("dev.json")
     }
 
-    /// The kept state, or a new one that is kept from now on. Servers whose passwords are lost with the
-    /// data directory they belonged to begin anew with it.
+    /// The stored state, or a new one, which is stored from now on. Servers outside a lost data directory are removed
+    /// with their passwords and start empty.
     pub fn load(&self, server_dir: &Path) -> anyhow::Result<State> {
         let file = self.state_file();
         if file.exists() {
@@ -87,6 +87,6 @@ impl DataDir {
 
     pub fn save(&self, state: &State) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(state)?;
-        place::write_private(&self.state_file(), &text, None)
+        directory::write_private(&self.state_file(), &text, None)
     }
 }

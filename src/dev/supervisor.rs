@@ -1,5 +1,5 @@
-//! Keeps the servers of `dev` running: one that ends is started again, on its port and with its data, after
-//! a pause that grows. Each start has a guard of its own, so that no server outlives `dev`.
+//! Keeps the servers of `dev` running: one that ends is restarted, on its port and with its data, with a growing
+//! backoff. Each start has a guard of its own, so that no server outlives `dev`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,9 +10,9 @@ use super::state::State;
 use crate::child_guard::Guarded;
 
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Before the first start; each further one waits twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// Starts without a steady run between them. Their pauses add up to six seconds.
+/// Before the first restart. Each further one doubles it.
+const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+/// Restarts without a steady run between them. Their backoffs add up to six seconds.
 const MAX_STARTS: u32 = 5;
 /// A server that ran this long has recovered.
 const STEADY: Duration = Duration::from_secs(30);
@@ -24,7 +24,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Takes over two servers that run.
+    /// Supervises two running servers.
     pub fn new(setup: Setup, state: &State, postgres: PostgresServer, redis: RedisServer) -> Self {
         Self {
             setup,
@@ -47,7 +47,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends only when one of them cannot be kept running.
+    /// Returns only when one of them cannot be kept running.
     pub async fn run(&mut self) -> anyhow::Error {
         let setup = &self.setup;
         tokio::select! {
@@ -56,7 +56,7 @@ impl Supervisor {
         }
     }
 
-    /// Stops both and waits until nothing of them is left.
+    /// Stops both and waits until all their processes are gone.
     pub fn stop(self) {
         for server in [self.postgres, self.redis] {
             if let Some(guarded) = server.guarded {
@@ -88,7 +88,7 @@ struct Server {
     /// `None` while it is down.
     guarded: Option<Guarded>,
     started_at: Instant,
-    /// Starts since it last ran steadily.
+    /// Starts since the last steady run.
     starts: u32,
 }
 
@@ -114,9 +114,9 @@ impl Server {
                     log.display()
                 );
             }
-            let pause = FIRST_PAUSE * 2u32.pow(self.starts);
+            let backoff = FIRST_BACKOFF * 2u32.pow(self.starts);
             self.starts += 1;
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(backoff).await;
             let started = Box::pin(self.start(setup)).await;
             match started {
                 Ok(guarded) => {

@@ -1,5 +1,5 @@
-//! Calls from web pages. A preflight tells nothing and is answered for anyone; a real request from a
-//! page that the tenant has not allowed is refused before it has any effect. Cookies play no part.
+//! Calls from web pages. A preflight reveals nothing and is answered for every origin; a request from an origin that
+//! the tenant has not allowed is refused before it has any effect. Cookies play no part.
 
 use std::net::IpAddr;
 
@@ -14,38 +14,38 @@ use crate::domain::tenant::origin::Origin;
 use crate::error::{Code, Error, Result};
 
 const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE";
-/// For a preflight that names none. Official clients send more of their own, so those asked for are
-/// allowed: without cookies a header is only what the page could say anyway.
+/// The default for a preflight without a list. Official clients send further headers of their own, so requested ones
+/// are allowed: without cookies a header carries only what the page itself could send.
 const REQUEST_HEADERS: &str = "Authorization, Content-Type, Idempotency-Key, If-Match, Last-Event-ID, \
      X-Hermes-Session-Id, X-Hermes-Session-Key, X-Throughline-Identity, X-Throughline-Tenant, X-Request-Id";
 const EXPOSED: &str = "X-Hermes-Session-Id, X-Hermes-Session-Key, X-Throughline-Conversation-Id, \
      X-Throughline-Turn-Id, X-Throughline-Stateless, X-Request-Id, X-Should-Retry, Idempotency-Replayed, RateLimit, \
      RateLimit-Policy, Retry-After, Location, ETag";
-const PREFLIGHT_KEPT_SECONDS: &str = "600";
+const PREFLIGHT_MAX_AGE_SECONDS: &str = "600";
 
 /// The answer to a preflight; `None` if it is none.
 pub fn preflight(method: &Method, headers: &HeaderMap) -> Option<HttpResponse> {
-    let asks = method == Method::OPTIONS
+    let is_preflight = method == Method::OPTIONS
         && headers.contains_key(header::ORIGIN)
         && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    asks.then(|| {
-        let wanted = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS);
-        let allowed = wanted
+    is_preflight.then(|| {
+        let requested = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS);
+        let allowed = requested
             .cloned()
             .unwrap_or(HeaderValue::from_static(REQUEST_HEADERS));
         HttpResponse::NoContent()
             .insert_header((header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"))
             .insert_header((header::ACCESS_CONTROL_ALLOW_METHODS, METHODS))
             .insert_header((header::ACCESS_CONTROL_ALLOW_HEADERS, allowed))
-            .insert_header((header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_KEPT_SECONDS))
+            .insert_header((header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_MAX_AGE_SECONDS))
             .insert_header((header::VARY, "Access-Control-Request-Headers"))
             .finish()
     })
 }
 
-/// An origin that the credential may call from, to be told to the browser. `None` without one.
-/// `public_url` is where the service's own pages are.
-pub fn check(
+/// Checks that the credential may call from the request's origin, and returns the origin for the browser. `None` if
+/// the request has none. `public_url` is the address of the service's own pages.
+pub fn check_origin(
     headers: &HeaderMap,
     public_url: Option<&Url>,
     verified: &Verified,
@@ -59,12 +59,12 @@ pub fn check(
         .ok()
         .filter(|_| all.next().is_none())
         .and_then(|text| text.parse::<Origin>().ok());
-    let known = origin.as_ref().is_some_and(|origin| {
+    let is_allowed = origin.as_ref().is_some_and(|origin| {
         is_public(origin, public_url)
             || is_served_here(origin, headers)
             || verified.allows_origin(origin)
     });
-    if known {
+    if is_allowed {
         Ok(Some(sent.clone()))
     } else {
         let detail = "the tenant has not allowed calls from this origin";
@@ -76,8 +76,8 @@ fn is_public(origin: &Origin, public_url: Option<&Url>) -> bool {
     public_url.is_some_and(|url| url.origin().ascii_serialization() == origin.as_str())
 }
 
-/// Whether the page came from the address that it calls. Its host says so only where it is an address, or
-/// `localhost`: the owner of a name can point it at us, and the page would be our own.
+/// Whether the page came from the address that it calls. The host proves it only if it is an IP address or
+/// `localhost`: the owner of a name can point it at us, and the page would count as our own.
 fn is_served_here(origin: &Origin, headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST);
     let called = host.and_then(|host| host.to_str().ok());
@@ -101,8 +101,8 @@ pub fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
     headers.append(header::VARY, HeaderValue::from_static("Origin"));
 }
 
-/// For the refusal of a credential: it tells nothing of any tenant, and a page must be able to see that
-/// its token has expired.
+/// For the refusal of a credential. The refusal reveals nothing about any tenant, and a page must be able to read
+/// that its token has expired.
 pub fn allow_anyone(headers: &mut HeaderMap) {
     headers.insert(
         header::ACCESS_CONTROL_ALLOW_ORIGIN,

@@ -1,4 +1,4 @@
-//! `/openapi.json`, and `/docs`: a reader for it whose files are all inside the binary.
+//! `/openapi.json`, and `/docs`: a viewer for it whose files are all inside the binary.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use actix_web::{HttpResponse, web};
 
 use crate::error::{Error, Result};
 
-/// Scripts and styles come from here alone; the reader sets styles on elements.
+/// Scripts and styles come only from here. The viewer sets styles on elements.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; style-src 'self' 'unsafe-inline'; \
      img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'";
 
-/// The committed document. A test holds that it is the one the handlers give.
+/// The committed document. A test compares it with the handlers.
 const DOCUMENT: &str = include_str!("../../openapi/openapi.json");
 
 pub async fn get_document() -> HttpResponse {

@@ -1,4 +1,4 @@
-//! Is the process alive, and can it serve? Public, so it tells names and "ok" or "failed", nothing more.
+//! Liveness and readiness. Both are public, so they contain names and "ok" or "failed", nothing more.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use serde::Serialize;
 use crate::app::App;
 use crate::error::Error;
 
-/// A probe that waits longer has gone away.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// A probe has given up by then.
+const PING_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -19,7 +19,7 @@ pub enum Health {
 }
 
 impl Health {
-    fn of<T, E>(result: Result<T, E>) -> Self {
+    fn from_result<T, E>(result: Result<T, E>) -> Self {
         match result {
             Ok(_) => Self::Ok,
             Err(_) => Self::Failed,
@@ -34,7 +34,7 @@ pub struct HealthResponse {
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct ReadyResponse {
-    /// Whether this node takes requests. It does without Redis, with less.
+    /// Whether this node accepts requests. Without Redis it does, with fewer features.
     pub status: Health,
     pub dependencies: Dependencies,
 }
@@ -45,7 +45,7 @@ pub struct Dependencies {
     pub redis: Health,
 }
 
-/// The process answers.
+/// Check that the process answers.
 #[utoipa::path(
     operation_id = "get_health",
     tag = "service",
@@ -58,7 +58,7 @@ pub async fn get_health() -> HttpResponse {
     HttpResponse::Ok().json(HealthResponse { status: Health::Ok })
 }
 
-/// The node takes requests: Postgres answers and it is not shutting down.
+/// Check that the node accepts requests: Postgres answers, and the node is not shutting down.
 #[utoipa::path(
     operation_id = "get_readiness",
     tag = "service",
@@ -71,15 +71,15 @@ pub async fn get_health() -> HttpResponse {
 )]
 #[get("/readyz")]
 pub async fn get_readiness(app: web::Data<App>) -> HttpResponse {
-    let postgres = tokio::time::timeout(PATIENCE, app.db.ping());
+    let postgres = tokio::time::timeout(PING_TIMEOUT, app.db.ping());
     let (postgres, redis) = tokio::join!(postgres, app.redis.ping());
-    let postgres = Health::of(postgres.unwrap_or_else(|late| Err(Error::internal(late))));
+    let postgres = Health::from_result(postgres.unwrap_or_else(|late| Err(Error::internal(late))));
     let ready = postgres == Health::Ok && !app.shutdown.is_draining();
     let body = ReadyResponse {
         status: if ready { Health::Ok } else { Health::Failed },
         dependencies: Dependencies {
             postgres,
-            redis: Health::of(redis),
+            redis: Health::from_result(redis),
         },
     };
     if ready {

@@ -1,5 +1,5 @@
-//! A request that has passed through this service before: an agent whose model is the service itself, however many
-//! proxies lie between, would otherwise call itself without end. Calls of models carry a mark of this deployment.
+//! Refuses a request that has passed through this service before. Otherwise an agent whose model is the service itself,
+//! behind any number of proxies, would call itself without end. Calls of models carry a mark of this deployment.
 
 use actix_web::http::header::HeaderMap;
 
@@ -8,7 +8,7 @@ use crate::domain::tenant::hop;
 use crate::error::{Code, Error, Result};
 
 pub fn check(headers: &HeaderMap, keyring: &Keyring) -> Result<()> {
-    let is_ours = |mark: &str| keyring.made_hop_mark(mark);
+    let is_ours = |mark: &str| keyring.is_own_hop_mark(mark);
     let marks = headers
         .get_all(hop::HEADER)
         .filter_map(|mark| mark.to_str().ok());

@@ -1,4 +1,4 @@
-//! Limits at the door: what a request costs, the refusal, and the `RateLimit` headers of the IETF draft
+//! Rate limits of requests: the cost of a request, the refusal, and the `RateLimit` headers of the IETF draft
 //! (draft-ietf-httpapi-ratelimit-headers) on every answer to a caller with limits.
 
 use actix_web::HttpMessage;
@@ -15,16 +15,16 @@ use crate::limits::{Allowance, Bucket, Demand};
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// What the limits say to a request.
-pub struct Admitted {
-    /// The tightest limit; the one that refused, if one did.
+/// The decision of the limits on a request.
+pub struct Admission {
+    /// The tightest limit, or the one that refused.
     pub allowance: Option<Allowance>,
     pub refusal: Option<Error>,
 }
 
-/// Spends one request of the caller and of its tenant, and counts it as used. A refused one costs
-/// nothing. The operator has no limits.
-pub async fn admit(app: &App, caller: &Caller) -> Option<Admitted> {
+/// Spends one request of the caller and of its tenant, and counts it as usage. A refused request costs nothing. The
+/// operator has no limits.
+pub async fn admit(app: &App, caller: &Caller) -> Option<Admission> {
     let (tenant_id, limits, own) = match caller {
         Caller::Operator(_) => return None,
         Caller::Key(key) => {
@@ -48,25 +48,25 @@ pub async fn admit(app: &App, caller: &Caller) -> Option<Admitted> {
         Ok(allowance) => {
             let name = UsageName::api_request(app.clock.now());
             app.usage.count(tenant_id, name, &UsageCounts::ONE_REQUEST);
-            Admitted {
+            Admission {
                 allowance,
                 refusal: None,
             }
         }
-        Err(refused) => Admitted {
+        Err(refused) => Admission {
             allowance: Some(refused),
             refusal: Some(refused.refusal()),
         },
     })
 }
 
-/// Tells the caller where its tightest limit stands.
+/// Adds the state of the caller's tightest limit.
 pub fn set_headers(response: &mut ServiceResponse<BoxBody>) {
-    let known = response.request().extensions();
-    let Some(allowance) = known.get::<Option<Allowance>>().copied().flatten() else {
+    let extensions = response.request().extensions();
+    let Some(allowance) = extensions.get::<Option<Allowance>>().copied().flatten() else {
         return;
     };
-    drop(known);
+    drop(extensions);
     let Allowance {
         policy,
         limit,

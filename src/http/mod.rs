@@ -26,12 +26,12 @@ mod request;
 mod response;
 mod v1;
 
-/// Which routes a listener has.
+/// The routes of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Surface {
     /// Everything on one listener.
     All,
-    /// Without the operator's, because they have a listener of their own.
+    /// All but the operator's, which have a listener of their own.
     Tenants,
     /// The operator's listener.
     Operator,
@@ -39,7 +39,7 @@ pub enum Surface {
 
 fn tenant_routes(routes: &mut ServiceConfig) {
     routes
-        // First what is asked for most: routes are tried in this order.
+        // The most frequent first: routes are tried in this order.
         .service(openai::models::list_models)
         .service(openai::models::get_model)
         .service(openai::completions::create_chat_completion)
@@ -153,7 +153,7 @@ fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {
     }
 }
 
-/// The routes as OpenAPI, before what all operations share is added.
+/// The routes as OpenAPI, before `openapi::finish` adds what all operations share.
 fn collect(surface: Surface) -> OpenApi {
     let (_, collected) = actix_web::App::new()
         .into_utoipa_app()
@@ -168,7 +168,7 @@ pub fn document() -> anyhow::Result<Value> {
     openapi::finish(&collect(Surface::All))
 }
 
-/// What the worker threads of one listener share; made once.
+/// The state that the worker threads of one listener share; created once.
 #[derive(Clone)]
 pub struct Shared {
     surface: Surface,
@@ -181,7 +181,7 @@ impl Shared {
         Self {
             surface,
             app: web::Data::new(app),
-            paths: web::Data::new(fallback::KnownPaths::of(&collect(surface))),
+            paths: web::Data::new(fallback::KnownPaths::from_document(&collect(surface))),
         }
     }
 }

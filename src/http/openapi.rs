@@ -1,5 +1,5 @@
-//! The OpenAPI document: collected from the handlers, then given what all operations share, so that no
-//! handler has to repeat it.
+//! The OpenAPI document: collected from the handlers, then completed with everything that all operations share, so
+//! that no handler has to repeat it.
 
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder};
@@ -11,9 +11,9 @@ use crate::http::request::idempotency_key;
 use crate::http::response::problem::{Problem, Shape};
 
 const DESCRIPTION: &str = "One assistant conversation across every platform, for many tenants at once.\n\n\
-    Each operation states who may call it (`security`: the credential and, for API keys, the scopes of \
-    which one is needed) and for whom it acts (`x-acts-for`). Foreign things are 404, whether they exist \
-    or not. Errors are `application/problem+json` with a stable `code`.";
+     Each operation states which credentials may call it (`security`: for API keys, one of the scopes is enough) and \
+     for whom it acts (`x-acts-for`). An object of another tenant or user is 404, whether it exists or not. Errors \
+     are `application/problem+json` with a stable `code`.";
 
 /// The document before its paths.
 pub fn skeleton() -> OpenApi {
@@ -48,15 +48,15 @@ pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
         },
         "api_key": {
             "type": "http", "scheme": "bearer", "bearerFormat": "tl_…",
-            "description": "A tenant's API key. The scopes named by an operation are those of which the key needs one.",
+            "description": "A tenant's API key. The key needs one of the scopes that an operation names.",
         },
         "user_token": {
             "type": "http", "scheme": "bearer", "bearerFormat": "JWT",
-            "description": "A JWT of an issuer that the tenant registered: the person it names, and nobody else. \
+            "description": "A JWT of an issuer that the tenant registered. It acts for the user it names, and no other. \
                             The tenant is the one whose id is in `aud`, or the one in the header `X-Throughline-Tenant`.",
         },
     });
-    // Where the document was fetched from.
+    // The address that served the document.
     document["servers"] = json!([{"url": "/", "description": "This deployment"}]);
     refer_to_items(&mut document["components"]["schemas"]);
     for (path, item) in members(&mut document["paths"]) {
@@ -71,7 +71,7 @@ pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
     Ok(document)
 }
 
-/// Says of each parameter what `extract` holds them all to. In bodies U+0000 is replaced.
+/// States for each parameter that `extract` refuses U+0000. In bodies it is replaced.
 fn refuse_nul(schema: &mut Value) {
     if schema.get("maxLength").is_some() && schema.get("pattern").is_none() {
         schema["pattern"] = json!(r"^[^\u0000]*$");
@@ -83,7 +83,8 @@ fn refuse_nul(schema: &mut Value) {
     }
 }
 
-/// Lists refer to the schema of their items; collected, they repeat it, and generators make a second type of it.
+/// Lists refer to the schema of their items. The collected document repeats it, and generators would create a second
+/// type.
 fn refer_to_items(schemas: &mut Value) {
     for (name, schema) in members(schemas) {
         if let Some(item) = name.strip_prefix("ListResponse_") {
@@ -93,7 +94,7 @@ fn refer_to_items(schemas: &mut Value) {
     }
 }
 
-/// How an error is written.
+/// The schema of an error.
 fn error_content(shape: Shape) -> Value {
     match shape {
         Shape::Problem => {
@@ -115,10 +116,10 @@ fn error_content(shape: Shape) -> Value {
     }
 }
 
-/// Adds the headers and refusals that an operation has by being what it is.
+/// Adds the headers and refusals that follow from the kind of an operation.
 fn share(method: &str, shape: Shape, operation: &mut Value) {
     let public = operation["security"] == json!([{}]);
-    // The operator alone has no limits.
+    // Only the operator has no limits.
     let limited = operation["security"].as_array().is_some_and(|rules| {
         let has_limits = |rule: &Value| {
             ["api_key", "user_token"]
@@ -128,7 +129,7 @@ fn share(method: &str, shape: Shape, operation: &mut Value) {
         rules.iter().any(has_limits)
     });
     let has_body = operation.get("requestBody").is_some();
-    // One without a body says so itself.
+    // An operation without a body marks itself.
     let retryable = operation.get("x-retryable").is_some();
     let creates = method == "post" && (has_body || retryable);
     let bridged = operation["security"][0]["api_key"]
@@ -136,30 +137,31 @@ fn share(method: &str, shape: Shape, operation: &mut Value) {
         .is_some_and(|scopes| scopes.contains(&json!("bridge")));
     let mut refusals = vec![
         (400, "The request does not have the documented shape"),
-        (414, "The address is too long"),
-        (500, "Something went wrong on our side"),
-        (503, "A dependency does not answer"),
+        (414, "The URI is too long"),
+        (500, "An internal error"),
+        (503, "A dependency is not available"),
         (504, "The answer took too long"),
     ];
     if !public {
         refusals.push((401, "The credential is missing or not valid"));
         refusals.push((403, "The credential lacks the right to do this"));
-        // Also where nothing is named: what is not a person's own is not there for their token.
-        refusals.push((404, "There is no such thing, or it is not yours"));
-        // Also for the operator's: a key is counted before it is refused.
-        refusals.push((429, "There were too many requests"));
+        // Also without an id in the path: objects of others do not exist for a user token.
+        refusals.push((404, "Not found, or not visible to the caller"));
+        // Also for the operator: a key is counted before it is refused.
+        refusals.push((429, "Too many requests"));
     }
     if has_body {
         refusals.push((408, "The body did not arrive in time"));
         refusals.push((413, "The body is too large"));
         refusals.push((415, "The body is not application/json"));
-        refusals.push((422, "A value breaks a rule"));
+        refusals.push((422, "A value is invalid"));
     }
     if creates {
-        let text = "The Idempotency-Key was used with another request, or somebody else did the same at this moment";
+        let text =
+            "The Idempotency-Key was used with another request, or a concurrent request conflicts";
         refusals.push((409, text));
     } else if method != "get" && !public {
-        refusals.push((409, "Somebody else changed the same at this moment"));
+        refusals.push((409, "A concurrent request changed the same object"));
     }
     if creates {
         push_parameter(operation, idempotency_key());
@@ -179,7 +181,7 @@ fn share(method: &str, shape: Shape, operation: &mut Value) {
         });
     }
     for (status, response) in responses.iter_mut() {
-        response["headers"]["X-Request-Id"] = header("Names this request in logs");
+        response["headers"]["X-Request-Id"] = header("Identifies this request in the logs");
         if creates && status.starts_with('2') {
             let text =
                 "`true` if this is the answer to an earlier request with the same Idempotency-Key";
@@ -189,7 +191,7 @@ fn share(method: &str, shape: Shape, operation: &mut Value) {
             response["headers"]["RateLimit-Policy"] =
                 header("The caller's tightest limit: its quota `q` in a window of `w` seconds");
             response["headers"]["RateLimit"] =
-                header("What is left of it, `r`, and the seconds until the window ends, `t`");
+                header("The rest of that limit, `r`, and the seconds until the window ends, `t`");
         }
         if status == "429" {
             response["headers"]["Retry-After"] = header("Seconds until the window ends");
@@ -204,8 +206,8 @@ fn header(description: &str) -> Value {
 fn idempotency_key() -> Value {
     json!({
         "name": "Idempotency-Key", "in": "header", "required": false,
-        "description": "Repeating the request with the same key within 24 hours gives the first answer, \
-                        with `Idempotency-Replayed: true`; a secret in it is given again for ten minutes.",
+        "description": "A repeated request with the same key within 24 hours gets the first answer, \
+                        with `Idempotency-Replayed: true`. A secret in it is replayed for ten minutes.",
         "schema": {"type": "string", "minLength": 1, "maxLength": idempotency_key::MAX_KEY, "pattern": "^[!-~]+$"},
     })
 }
@@ -213,8 +215,8 @@ fn idempotency_key() -> Value {
 fn acting_identity() -> Value {
     json!({
         "name": "X-Throughline-Identity", "in": "header", "required": false,
-        "description": "The user a bridge key acts for, `platform:external_id` or `platform@scope:external_id`, \
-                        where the body does not name one. With a user token also `me`: the token's own user.",
+        "description": "The user that a bridge key acts for, `platform:external_id` or `platform@scope:external_id`, \
+                        if the body does not name one. With a user token also `me`: the token's own user.",
         "schema": {"anyOf": [{"const": "me"}, IdentityName::schema()]},
     })
 }
@@ -234,7 +236,7 @@ fn members(value: &mut Value) -> impl Iterator<Item = (String, &mut Value)> {
         .map(|(name, member)| (name.clone(), member))
 }
 
-/// As it is committed: readable, with a final line end.
+/// The committed form: readable, with a final line end.
 pub fn to_text(document: &Value) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(document)? + "\n")
 }

@@ -7,7 +7,7 @@ use crate::app::App;
 use crate::domain::bridge::command::{Command, Link};
 use crate::domain::people::user::IdentityOwner;
 use crate::error::{Code, Error, Result};
-use crate::people::{self, NewHomeChannel, Redeem};
+use crate::people::{self, NewHomeChannel, RedeemRequest};
 use crate::store::TenantTx;
 use crate::store::conversation::slot_aliases::{self, Continuation};
 use crate::store::identity_links::pending_links;
@@ -31,7 +31,7 @@ pub enum Preview {
 
 /// Finds what a code would do. The caller drops `tx`.
 pub async fn preview(app: &App, tx: &mut TenantTx, sender: &Sender, code: &str) -> Result<Preview> {
-    let redeem = Redeem {
+    let redeem = RedeemRequest {
         code,
         identity: &sender.identity,
         namespace: sender.namespace,
@@ -151,7 +151,7 @@ async fn confirm(app: &App, tx: &mut TenantTx, sender: &Sender) -> Result<Comman
         .open(&context(tx, sender), &sealed)
         .map_err(Error::internal)?;
     let code = String::from_utf8(code).map_err(Error::internal)?;
-    let redeem = Redeem {
+    let redeem = RedeemRequest {
         code: &code,
         identity: &sender.identity,
         namespace: sender.namespace,

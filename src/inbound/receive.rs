@@ -16,7 +16,7 @@ use crate::domain::people::access::Access;
 use crate::domain::turn::TurnInput;
 use crate::error::{Code, Error, Result};
 use crate::fair_queue::Permit;
-use crate::idempotency::{self, Answer, Earlier, Outcome};
+use crate::idempotency::{self, Answer, EarlierResult, Outcome};
 use crate::ids::{TenantId, TurnId};
 use crate::people;
 use crate::store::TenantTx;
@@ -96,7 +96,7 @@ impl InboundCaller {
     /// Others have read the text. Committed by itself: whatever becomes of the message, its codes were seen.
     async fn void_codes(&self, text: &str) -> Result<()> {
         let mut tx = self.begin().await?;
-        people::discard_partial(&self.app, &mut tx, text).await?;
+        people::void_codes_in(&self.app, &mut tx, text).await?;
         tx.commit().await
     }
 
@@ -170,7 +170,7 @@ impl InboundCaller {
     }
 
     /// What the first request with the same `Idempotency-Key` came to.
-    async fn find_earlier(&self, tx: &mut TenantTx) -> Result<Option<Earlier>> {
+    async fn find_earlier(&self, tx: &mut TenantTx) -> Result<Option<EarlierResult>> {
         match &self.idempotency {
             Some(request) => idempotency::find_earlier(&self.app, tx, request).await,
             None => Ok(None),
@@ -200,10 +200,10 @@ impl InboundCaller {
     }
 
     /// Answers a request with the same `Idempotency-Key` as its first try; a turn's answer as it stands now.
-    async fn replay(&self, tx: TenantTx, earlier: Earlier, waits: bool) -> Result<Received> {
+    async fn replay(&self, tx: TenantTx, earlier: EarlierResult, waits: bool) -> Result<Received> {
         let received = match earlier {
-            Earlier::Turn(turn_id) => self.attach(tx, turn_id, waits, false).await?,
-            Earlier::Answer(answer) => {
+            EarlierResult::Turn(turn_id) => self.attach(tx, turn_id, waits, false).await?,
+            EarlierResult::Answer(answer) => {
                 tx.end().await?;
                 Received::Answered(Outcome::Fresh(answer))
             }

@@ -1,5 +1,5 @@
-//! Work on many rows of a tenant: in batches, each in a transaction of its own, and in smaller ones when the
-//! database has no time for a large one.
+//! Work on many rows of a tenant: in batches, one transaction each, and in smaller ones when the database has no
+//! time for a large one.
 
 use std::time::Instant;
 
@@ -15,11 +15,11 @@ use crate::store::db::idempotency;
 use crate::store::people::erased_people;
 use crate::store::tenant::expiry::{self, Expiring};
 
-/// Few enough that a batch takes a fraction of a second, also of rows that are not in memory.
-const LARGEST: i64 = 250;
-const SMALLEST: i64 = 10;
+/// A batch takes a fraction of a second, also for rows that are not in memory.
+const MAX_ROWS: i64 = 250;
+const MIN_ROWS: i64 = 10;
 
-/// How many rows a batch has.
+/// The number of rows in a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchSize(i64);
 
@@ -32,42 +32,42 @@ impl BatchSize {
         self.0
     }
 
-    /// Takes a tenth from now on if `error` says that a batch took too long; the error if it cannot be smaller.
+    /// Shrinks to a tenth if `error` says that a batch took too long; the error if it cannot be smaller.
     pub fn shrink(&mut self, error: Error) -> Result<()> {
-        if error.code != Code::Timeout || self.0 <= SMALLEST {
+        if error.code != Code::Timeout || self.0 <= MIN_ROWS {
             return Err(error);
         }
-        self.0 = (self.0 / 10).max(SMALLEST);
+        self.0 = (self.0 / 10).max(MIN_ROWS);
         Ok(())
     }
 }
 
-/// What is done to rows until none of them is left.
+/// An action on rows, until none is left.
 #[derive(Debug, Clone, Copy)]
 pub enum Task<'a> {
-    /// Deletes what is older than that.
+    /// Deletes what is older than the time.
     Expire(Expiring, DateTime<Utc>),
-    /// Deletes a part of deleted conversations.
+    /// Deletes one kind of rows of deleted conversations.
     Erase(Part, &'a [SessionId]),
-    /// Blanks what an erased identity said in conversations of others.
+    /// Blanks an erased identity's messages in conversations of others.
     BlankMessages(IdentityId),
-    /// The same for its turns, their events and what was answered in them. They are the user's until the next:
+    /// Blanks its turns, with their events and answers. They still name the user until `ForgetTurns`.
     BlankTurns(IdentityId, UserId),
-    /// Looks for what was said in blanked turns once more, and forgets whose they were.
+    /// Blanks late writes in blanked turns, and removes the user's id from them.
     ForgetTurns(UserId),
-    /// Deletes the answers that were stored for accounts, and for who acted for someone.
+    /// Deletes the answers that were stored for identities, and for callers that acted for the user.
     DeleteAnswers(&'a [String], &'a [String]),
-    /// Gives what erased users used to nobody.
+    /// Adds the usage of erased users to the usage without a user.
     FoldUsage(&'a [UserId]),
 }
 
-/// How many turns a batch of so many rows has: each has several messages, and they copies.
+/// The number of turns in a batch of so many rows: a turn has several messages, and they have copies.
 fn turns_in(rows: i64) -> i64 {
     (rows / 10).max(1)
 }
 
 impl Task<'_> {
-    /// Answers how many rows there were, up to `limit`.
+    /// Returns how many rows it changed, up to `limit`.
     async fn run(self, tx: &mut TenantTx, limit: i64) -> Result<u64> {
         match self {
             Self::Expire(what, before) => expiry::delete(tx, what, before, limit).await,
@@ -84,26 +84,26 @@ impl Task<'_> {
             Self::ForgetTurns(user_id) => {
                 erased_people::forget_turns(tx, user_id, turns_in(limit)).await
             }
-            Self::DeleteAnswers(accounts, acted_for) => {
-                idempotency::delete_of_user(tx, accounts, acted_for, limit).await
+            Self::DeleteAnswers(identities, acted_for) => {
+                idempotency::delete_of_user(tx, identities, acted_for, limit).await
             }
             Self::FoldUsage(users) => erased_people::fold_usage(tx, users, limit).await,
         }
     }
 }
 
-/// Does a task until nothing is left, and answers true; false if it has to stop before, at `until` or because the
-/// node ends.
+/// Runs a task until nothing is left, and returns true; false if it has to stop earlier, at `until` or because the
+/// node shuts down.
 pub async fn finish(
     app: &App,
     caller: &ServiceCaller,
     task: Task<'_>,
     until: Instant,
 ) -> Result<bool> {
-    let mut size = BatchSize::new(LARGEST);
+    let mut size = BatchSize::new(MAX_ROWS);
     while Instant::now() < until && !app.shutdown.is_stopping() {
         match run_batch(app, caller, task, size.rows()).await {
-            // A batch can be smaller than asked for because somebody else deletes some of it at the same time.
+            // A batch can be smaller than its limit because a concurrent task deletes some of the rows.
             Ok(0) => return Ok(true),
             Ok(_) => {}
             Err(error) => size.shrink(error)?,

@@ -1,5 +1,5 @@
-//! Removes the rows of deleted conversations until none is left: of some conversations at a time, first what they
-//! hold, in batches, and then the conversations.
+//! Removes the rows of deleted conversations until none is left: some conversations at a time, first their contents,
+//! in batches, and then the conversations.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ use crate::error::Result;
 use crate::store::conversation::conversations::{self, Part};
 
 const CONVERSATIONS: i64 = 100;
-/// Well within the job's lease; what is left is for the next run.
-const AT_ONCE: Duration = Duration::from_secs(20);
-/// Whoever deletes a conversation brings the job forward.
+/// Well within the job's lease. The rest is left to the next run.
+const MAX_TIME: Duration = Duration::from_secs(20);
+/// A deletion schedules the job earlier.
 const WHILE_IDLE: TimeDelta = TimeDelta::days(1);
 
 pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
-    let until = Instant::now() + AT_ONCE;
+    let until = Instant::now() + MAX_TIME;
     loop {
         let mut tx = caller.begin(&app.db).await?;
         let deleted = conversations::list_deleted(&mut tx, CONVERSATIONS).await?;

@@ -1,6 +1,6 @@
-//! Looks for what is left of people who were erased: what they said in conversations of others, and were
-//! answered there, stored answers that tell of them, what they used. Once at once, and once when whatever was
-//! under way in that moment has ended: then they are forgotten here as well.
+//! Removes what is left of erased users: their messages in conversations of others and the answers to them, stored
+//! answers that mention them, their usage. It runs once immediately, and once when every request of that moment has
+//! ended. Then the erasure itself is forgotten.
 
 use std::time::{Duration, Instant};
 
@@ -16,17 +16,17 @@ use crate::people::SETTLED_AFTER;
 use crate::store::db::idempotency::RequestName;
 use crate::store::people::erased_people;
 
-/// Answers are opened one by one.
-const ANSWERS: i64 = 200;
-/// Well within the job's lease; what is left is for the next run.
-const AT_ONCE: Duration = Duration::from_secs(20);
-/// Whoever erases a person brings the job forward.
+/// Sealed answers per transaction. Each one has to be opened.
+const ANSWER_BATCH: i64 = 200;
+/// Well within the job's lease. The rest is left to the next run.
+const MAX_TIME: Duration = Duration::from_secs(20);
+/// An erasure schedules the job earlier.
 const WHILE_IDLE: TimeDelta = TimeDelta::days(1);
 
 pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
-    let until = Instant::now() + AT_ONCE;
+    let until = Instant::now() + MAX_TIME;
     loop {
-        // Before the looking: what is written later is written by someone who found them gone.
+        // The time before the search: a later writer finds the user gone.
         let now = app.clock.now();
         let mut tx = caller.begin(&app.db).await?;
         let due = erased_people::claim_due(&mut tx, now - SETTLED_AFTER, now).await?;
@@ -37,7 +37,7 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
         tx.commit().await?;
         let erasure = due.erasure;
         let began_at = due.began_at;
-        let done = look_for(app, caller, &erasure, until).await?
+        let done = remove_rows(app, caller, &erasure, until).await?
             && (!erasure.is_settled(began_at)
                 || finish(app, caller, Task::ForgetTurns(erasure.user_id), until).await?)
             && open_answers(app, caller, &erasure, due.opened_to, until).await?;
@@ -54,8 +54,8 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     }
 }
 
-/// Removes what is left of a person, but for sealed answers. False if there was not enough time.
-async fn look_for(
+/// Removes everything that is left of a user but the sealed answers. False if the time was too short.
+async fn remove_rows(
     app: &App,
     caller: &ServiceCaller,
     erasure: &Erasure,
@@ -71,11 +71,11 @@ async fn look_for(
             }
         }
     }
-    let accounts = erasure.identity_id_texts();
+    let identities = erasure.identity_id_texts();
     let acted_for = erasure.acted_for();
     let users = erasure.user_ids();
     for task in [
-        Task::DeleteAnswers(&accounts, &acted_for),
+        Task::DeleteAnswers(&identities, &acted_for),
         Task::FoldUsage(&users),
     ] {
         if !finish(app, caller, task, until).await? {
@@ -85,8 +85,8 @@ async fn look_for(
     Ok(true)
 }
 
-/// Deletes the sealed answers to keys that tell of the person, from where the last run stopped. False if there was
-/// not enough time.
+/// Deletes the sealed answers that mention the user, from where the last run stopped. False if the time was too
+/// short.
 async fn open_answers(
     app: &App,
     caller: &ServiceCaller,
@@ -98,10 +98,10 @@ async fn open_answers(
         if Instant::now() >= until || app.shutdown.is_stopping() {
             return Ok(false);
         }
-        let tells = |text: &str| erasure.is_mentioned_in(text);
+        let mentions = |text: &str| erasure.is_mentioned_in(text);
         let mut tx = caller.begin(&app.db).await?;
         let last = opened.as_ref();
-        opened = idempotency::forget_telling(app, &mut tx, last, ANSWERS, tells).await?;
+        opened = idempotency::delete_mentions(app, &mut tx, last, ANSWER_BATCH, mentions).await?;
         if let Some(to) = &opened {
             erased_people::update_progress(&mut tx, erasure.user_id, to).await?;
         }

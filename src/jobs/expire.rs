@@ -1,4 +1,4 @@
-//! Deleting what was kept long enough, of several kinds.
+//! Deletes rows of several kinds after their retention.
 
 use std::time::{Duration, Instant};
 
@@ -10,15 +10,15 @@ use crate::auth::ServiceCaller;
 use crate::error::Result;
 use crate::store::tenant::expiry::{self, Expiring};
 
-/// Then the other kinds get their turn; what is left is for the next run.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// The time for one kind, so that the others get theirs. The rest is left to the next run.
+const MAX_TIME: Duration = Duration::from_secs(5);
 
 /// What is left of a kind.
-enum Left {
+enum Remaining {
     Nothing,
-    /// What will be old enough then, or is and is still needed.
+    /// The oldest row expires then, or has expired and is still needed.
     Until(DateTime<Utc>),
-    /// More than there was time for.
+    /// More than the time allowed.
     More,
 }
 
@@ -26,20 +26,22 @@ async fn expire(
     app: &App,
     caller: &ServiceCaller,
     what: Expiring,
-    kept: TimeDelta,
-) -> Result<Left> {
-    let task = Task::Expire(what, app.clock.now() - kept);
-    if !finish(app, caller, task, Instant::now() + AT_ONCE).await? {
-        return Ok(Left::More);
+    retention: TimeDelta,
+) -> Result<Remaining> {
+    let task = Task::Expire(what, app.clock.now() - retention);
+    if !finish(app, caller, task, Instant::now() + MAX_TIME).await? {
+        return Ok(Remaining::More);
     }
     let mut tx = caller.begin(&app.db).await?;
     let oldest = expiry::find_oldest(&mut tx, what).await?;
     tx.commit().await?;
-    Ok(oldest.map_or(Left::Nothing, |oldest| Left::Until(oldest + kept)))
+    Ok(oldest.map_or(Remaining::Nothing, |oldest| {
+        Remaining::Until(oldest + retention)
+    }))
 }
 
-/// The next run of a job that expires several kinds: when the first of them is due, within limits. The failure
-/// of one kind keeps none of the others, and is the job's.
+/// The next run of a job that expires several kinds: when the first of them is due, within limits. The failure of
+/// one kind does not stop the others; it becomes the job's.
 pub async fn expire_all(
     app: &App,
     caller: &ServiceCaller,
@@ -49,11 +51,11 @@ pub async fn expire_all(
     let now = app.clock.now();
     let mut next = now + latest;
     let mut outcome = Ok(());
-    for (what, kept) in kinds {
-        match expire(app, caller, *what, *kept).await {
-            Ok(Left::More) => next = now,
-            Ok(Left::Until(due)) => next = next.min(due.max(now + soonest)),
-            Ok(Left::Nothing) => {}
+    for (what, retention) in kinds {
+        match expire(app, caller, *what, *retention).await {
+            Ok(Remaining::More) => next = now,
+            Ok(Remaining::Until(due)) => next = next.min(due.max(now + soonest)),
+            Ok(Remaining::Nothing) => {}
             Err(error) => outcome = Err(error),
         }
     }

@@ -1,4 +1,4 @@
-//! Writes what this node counted of its tenants' use, each second; of many tenants, some in each.
+//! Writes this node's usage counts of its tenants each second; with many tenants, some in each.
 
 use std::time::Duration;
 

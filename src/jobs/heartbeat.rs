@@ -1,4 +1,4 @@
-//! Says that this node lives and where it listens, and learns the same of the others.
+//! The heartbeat: publishes that this node is alive and where it listens, and reads the same of the others.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::store::db::nodes;
 
 const TICK: Duration = Duration::from_secs(5);
 
-/// Runs until `stop` is cancelled; `jobs::finish` takes the node's row away.
+/// Runs until `stop` is cancelled; `jobs::finish` deletes the node's row.
 pub async fn run(app: App, stop: CancellationToken) {
     while !stop.is_cancelled() {
         tick(&app).await;
@@ -22,7 +22,7 @@ pub async fn run(app: App, stop: CancellationToken) {
     }
 }
 
-/// One beat. If Postgres does not answer, what is known of the others stands.
+/// One beat. If Postgres does not answer, the last state of the other nodes stands.
 pub async fn tick(app: &App) {
     let addr = app.config.internal_advertise.as_ref();
     let addr = addr.map(|url| url.as_str());

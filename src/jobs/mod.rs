@@ -1,5 +1,5 @@
-//! Background work. One loop a node leases due jobs from Postgres and runs each inside its tenant; a
-//! crash leaves a lease that runs out, and any node takes the job again.
+//! Background work. One loop per node leases due jobs from Postgres and runs each inside its tenant. A crash leaves
+//! a lease that expires, and any node claims the job again. All functions are operations.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -39,24 +39,26 @@ pub mod watch_streams;
 const TICK: Duration = Duration::from_secs(1);
 const LEASE: TimeDelta = TimeDelta::minutes(1);
 /// A job ends before its lease does.
-const LONGEST: Duration = Duration::from_secs(50);
-/// Longer than any statement of the background may take.
-pub const LOOK: Duration = Duration::from_secs(20);
-/// A long job does not keep the short ones behind it waiting.
-const AT_ONCE: usize = 4;
-/// So that one tenant's long jobs leave room for others.
-const OF_ONE_TENANT: usize = 2;
-/// Then operators should look at it.
-const FAILURES: i32 = 10;
+const MAX_RUN: Duration = Duration::from_secs(50);
+/// Longer than any background statement may take.
+pub const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
+/// A long job does not delay the short ones behind it.
+const MAX_RUNNING: usize = 4;
+/// One tenant's long jobs leave room for others.
+const MAX_PER_TENANT: usize = 2;
+/// After so many failures an operator should look at the job.
+const MAX_FAILURES: i32 = 10;
 const MAX_BACKOFF: TimeDelta = TimeDelta::hours(1);
 
-/// Called when nothing else of this node runs: hands over what it still holds. Connections that a
-/// listener's thread opened ended with it, which shows when one is used: hence the attempts.
+/// Called when nothing else of this node runs: writes its last counts and deletes its row. Connections that were
+/// opened on a listener's thread ended with it, which shows only on their next use: hence the attempts.
 pub async fn finish(app: &App) -> Result<()> {
-    let mut attempts = app.config.database_pool;
+    let mut attempts_left = app.config.database_pool;
     loop {
         match hand_over(app).await {
-            Err(error) if attempts > 0 && error.code == Code::Unavailable => attempts -= 1,
+            Err(error) if attempts_left > 0 && error.code == Code::Unavailable => {
+                attempts_left -= 1
+            }
             outcome => return outcome,
         }
     }
@@ -67,7 +69,7 @@ async fn hand_over(app: &App) -> Result<()> {
     nodes::delete(&app.db, app.boot_id).await
 }
 
-/// Runs until `stop` is cancelled; what is running then is finished.
+/// Runs until `stop` is cancelled. The running jobs are finished.
 pub async fn run(app: App, stop: CancellationToken) {
     while !stop.is_cancelled() {
         if let Err(error) = tick(&app).await {
@@ -85,41 +87,41 @@ enum Step {
     Ended(TenantId),
 }
 
-/// Runs what is due, some at a time, each job under a lease of its own, until nothing is. Answers how many it ran.
-/// A claim and the jobs go on side by side: they share the connections of the pool.
+/// Runs the due jobs, some at a time, each under a lease of its own, until none is due. Returns how many it ran. A
+/// claim and the jobs run concurrently: they share the connections of the pool.
 pub async fn tick(app: &App) -> Result<usize> {
     let mut steps: FuturesUnordered<BoxFuture<'_, Step>> = FuturesUnordered::new();
     let mut running: Vec<TenantId> = Vec::new();
-    let mut begun = 0;
+    let mut started = 0;
     let mut claiming = false;
     let mut more = true;
     let mut again = tokio::time::interval_at(Instant::now() + TICK, TICK);
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        if more && !claiming && running.len() < AT_ONCE && !app.shutdown.is_stopping() {
+        if more && !claiming && running.len() < MAX_RUNNING && !app.shutdown.is_stopping() {
             claiming = true;
             steps.push(claim(app, busy(&running)).boxed());
         }
         let step = tokio::select! {
             step = steps.next() => step,
-            // What came meanwhile does not wait for the end of a long job.
+            // A job that became due meanwhile does not wait for the end of a long one.
             _ = again.tick() => {
                 more = true;
                 continue;
             }
         };
         match step {
-            None => return Ok(begun),
+            None => return Ok(started),
             Some(Step::Ended(tenant_id)) => {
-                if let Some(place) = running.iter().position(|one| *one == tenant_id) {
-                    running.swap_remove(place);
+                if let Some(index) = running.iter().position(|one| *one == tenant_id) {
+                    running.swap_remove(index);
                 }
             }
             Some(Step::Claimed(claimed)) => {
                 claiming = false;
                 match claimed {
                     Ok(Some(job)) => {
-                        begun += 1;
+                        started += 1;
                         running.push(job.tenant_id);
                         steps.push(run_and_plan(app, job).boxed());
                     }
@@ -132,22 +134,26 @@ pub async fn tick(app: &App) -> Result<usize> {
     }
 }
 
-/// The tenants that have as many jobs on this node as one may have.
+/// The tenants that already run as many jobs on this node as one tenant may.
 fn busy(running: &[TenantId]) -> Vec<TenantId> {
     let count = |tenant_id: &TenantId| running.iter().filter(|one| *one == tenant_id).count();
-    let full = |tenant_id: &&TenantId| count(tenant_id) >= OF_ONE_TENANT;
+    let full = |tenant_id: &&TenantId| count(tenant_id) >= MAX_PER_TENANT;
     running.iter().filter(full).copied().collect()
 }
 
 async fn claim(app: &App, busy: Vec<TenantId>) -> Step {
     let claimed = jobs::claim(&app.db, app.clock.now(), LEASE, 1, &busy);
-    Step::Claimed(within(LOOK, claimed).await.map(|mut jobs| jobs.pop()))
+    Step::Claimed(
+        within(QUERY_TIMEOUT, claimed)
+            .await
+            .map(|mut jobs| jobs.pop()),
+    )
 }
 
-/// Runs a claimed job and plans its next run. Whatever goes wrong with it is its own: it is tried again later.
+/// Runs a claimed job and plans its next run. A failure concerns only this job, which is retried later.
 async fn run_and_plan(app: &App, job: DueJob) -> Step {
     let running = AssertUnwindSafe(run_one(app, &job)).catch_unwind();
-    let outcome = match tokio::time::timeout(LONGEST, running).await {
+    let outcome = match tokio::time::timeout(MAX_RUN, running).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(_)) => Err(Error::internal(anyhow::anyhow!("it panicked"))),
         Err(late) => Err(Error::internal(late)),
@@ -157,7 +163,7 @@ async fn run_and_plan(app: &App, job: DueJob) -> Step {
         Err(error) => {
             let failed = JobEnd::Failed {
                 error: error.code.as_str(),
-                is_final: job.attempts >= FAILURES,
+                is_final: job.attempts >= MAX_FAILURES,
             };
             tracing::warn!(
                 job.kind, tenant = %job.tenant_id, attempt = job.attempts,
@@ -166,7 +172,11 @@ async fn run_and_plan(app: &App, job: DueJob) -> Step {
             (app.clock.now() + backoff(job.attempts), failed)
         }
     };
-    let planned = within(LOOK, jobs::update_schedule(&app.db, &job, run_at, ended)).await;
+    let planned = within(
+        QUERY_TIMEOUT,
+        jobs::update_schedule(&app.db, &job, run_at, ended),
+    )
+    .await;
     if let Err(error) = planned {
         tracing::warn!(
             job.kind, tenant = %job.tenant_id, error = %error,
@@ -176,16 +186,16 @@ async fn run_and_plan(app: &App, job: DueJob) -> Step {
     Step::Ended(job.tenant_id)
 }
 
-/// What the background asks of the database has an end even if the server's host vanished, which shows only
-/// here: the limits that Postgres keeps end with it.
-pub async fn within<T>(limit: Duration, asking: impl Future<Output = Result<T>>) -> Result<T> {
-    match tokio::time::timeout(limit, asking).await {
+/// Limits a background query, even if the database's host vanished, which shows only here: Postgres' own limits
+/// vanish with it.
+pub async fn within<T>(limit: Duration, query: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(limit, query).await {
         Ok(outcome) => outcome,
         Err(late) => Err(Error::unavailable("the database", late)),
     }
 }
 
-/// Runs a job and answers when it wants to run next.
+/// Runs a job and returns the time of its next run.
 async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
     let caller = ServiceCaller::new(job);
     match job.kind.as_str() {
@@ -196,7 +206,7 @@ async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
         sessions::retention::SWEEP_JOB => sweep_conversations::run(app, &caller).await,
         tenants::STOP_TURNS_JOB => stop_turns::run(app, job.tenant_id).await,
         tenants::ERASE_JOB => erase_tenant::run(app, job.tenant_id).await,
-        // A newer node planned it and knows what it is: leave it for that one.
+        // A newer node planned a kind of job that this one does not have: leave it to that node.
         _ => Ok(app.clock.now() + LEASE),
     }
 }

@@ -1,10 +1,10 @@
-//! Looks for turns that no node works on, several times a second, on every node.
+//! Finds turns that no node runs, several times a second, on every node.
 
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{LONGEST, within};
+use super::{MAX_RUN, within};
 use crate::app::App;
 use crate::turns;
 
@@ -12,13 +12,13 @@ const TICK: Duration = Duration::from_millis(500);
 
 /// Runs until `stop` is cancelled.
 pub async fn run(app: App, stop: CancellationToken) {
-    // A node that has just started does not know whether the database was away before.
+    // A node that has just started cannot tell whether the database was away before.
     app.db.outages.record(app.config.turn_lease);
     while !stop.is_cancelled() {
-        if let Err(error) = within(LONGEST, turns::sweep(&app)).await {
+        if let Err(error) = within(MAX_RUN, turns::sweep(&app)).await {
             tracing::warn!(error = %error, "cannot ask for turns that nobody runs");
         }
-        if let Err(error) = within(LONGEST, turns::deliver_unclaimed(&app)).await {
+        if let Err(error) = within(MAX_RUN, turns::deliver_unclaimed(&app)).await {
             tracing::warn!(error = %error, "cannot ask for answers that nobody fetched");
         }
         tokio::select! {

@@ -1,5 +1,5 @@
-//! Deletes the conversations that a tenant no longer keeps, a batch at a time. However often it stops or
-//! runs twice, the sweep goes on where the last committed step was.
+//! Deletes the conversations past a tenant's retention, a batch at a time. However often it stops or runs twice, the
+//! sweep continues after the last committed step.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use crate::auth::ServiceCaller;
 use crate::error::Result;
 use crate::sessions::retention::{self, Progress};
 
-/// Small enough that a step, and whoever waits for what it holds, is done in a fraction of a second.
+/// A step, and every transaction that waits for its locks, is done in a fraction of a second.
 const BATCH: i64 = 500;
-/// Well within the job's lease; what is left is for the next run.
-const AT_ONCE: Duration = Duration::from_secs(20);
-/// Retention is told in days: an hour late is in time.
+/// Well within the job's lease. The rest is left to the next run.
+const MAX_TIME: Duration = Duration::from_secs(20);
+/// Retention counts days: an hour late is in time.
 const BETWEEN_SWEEPS: TimeDelta = TimeDelta::hours(1);
-/// Whoever sets a retention brings the job forward.
+/// A new retention schedules the job earlier.
 const WITHOUT_RETENTION: TimeDelta = TimeDelta::days(1);
 
 pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
@@ -29,11 +29,11 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
     };
     let started = Instant::now();
     let mut size = BatchSize::new(BATCH);
-    while started.elapsed() < AT_ONCE && !app.shutdown.is_stopping() {
+    while started.elapsed() < MAX_TIME && !app.shutdown.is_stopping() {
         match step(app, caller, started_at, size.rows()).await {
-            Ok(Progress::Going) => {}
+            Ok(Progress::Running) => {}
             Ok(Progress::Finished) => return Ok(app.clock.now() + BETWEEN_SWEEPS),
-            Ok(Progress::Overtaken) => break,
+            Ok(Progress::Restart) => break,
             Err(error) => size.shrink(error)?,
         }
     }

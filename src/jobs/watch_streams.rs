@@ -1,27 +1,27 @@
-//! Keeps the open streams of this node right, for all of them together: whether there is news that nobody
-//! told, and whether their readers may still read.
+//! Keeps the open streams of this node right, all of them together: finds events whose notification was lost, and
+//! rechecks the rights of the readers.
 
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 
-use super::{LOOK, within};
+use super::{QUERY_TIMEOUT, within};
 use crate::app::App;
 use crate::notifications::Missed;
-use crate::streams::RENEWED;
+use crate::streams::RECHECK_EVERY;
 
 const TICK: Duration = Duration::from_secs(1);
-/// Others that become unsure meanwhile are looked at together.
+/// Further conversations that become unsure meanwhile are checked in the same query.
 const GATHER: Duration = Duration::from_millis(50);
-/// How often is looked although nobody said that there is news: notifications can be lost.
-const SAFETY: Duration = Duration::from_secs(30);
-/// Turns can be ended without an event: of a deleted conversation, or a suspended tenant.
-const TURNS: Duration = Duration::from_secs(5);
+/// The poll interval without any notification: notifications can be lost.
+const POLL_EVERY: Duration = Duration::from_secs(30);
+/// Turns can end without an event: in a deleted conversation, or a suspended tenant.
+const POLL_TURNS_EVERY: Duration = Duration::from_secs(5);
 
-/// Looks for news until `stop` is cancelled.
-pub async fn find_news(app: App, stop: CancellationToken) {
-    let mut last = Looks {
+/// Polls for missed events until `stop` is cancelled.
+pub async fn poll_events(app: App, stop: CancellationToken) {
+    let mut last = LastPolls {
         all: Instant::now(),
         turns: Instant::now(),
     };
@@ -31,49 +31,49 @@ pub async fn find_news(app: App, stop: CancellationToken) {
             () = tokio::time::sleep(TICK) => {}
             () = app.notifications.has_missed() => tokio::time::sleep(GATHER).await,
         }
-        let looking = last.look(&app);
-        warn(within(LOOK, looking.map(Ok)).await);
+        let polling = last.poll(&app);
+        warn(within(QUERY_TIMEOUT, polling.map(Ok)).await);
     }
 }
 
-/// When was looked.
-struct Looks {
+/// The times of the last polls.
+struct LastPolls {
     all: Instant,
     turns: Instant,
 }
 
-impl Looks {
-    async fn look(&mut self, app: &App) {
+impl LastPolls {
+    async fn poll(&mut self, app: &App) {
         let tails = &app.streams.tails;
         let Missed { all, conversations } = app.notifications.take_missed();
-        // While other nodes are not heard, this is how their news arrive.
-        let deaf = !app.notifications.is_connected();
-        if all || deaf || self.all.elapsed() >= SAFETY {
+        // Without the subscription to other nodes, polling is how their events arrive.
+        let disconnected = !app.notifications.is_connected();
+        if all || disconnected || self.all.elapsed() >= POLL_EVERY {
             self.all = Instant::now();
-            warn(tails.find_news(&app.db, None).await);
+            warn(tails.wake_missed(&app.db, None).await);
         } else if !conversations.is_empty() {
-            warn(tails.find_news(&app.db, Some(&conversations)).await);
+            warn(tails.wake_missed(&app.db, Some(&conversations)).await);
         }
-        if deaf || self.turns.elapsed() >= TURNS {
+        if disconnected || self.turns.elapsed() >= POLL_TURNS_EVERY {
             self.turns = Instant::now();
-            warn(tails.find_ended_turns(&app.db).await);
-            tails.forget_taken();
+            warn(tails.wake_ended_turns(&app.db).await);
+            tails.drop_read_events();
         }
     }
 }
 
-/// Checks the rights of readers until `stop` is cancelled.
+/// Rechecks the rights of readers until `stop` is cancelled.
 pub async fn check_rights(app: App, stop: CancellationToken) {
     while !stop.is_cancelled() {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(RENEWED) => {}
+            () = tokio::time::sleep(RECHECK_EVERY) => {}
         }
         let checking = async {
             app.streams.credentials.renew(&app.verifiers).await;
             app.streams.rights.renew(&app.db, app.clock.now()).await
         };
-        warn(within(LOOK, checking).await);
+        warn(within(QUERY_TIMEOUT, checking).await);
     }
 }
 

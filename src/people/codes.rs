@@ -1,5 +1,5 @@
-//! Linking by a code that is carried from one chat to another: proof of both sides. Whoever guesses is
-//! locked out; a wrong code is answered as one that has run out, was used, or is someone else's.
+//! Linking by a code that a user carries from one chat to another: it proves both sides. Guessing locks the
+//! caller out. A wrong code gets the same answer as an expired, a used or a foreign one.
 
 use chrono::{DateTime, Utc};
 
@@ -28,10 +28,10 @@ use crate::store::identity_links::link_codes::{self, NewCode};
 use crate::store::people::identities;
 
 const CONTEXT: &str = "codes/link";
-/// So that one statement about a long text stays short.
-const VOIDED_AT_ONCE: usize = 1000;
+/// Keeps one statement about a long text short.
+const VOID_BATCH: usize = 1000;
 
-/// Makes a code for the person whose account `minted_by` is.
+/// Makes a code for the user of the identity `minted_by`.
 pub async fn mint(
     app: &App,
     tx: &mut TenantTx,
@@ -50,10 +50,10 @@ pub async fn mint(
         expires_at,
     };
     if !link_codes::insert(tx, &new, now).await? {
-        let free_at = link_codes::find_next_expiry(tx, minted_by.user_id).await?;
-        let detail = "three codes are pending: use one, or wait until one has run out";
+        let retry_at = link_codes::find_next_expiry(tx, minted_by.user_id).await?;
+        let detail = "three codes are pending: use one, or wait until one has expired";
         return Err(Error {
-            retry_after: Some(seconds_until(free_at, now)),
+            retry_after: Some(seconds_until(retry_at, now)),
             ..Error::new(Code::TooManyCodes, detail)
         });
     }
@@ -63,21 +63,21 @@ pub async fn mint(
     Ok((code, expires_at))
 }
 
-/// What a code's hash is made of: one tenant's code is nothing to another.
+/// The text that a code's hash is made of. It contains the tenant: a code is worth nothing in another.
 fn message(tx: &TenantTx, code: &str) -> Vec<u8> {
     let mut message = tx.tenant_id().as_uuid().as_bytes().to_vec();
     message.extend_from_slice(code.as_bytes());
     message
 }
 
-/// Under every key that could have made it. What is no code at all is hashed like one: it takes as long.
+/// The digests of a code under every configured key. Text that is no code is hashed too: it takes as long.
 fn digests(keyring: &Keyring, tx: &TenantTx, typed: &str) -> Vec<Vec<u8>> {
     let code = typed.parse::<LinkCode>();
     let text = code.as_ref().map_or(typed, LinkCode::as_str);
     keyring.every_mac(CONTEXT, &message(tx, text))
 }
 
-/// What a guess is counted for.
+/// The subjects that an attempt counts against, with their limits.
 fn subjects(
     tenant_id: TenantId,
     identity_id: IdentityId,
@@ -92,7 +92,7 @@ fn subjects(
         .collect()
 }
 
-/// Charges an attempt before the code is looked at, in a transaction of its own: refused, it stays.
+/// Charges an attempt before the code is checked. The caller commits it at once, so that a refusal keeps it.
 pub async fn charge(
     app: &App,
     tx: &mut TenantTx,
@@ -105,17 +105,17 @@ pub async fn charge(
             .await?
             .is_none()
         {
-            let free_at = link_codes::find_lock(tx, &subject, limit).await?;
+            let retry_at = link_codes::find_lock(tx, &subject, limit).await?;
             return Err(Error {
-                retry_after: Some(seconds_until(free_at, now)),
-                ..Error::new(Code::TooManyAttempts, "there were too many wrong codes")
+                retry_after: Some(seconds_until(retry_at, now)),
+                ..Error::new(Code::TooManyAttempts, "too many wrong codes")
             });
         }
     }
     Ok(())
 }
 
-/// Gives it back to whoever had the right code.
+/// Refunds the attempt after a correct code.
 pub async fn refund(
     tx: &mut TenantTx,
     identity_id: IdentityId,
@@ -131,30 +131,30 @@ fn seconds_until(time: Option<DateTime<Utc>>, now: DateTime<Utc>) -> u32 {
     u32::try_from(seconds.max(1)).unwrap_or(u32::MAX)
 }
 
-/// Makes a code worthless that was shown where others read.
+/// Voids a code that appeared where others read it.
 pub async fn void(app: &App, tx: &mut TenantTx, typed: &str) -> Result<()> {
     let digests = digests(&app.keyring, tx, typed);
     link_codes::update_voided(tx, &digests, app.clock.now()).await
 }
 
-/// Makes every code worthless that a text shows where others read, whatever surrounds it.
-pub async fn discard_partial(app: &App, tx: &mut TenantTx, text: &str) -> Result<()> {
+/// Voids every code in a text that others read, whatever surrounds the code.
+pub async fn void_codes_in(app: &App, tx: &mut TenantTx, text: &str) -> Result<()> {
     let now = app.clock.now();
-    // Hashing every eight signs of a long text is worth it only then.
+    // Hashing every eight characters of a long text is worth it only then.
     if !link_codes::has_pending(tx, now).await? {
         return Ok(());
     }
     let digests: Vec<Vec<u8>> = LinkCode::find_all(text)
         .iter()
-        .flat_map(|shown| app.keyring.every_mac(CONTEXT, &message(tx, shown)))
+        .flat_map(|code| app.keyring.every_mac(CONTEXT, &message(tx, code)))
         .collect();
-    for batch in digests.chunks(VOIDED_AT_ONCE) {
+    for batch in digests.chunks(VOID_BATCH) {
         link_codes::update_voided(tx, batch, now).await?;
     }
     Ok(())
 }
 
-/// Takes a code and answers whose it was.
+/// Consumes a code and returns the user who minted it.
 pub async fn consume(
     app: &App,
     tx: &mut TenantTx,
@@ -166,7 +166,7 @@ pub async fn consume(
     let now = app.clock.now();
     let minter = link_codes::claim(tx, &digests, platform, redeemer.id, now).await?;
     let minter = minter.ok_or_else(code_not_found)?;
-    // Present ownership: the account that showed the code may have another person by now.
+    // The identity that minted the code may belong to another user by now.
     let owner = identities::get(tx, minter.minted_by).await?;
     match owner {
         Some(owner) if owner.user_id == minter.user_id => Ok(owner.user_id),
@@ -174,28 +174,28 @@ pub async fn consume(
     }
 }
 
-pub struct Redeem<'a> {
+pub struct RedeemRequest<'a> {
     pub code: &'a str,
     pub identity: &'a Identity,
     pub namespace: Namespace,
-    /// Answers who would be joined, and leaves the code as it was: whoever calls does not commit.
+    /// Reports the merge and leaves the code unused: the caller does not commit.
     pub dry_run: bool,
 }
 
 #[derive(Debug)]
-pub struct Redeemed {
+pub struct RedeemResult {
     pub merge: Merge,
     pub session_key: Option<String>,
     pub session: Option<SessionHandle>,
 }
 
-/// Joins the account that brings a code with the person who showed it.
+/// Merges the user of the redeeming identity into the user who minted the code.
 pub async fn redeem(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
-    redeem: &Redeem<'_>,
-) -> Result<Redeemed> {
+    redeem: &RedeemRequest<'_>,
+) -> Result<RedeemResult> {
     let into = consume(app, tx, redeem.code, redeem.identity).await?;
     let from = identities::get(tx, redeem.identity.id).await?;
     let from = from.ok_or_else(|| Error::not_found("identity"))?.user_id;
@@ -209,7 +209,7 @@ pub async fn redeem(
     };
     let merge = merge(app, tx, actor, &request).await?;
     if redeem.dry_run {
-        return Ok(Redeemed {
+        return Ok(RedeemResult {
             merge,
             session_key: None,
             session: None,
@@ -221,8 +221,8 @@ pub async fn redeem(
         chat: &Chat::DM,
         namespace: redeem.namespace,
     };
-    let (session_key, session) = resolve::look(tx, request).await?;
-    Ok(Redeemed {
+    let (session_key, session) = resolve::preview(tx, request).await?;
+    Ok(RedeemResult {
         merge,
         session_key,
         session,

@@ -1,5 +1,5 @@
-//! Everything of a person as one document, written while it is read, a page and a transaction at a time:
-//! whoever reads slowly holds nothing. What goes away meanwhile is not in it.
+//! Exports everything of a user as one document. It is written while it is read, one page and one transaction
+//! at a time, so that a slow reader holds nothing. Rows that are deleted meanwhile are not in it.
 
 use std::collections::VecDeque;
 
@@ -21,28 +21,27 @@ use crate::store::TenantTx;
 use crate::store::people::user_records::{self, RowPosition};
 use crate::store::people::{home_channels, identities, presence, users};
 
-/// Records and ids that are looked up at once.
+/// Records and ids per query.
 const PAGE: i64 = 200;
-/// A page has at least so many bytes, or is the work of so many steps: a person can have thousands of short
-/// conversations.
-const ENOUGH: usize = 256 * 1024;
-const STEPS: usize = 50;
-/// Before everything.
+/// A page ends after so many bytes or so many steps: a user can have thousands of short conversations.
+const PAGE_BYTES: usize = 256 * 1024;
+const PAGE_STEPS: usize = 50;
+/// The position before the first row.
 const START: RowPosition = (Uuid::nil(), Uuid::nil());
 
-/// How far the reading of a person has come.
+/// The progress of one export.
 pub struct UserExport {
     user_id: UserId,
     stage: Stage,
-    /// None at the end.
+    /// `None` at the end.
     writer: Option<UserDocumentWriter>,
 }
 
 enum Stage {
     Records(Records, RowPosition),
     Conversations(Conversations),
-    /// The accounts whose messages are to be read, and the place after which those of the first are; with
-    /// how many may be read next.
+    /// The identities whose messages are still to be read, the position reached for the first of them, and the
+    /// size of the next page.
     Elsewhere(VecDeque<IdentityId>, Option<(SessionId, i64)>, usize),
 }
 
@@ -83,15 +82,15 @@ impl Records {
 
 #[derive(Default)]
 struct Conversations {
-    /// Found and not begun, and the last that was found.
-    ahead: VecDeque<SessionId>,
+    /// Conversations that were found and not begun, and the last one found.
+    pending: VecDeque<SessionId>,
     last: Option<SessionId>,
-    /// The one that is being written.
+    /// The conversation that is being written.
     current: Option<Box<(Export, JsonWriter)>>,
 }
 
-/// Begins to read a person, whom the caller may export, and tells the audit if that is not the person.
-/// Answers the beginning of the document as well.
+/// Begins the export of a user that the caller may export. An export by anyone else than the user is audited.
+/// Returns the beginning of the document as well.
 pub async fn export(
     app: &App,
     tx: &mut TenantTx,
@@ -101,13 +100,13 @@ pub async fn export(
 ) -> Result<(UserExport, Vec<u8>)> {
     let user_id = user.id;
     let now = app.clock.now();
-    let accounts = identities::list(tx, user_id).await?;
+    let identities = identities::list(tx, user_id).await?;
     let merged = users::list_merged(tx, user_id).await?;
-    let homes = home_channels::list(tx, user_id).await?;
-    let heard = presence::list(tx, access, user_id).await?;
+    let channels = home_channels::list(tx, user_id).await?;
+    let presences = presence::list(tx, access, user_id).await?;
     let head = Head::new(user, now)
-        .with_identities(accounts, merged)
-        .with_channels_and_presence(homes, heard, access);
+        .with_identities(identities, merged)
+        .with_channels_and_presence(channels, presences, access);
     if access.reach == Visibility::Tenant {
         let entry = Entry::new(actor, Action::UserExport, &user_id);
         audit::append(&app.keyring, tx, entry, now).await?;
@@ -124,7 +123,7 @@ pub async fn export(
 }
 
 impl UserExport {
-    /// The next bytes, and whether they are the last. Fails when the person is no longer there.
+    /// The next bytes, and whether they are the last. Fails if the user no longer exists.
     pub async fn next(
         &mut self,
         app: &App,
@@ -136,15 +135,15 @@ impl UserExport {
         };
         let mut out = Vec::new();
         let mut ended = false;
-        for _ in 0..STEPS {
+        for _ in 0..PAGE_STEPS {
             ended = self.step((app, access), tx, &mut writer, &mut out).await?;
-            if ended || out.len() >= ENOUGH {
+            if ended || out.len() >= PAGE_BYTES {
                 break;
             }
         }
-        // After the reading: whoever is erased while they are read has nothing left, and is not complete.
-        let there = users::find(tx, self.user_id).await?;
-        if there.is_none_or(|user| user.id != self.user_id) {
+        // After the read: a user who was erased meanwhile has no rows left, and the document would be incomplete.
+        let current = users::find(tx, self.user_id).await?;
+        if current.is_none_or(|user| user.id != self.user_id) {
             return Err(Error::not_found("user"));
         }
         if ended {
@@ -155,7 +154,7 @@ impl UserExport {
         Ok((out, ended))
     }
 
-    /// Writes on where it is; true if there is nothing left.
+    /// Writes the next part; true if nothing is left.
     async fn step(
         &mut self,
         (app, access): (&App, &Access),
@@ -190,15 +189,15 @@ impl UserExport {
                 let more = conversations.write(tx, &reader, writer, out);
                 if !more.await? {
                     writer.list("messages_elsewhere", out);
-                    let accounts = identities::list(tx, self.user_id).await?;
-                    let accounts = accounts.iter().map(|account| account.id).collect();
-                    self.stage = Stage::Elsewhere(accounts, None, sessions::FIRST_PAGE);
+                    let identities = identities::list(tx, self.user_id).await?;
+                    let identities = identities.iter().map(|identity| identity.id).collect();
+                    self.stage = Stage::Elsewhere(identities, None, sessions::FIRST_PAGE);
                 }
                 Ok(false)
             }
-            Stage::Elsewhere(accounts, after, page) => match accounts.front().copied() {
-                Some(account) => {
-                    let of = (self.user_id, account);
+            Stage::Elsewhere(identities, after, page) => match identities.front().copied() {
+                Some(identity_id) => {
+                    let of = (self.user_id, identity_id);
                     let limit = *page as i64;
                     let messages =
                         user_records::list_messages_elsewhere(tx, of, *after, limit).await?;
@@ -208,7 +207,7 @@ impl UserExport {
                     let bytes = messages.iter().map(|message| message.size()).sum();
                     *after = messages.last().map(|last| (last.session_id, last.seq));
                     if (messages.len() as i64) < limit {
-                        accounts.pop_front();
+                        identities.pop_front();
                         *after = None;
                     }
                     *page = sessions::next_page(*page, bytes);
@@ -220,7 +219,7 @@ impl UserExport {
     }
 }
 
-/// Writes a page of records. Answers where it ended, unless that was the last.
+/// Writes a page of records. Returns its last position; `None` if it was the last page.
 async fn write_records(
     tx: &mut TenantTx,
     user_id: UserId,
@@ -267,10 +266,10 @@ fn write_page<T: Serialize>(
         writer.item(row, out)?;
     }
     let more = rows.len() as i64 == PAGE;
-    Ok(rows.last().map(|(place, _)| *place).filter(|_| more))
+    Ok(rows.last().map(|(position, _)| *position).filter(|_| more))
 }
 
-/// For whom conversations are read, and whose.
+/// What conversations are read with: the reader's access, and the user they belong to.
 struct Reader<'a> {
     app: &'a App,
     access: &'a Access,
@@ -278,7 +277,7 @@ struct Reader<'a> {
 }
 
 impl Conversations {
-    /// Writes on; false if all are written.
+    /// Writes the next part; false if all conversations are written.
     async fn write(
         &mut self,
         tx: &mut TenantTx,
@@ -306,14 +305,14 @@ impl Conversations {
                 }
                 self.current = Some(current);
             }
-            Err(error) if went_away(&error) => current.1.end_early(out)?,
+            Err(error) if is_gone(&error) => current.1.end_early(out)?,
             Err(error) => return Err(error),
         }
         Ok(true)
     }
 
-    /// Goes to the next conversation that is still there; false if there is none. `current` stays empty
-    /// if the one that was looked up has gone.
+    /// Goes to the next conversation that still exists; false if there is none. `current` stays `None` if the
+    /// conversation was deleted after it was listed.
     async fn begin(
         &mut self,
         tx: &mut TenantTx,
@@ -321,29 +320,29 @@ impl Conversations {
         writer: &mut UserDocumentWriter,
         out: &mut Vec<u8>,
     ) -> Result<bool> {
-        if self.ahead.is_empty() {
+        if self.pending.is_empty() {
             let found = user_records::list_conversations(tx, reader.user_id, self.last, PAGE);
-            self.ahead.extend(found.await?);
-            self.last = self.ahead.back().copied().or(self.last);
+            self.pending.extend(found.await?);
+            self.last = self.pending.back().copied().or(self.last);
         }
-        let Some(id) = self.ahead.pop_front() else {
+        let Some(id) = self.pending.pop_front() else {
             return Ok(false);
         };
         let now = reader.app.clock.now();
-        match sessions::export_quietly(tx, reader.access, id, now).await {
+        match sessions::export_unaudited(tx, reader.access, id, now).await {
             Ok(export) => {
                 writer.next(out);
                 let document = JsonWriter::begin(&export.head, out)?;
                 self.current = Some(Box::new((export, document)));
                 Ok(true)
             }
-            Err(error) if went_away(&error) => Ok(true),
+            Err(error) if is_gone(&error) => Ok(true),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Whether a conversation was deleted, given to someone else or taken back while it was read.
-fn went_away(error: &Error) -> bool {
+/// Whether a conversation was deleted, given to another user or undone while it was read.
+fn is_gone(error: &Error) -> bool {
     matches!(error.code, Code::SessionNotFound | Code::PreconditionFailed)
 }

@@ -1,5 +1,4 @@
-//! Where a person wants to be reached. A person may only say their own direct chat; what leads anywhere
-//! else is for an admin to decide.
+//! Where a user wants to be reached. A user may set only their own direct chat; any other chat needs an admin.
 
 use crate::app::App;
 use crate::audit;
@@ -17,7 +16,7 @@ use crate::store::people::{home_channels, identities};
 pub struct NewHomeChannel<'a> {
     pub user_id: UserId,
     pub platform: &'a PlatformScope,
-    /// The account there; else the one that speaks, else the only one.
+    /// The identity on the platform; else the sender's, else the only one.
     pub identity: Option<&'a IdentityName>,
     pub chat: &'a Chat,
 }
@@ -36,10 +35,10 @@ pub async fn put(
     if !matches!(access.reach, Visibility::Tenant) {
         new.chat.require_private()?;
     }
-    let accounts = identities::list(tx, new.user_id).await?;
-    let account = choose(&accounts, access, new.platform, new.identity)?;
+    let identities = identities::list(tx, new.user_id).await?;
+    let identity = choose(&identities, access, new.platform, new.identity)?;
     let now = app.clock.now();
-    home_channels::upsert(tx, new.user_id, new.platform, account.id, new.chat, now).await?;
+    home_channels::upsert(tx, new.user_id, new.platform, identity.id, new.chat, now).await?;
     let entry = Entry::new(actor, Action::HomeChannelPut, &new.user_id);
     audit::append(&app.keyring, tx, entry, now).await
 }
@@ -58,33 +57,35 @@ pub async fn delete(
     audit::append(&app.keyring, tx, entry, app.clock.now()).await
 }
 
-/// The account on the platform: the one that is named, else the one that speaks, else the only one.
+/// The identity on the platform: the named one, else the sender's, else the only one.
 fn choose<'a>(
-    accounts: &'a [IdentityRecord],
+    identities: &'a [IdentityRecord],
     access: &Access,
     platform: &PlatformScope,
     named: Option<&IdentityName>,
 ) -> Result<&'a IdentityRecord> {
-    let there: Vec<&IdentityRecord> = accounts
+    let candidates: Vec<&IdentityRecord> = identities
         .iter()
-        .filter(|account| {
-            let own = account.name.platform();
+        .filter(|identity| {
+            let own = identity.name.platform();
             platform.covers(own.platform(), own.scope())
         })
         .collect();
     let wrong = |detail: &str| Error::invalid(vec![FieldError::new("/identity", detail)]);
     if let Some(named) = named {
-        let found = there.iter().find(|account| account.name == *named);
+        let found = candidates.iter().find(|identity| identity.name == *named);
         return found
             .copied()
-            .ok_or_else(|| wrong("is no identity of this person on this platform"));
+            .ok_or_else(|| wrong("is no identity of this user on this platform"));
     }
-    let speaker = access.speaker.as_ref().map(|speaker| speaker.id);
-    let speaking = there.iter().find(|account| Some(account.id) == speaker);
-    match (speaking, there.as_slice()) {
-        (Some(speaking), _) => Ok(speaking),
+    let sender = access.speaker.as_ref().map(|sender| sender.id);
+    let of_sender = candidates
+        .iter()
+        .find(|identity| Some(identity.id) == sender);
+    match (of_sender, candidates.as_slice()) {
+        (Some(of_sender), _) => Ok(of_sender),
         (None, [only]) => Ok(only),
-        (None, []) => Err(wrong("the person has no identity on this platform")),
-        (None, _) => Err(wrong("the person has several there: say which")),
+        (None, []) => Err(wrong("the user has no identity on this platform")),
+        (None, _) => Err(wrong("the user has several there: name one")),
     }
 }

@@ -1,6 +1,5 @@
-//! Putting a tenant's document of links in force: all of it or nothing, and nothing but what it changes.
-//! Imports of a tenant run one after the other. People who are joined or parted by one are not told:
-//! they did nothing, and whoever answers for the tenant did.
+//! Applies a tenant's document of identity links: all of it or nothing, and only what it changes. Imports of a
+//! tenant run one after the other. Merged and unlinked users get no notice: the tenant acted, not they.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -24,75 +23,75 @@ use crate::store::identity_links::{merges, unlinks};
 use crate::store::people::{identities, users};
 use crate::store::tenant::{agents, tenants};
 
-/// As often as people may be joined and parted under us before we give up.
+/// How often the users may be merged and unlinked at the same time before the request fails.
 const ATTEMPTS: usize = 5;
 
-/// What a document changed, or would.
+/// What a document changed, or would change.
 #[derive(Debug)]
-pub struct Imported {
+pub struct LinkImportResult {
     pub dm_scope: DmScope,
-    /// What changed besides people: `dm_scope`, `toolsets`.
+    /// The changed settings: `dm_scope`, `toolsets`.
     pub settings: Vec<&'static str>,
-    pub changes: Vec<ImportedChange>,
+    pub changes: Vec<LinkImportChange>,
     pub warnings: Vec<FieldError>,
 }
 
 #[derive(Debug)]
-pub struct ImportedChange {
+pub struct LinkImportChange {
     pub action: LinkAction,
     pub name: Option<String>,
-    /// `None` for someone who would be made.
+    /// `None` for a user whom a dry run would create.
     pub user_id: Option<UserId>,
     pub identity: Option<IdentityName>,
     pub from_user_id: Option<UserId>,
 }
 
-/// Puts a document in force; a dry run only says what that would change.
+/// Applies a document; a dry run only reports the changes.
 pub async fn import(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
     document: LinkDocument,
     dry_run: bool,
-) -> Result<Imported> {
+) -> Result<LinkImportResult> {
     let now = app.clock.now();
     tenants::lock(tx, tx.tenant_id()).await?;
     let (dm_scope, settings) = put_settings(tx, &document, dry_run, now).await?;
     let entries = document.links.as_deref();
     let plan = match entries {
-        Some(entries) => settle(tx, entries).await?,
+        Some(entries) => lock_and_plan(tx, entries).await?,
         None => Plan::default(),
     };
-    let mut made = HashMap::new();
+    let mut created = HashMap::new();
     let changes_something = !plan.is_empty() || !settings.is_empty();
     if changes_something && !dry_run {
-        let mut doing = Doing {
+        let mut applying = Applying {
             entries: entries.unwrap_or_default(),
             now,
             actor,
-            made: HashMap::new(),
+            created: HashMap::new(),
             audit: Vec::new(),
         };
-        doing.everything(tx, &plan).await?;
-        doing.audit.push(summary(tx, actor, &plan, &settings));
-        for entry in doing.audit {
+        applying.apply(tx, &plan).await?;
+        applying.audit.push(summary(tx, actor, &plan, &settings));
+        for entry in applying.audit {
             audit::append(&app.keyring, tx, entry, now).await?;
         }
-        made = doing.made;
+        created = applying.created;
     }
-    let changes = plan.changes.into_iter().map(|change| ImportedChange {
+    let changes = plan.changes.into_iter().map(|change| LinkImportChange {
         action: change.action,
         name: change.name,
         user_id: match change.user {
             Target::Existing(id) => Some(id),
-            Target::New(entry) => made.get(&entry).copied(),
+            Target::New(entry) => created.get(&entry).copied(),
         },
         identity: change.identity,
         from_user_id: change.from,
     });
     let mut warnings = document.warnings;
     warnings.extend(plan.warnings);
-    Ok(Imported {
+    Ok(LinkImportResult {
         dm_scope,
         settings,
         changes: changes.collect(),
@@ -100,7 +99,7 @@ pub async fn import(
     })
 }
 
-/// What the document says besides who is who, written where it differs from what is.
+/// Writes the settings of the document that differ from the stored ones.
 async fn put_settings(
     tx: &mut TenantTx,
     document: &LinkDocument,
@@ -119,8 +118,8 @@ async fn put_settings(
     }
     if let Some(toolsets) = &document.toolsets {
         let agent = agents::lock(tx, DEFAULT_AGENT).await?;
-        let gone = || Error::internal(anyhow::anyhow!("a tenant has no agent main"));
-        let mut agent = agent.ok_or_else(gone)?;
+        let mut agent =
+            agent.ok_or_else(|| Error::internal(anyhow::anyhow!("a tenant has no agent main")))?;
         if agent.spec.toolsets != *toolsets {
             changed.push("toolsets");
             agent.spec.toolsets = toolsets.clone();
@@ -133,26 +132,26 @@ async fn put_settings(
     Ok((dm_scope, changed))
 }
 
-/// What has to be done, with everyone held to whom it happens. Who is who is read again once they are:
-/// they may have been joined or parted while we waited.
-async fn settle(tx: &mut TenantTx, entries: &[LinkEntry]) -> Result<Plan> {
+/// Plans the changes and locks every user they touch. The links are read again after each lock: a merge or an
+/// unlink may have committed while this transaction waited.
+async fn lock_and_plan(tx: &mut TenantTx, entries: &[LinkEntry]) -> Result<Plan> {
     let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-    let accounts = entries.iter().flat_map(|entry| &entry.identities);
-    let accounts: Vec<&IdentityName> = accounts.map(|listed| &listed.name).collect();
-    let mut held = BTreeSet::new();
+    let listed = entries.iter().flat_map(|entry| &entry.identities);
+    let identities: Vec<&IdentityName> = listed.map(|listed| &listed.name).collect();
+    let mut locked = BTreeSet::new();
     for _ in 0..ATTEMPTS {
-        let people = imports::list_users(tx, &names, &accounts).await?;
-        let plan = plan(entries, &people)?;
+        let users = imports::list_users(tx, &names, &identities).await?;
+        let plan = plan(entries, &users)?;
         let touched = plan.touched();
-        if touched.iter().all(|id| held.contains(id)) {
+        if touched.iter().all(|id| locked.contains(id)) {
             return Ok(plan);
         }
         users::lock(tx, &touched).await?;
-        held.extend(touched);
+        locked.extend(touched);
     }
     Err(Error::unavailable(
-        "the tenant's people",
-        anyhow::anyhow!("they are being joined and parted again and again"),
+        "the tenant's users",
+        anyhow::anyhow!("they are being merged and unlinked again and again"),
     ))
 }
 
@@ -172,43 +171,43 @@ fn summary(tx: &TenantTx, actor: &str, plan: &Plan, settings: &[&'static str]) -
     Entry::new(actor, Action::IdentityLinksPut, &tx.tenant_id()).with(detail)
 }
 
-/// A plan that is being carried out. Its audit is kept until every lock is held.
-struct Doing<'a> {
+/// A plan that is being applied. Its audit entries wait until every lock is held.
+struct Applying<'a> {
     entries: &'a [LinkEntry],
     now: DateTime<Utc>,
     actor: &'a str,
-    /// The people who were made, by the place of their entry.
-    made: HashMap<usize, UserId>,
+    /// The users that were created, by the index of their entry.
+    created: HashMap<usize, UserId>,
     audit: Vec<Entry>,
 }
 
-impl Doing<'_> {
-    async fn everything(&mut self, tx: &mut TenantTx, plan: &Plan) -> Result<()> {
-        let changes_places = !plan.leaving.is_empty() || !plan.merges.is_empty();
-        if changes_places || !plan.linked.is_empty() {
+impl Applying<'_> {
+    async fn apply(&mut self, tx: &mut TenantTx, plan: &Plan) -> Result<()> {
+        let moves_users = !plan.leaving.is_empty() || !plan.merges.is_empty();
+        if moves_users || !plan.linked.is_empty() {
             let touched = plan.touched();
             merges::lock_slots(tx, &touched).await?;
             merges::lock_conversations(tx, &touched).await?;
         }
         imports::delete_names(tx, &plan.unnamed).await?;
-        let silent = self.part_silent(tx, plan).await?;
+        let silent = self.unlink_silent(tx, plan).await?;
         for leaving in &plan.leaving {
-            if alone(leaving).is_none_or(|account| !silent.contains(&account)) {
-                self.part(tx, leaving).await?;
+            if alone(leaving).is_none_or(|identity| !silent.contains(&identity)) {
+                self.unlink(tx, leaving).await?;
             }
         }
         self.create(tx, plan).await?;
         for (from, into) in &plan.merges {
-            self.join(tx, *into, *from, MoveKind::Import).await?;
+            self.merge(tx, *into, *from, MoveKind::Import).await?;
         }
         self.add(tx, plan).await?;
         imports::update_imported(tx, &plan.unlisted, false).await?;
         imports::update_imported(tx, &plan.listed, true).await
     }
 
-    /// Of a large document that is taken back, most were never heard: those are parted all at once, and
-    /// are in the audit with the number of them.
-    async fn part_silent(&self, tx: &mut TenantTx, plan: &Plan) -> Result<HashSet<IdentityId>> {
+    /// When a large document is replaced, most of the removed identities never sent a message. Those are unlinked
+    /// all at once, and the audit has only their number.
+    async fn unlink_silent(&self, tx: &mut TenantTx, plan: &Plan) -> Result<HashSet<IdentityId>> {
         let alone: Vec<IdentityId> = plan.leaving.iter().filter_map(alone).collect();
         if alone.is_empty() {
             return Ok(HashSet::new());
@@ -218,28 +217,29 @@ impl Doing<'_> {
         Ok(silent.into_iter().collect())
     }
 
-    /// Gives accounts a person of their own, together, and joins that one with whoever lists them now.
-    /// Someone who is to be made is simply that person.
-    async fn part(&mut self, tx: &mut TenantTx, leaving: &GroupUnlink) -> Result<()> {
+    /// Moves identities to a user of their own, together, and merges that user into the one who lists them now.
+    /// If that one is still to be created, the new user takes its place.
+    async fn unlink(&mut self, tx: &mut TenantTx, leaving: &GroupUnlink) -> Result<()> {
         let mut own: Option<UserId> = None;
         for id in &leaving.identities {
-            let gone = || Error::internal(anyhow::anyhow!("an account of someone held is gone"));
-            let account = identities::get(tx, *id).await?.ok_or_else(gone)?;
-            let parting = unlink::part(tx, &account, self.now).await?.parting;
-            self.audit.push(unlink::entry(self.actor, &parting));
+            let identity = identities::get(tx, *id).await?.ok_or_else(|| {
+                Error::internal(anyhow::anyhow!("an identity of a locked user is gone"))
+            })?;
+            let unlink = unlink::detach(tx, &identity, self.now).await?.unlink;
+            self.audit.push(unlink::entry(self.actor, &unlink));
             match own {
-                None => own = Some(parting.to_user),
-                Some(own) => self.join(tx, own, parting.to_user, MoveKind::Undo).await?,
+                None => own = Some(unlink.to_user),
+                Some(own) => self.merge(tx, own, unlink.to_user, MoveKind::Undo).await?,
             }
         }
         match (own, leaving.into) {
             (Some(own), Some(Target::Existing(into))) => {
-                self.join(tx, into, own, MoveKind::Import).await
+                self.merge(tx, into, own, MoveKind::Import).await
             }
-            (Some(own), Some(Target::New(entry))) => match self.made.get(&entry).copied() {
-                Some(into) => self.join(tx, into, own, MoveKind::Import).await,
+            (Some(own), Some(Target::New(entry))) => match self.created.get(&entry).copied() {
+                Some(into) => self.merge(tx, into, own, MoveKind::Import).await,
                 None => {
-                    self.made.insert(entry, own);
+                    self.created.insert(entry, own);
                     Ok(())
                 }
             },
@@ -247,17 +247,18 @@ impl Doing<'_> {
         }
     }
 
-    async fn join(
+    async fn merge(
         &mut self,
         tx: &mut TenantTx,
         into: UserId,
         from: UserId,
         kind: MoveKind,
     ) -> Result<()> {
-        let held = users::lock(tx, &[into, from]).await?;
-        let find = |id: UserId| held.iter().find(|user| user.id == id);
-        let gone = || Error::internal(anyhow::anyhow!("someone who is held is gone"));
-        let both = find(into).zip(find(from)).ok_or_else(gone)?;
+        let locked = users::lock(tx, &[into, from]).await?;
+        let find = |id: UserId| locked.iter().find(|user| user.id == id);
+        let both = find(into)
+            .zip(find(from))
+            .ok_or_else(|| Error::internal(anyhow::anyhow!("a locked user is gone")))?;
         let moved = identities::list(tx, from).await?;
         let request = MergeRequest {
             into,
@@ -267,35 +268,35 @@ impl Doing<'_> {
             by: None,
             dry_run: false,
         };
-        merge::join(tx, &request, both, &moved, self.now).await?;
+        merge::merge_users(tx, &request, both, &moved, self.now).await?;
         self.audit.push(merge::entry(self.actor, into, from, kind));
         Ok(())
     }
 
-    /// Makes those whom nobody is yet, and gives names.
+    /// Creates the users who do not exist yet, and sets names.
     async fn create(&mut self, tx: &mut TenantTx, plan: &Plan) -> Result<()> {
         let mut names: Vec<(UserId, &str)> = Vec::new();
-        let mut people = Vec::new();
+        let mut users = Vec::new();
         let linked: HashSet<&Target> = plan.linked.iter().collect();
-        for place in &plan.created {
-            let name = self.entries[*place].name.as_str();
-            if let Some(id) = self.made.get(place) {
+        for index in &plan.created {
+            let name = self.entries[*index].name.as_str();
+            if let Some(id) = self.created.get(index) {
                 names.push((*id, name));
                 continue;
             }
             let id = UserId::generate();
-            self.made.insert(*place, id);
-            people.push(ImportedUser {
+            self.created.insert(*index, id);
+            users.push(ImportedUser {
                 id,
                 name,
-                linked: linked.contains(&Target::New(*place)),
+                linked: linked.contains(&Target::New(*index)),
             });
         }
         let named = plan.named.iter();
-        names.extend(named.map(|(id, place)| (*id, self.entries[*place].name.as_str())));
+        names.extend(named.map(|(id, index)| (*id, self.entries[*index].name.as_str())));
         let mut free = true;
-        if !people.is_empty() {
-            free &= imports::insert_users(tx, &people, self.now).await?;
+        if !users.is_empty() {
+            free &= imports::insert_users(tx, &users, self.now).await?;
         }
         if free && !names.is_empty() {
             free &= imports::update_names(tx, &names).await?;
@@ -303,40 +304,45 @@ impl Doing<'_> {
         if free {
             Ok(())
         } else {
-            Err(overtaken("a name was given to someone else in this moment"))
+            Err(overtaken(
+                "a name was given to another user at the same time",
+            ))
         }
     }
 
-    /// Makes accounts. Whoever has several from now on shares one slot between them.
+    /// Creates identities. A user who has several from now on shares one slot between them.
     async fn add(&mut self, tx: &mut TenantTx, plan: &Plan) -> Result<()> {
         if plan.additions.is_empty() {
             return Ok(());
         }
         let additions = plan.additions.iter();
-        let accounts: Vec<(UserId, &IdentityName)> = additions
+        let identities: Vec<(UserId, &IdentityName)> = additions
             .map(|addition| Ok((self.id_of(addition.into)?, &addition.name)))
             .collect::<Result<_>>()?;
-        if !imports::insert_identities(tx, &accounts, self.now).await? {
-            return Err(overtaken("an account was first heard in this moment"));
+        if !imports::insert_identities(tx, &identities, self.now).await? {
+            return Err(overtaken("an identity first appeared at the same time"));
         }
         let linked = plan.linked.iter().map(|target| self.id_of(*target));
         let linked = linked.collect::<Result<Vec<_>>>()?;
-        for person in imports::update_shared(tx, &linked, self.now).await? {
-            merge::fold(tx, person, self.now).await?;
+        for user_id in imports::update_shared(tx, &linked, self.now).await? {
+            merge::fold(tx, user_id, self.now).await?;
         }
         Ok(())
     }
 
     fn id_of(&self, target: Target) -> Result<UserId> {
-        let nobody = || Error::internal(anyhow::anyhow!("an entry has no person"));
         match target {
             Target::Existing(id) => Ok(id),
-            Target::New(entry) => self.made.get(&entry).copied().ok_or_else(nobody),
+            Target::New(entry) => self
+                .created
+                .get(&entry)
+                .copied()
+                .ok_or_else(|| Error::internal(anyhow::anyhow!("an entry has no user"))),
         }
     }
 }
 
-/// An account that leaves with no other, and joins nobody.
+/// An identity that leaves alone and joins no other user.
 fn alone(leaving: &GroupUnlink) -> Option<IdentityId> {
     match (leaving.identities.as_slice(), leaving.into) {
         ([only], None) => Some(*only),
@@ -344,7 +350,7 @@ fn alone(leaving: &GroupUnlink) -> Option<IdentityId> {
     }
 }
 
-/// The next try sees what was done meanwhile.
+/// A retry sees the concurrent change.
 fn overtaken(why: &'static str) -> Error {
-    Error::unavailable("the tenant's people", anyhow::anyhow!(why))
+    Error::unavailable("the tenant's users", anyhow::anyhow!(why))
 }

@@ -1,5 +1,5 @@
-//! Joining two people into one, whole: accounts, slots, conversations, rights. Nothing is lost: what both
-//! had stays listed, old ids and keys go on answering.
+//! Merges two users whole: identities, slots, conversations, rights. Nothing is lost: the conversations of both
+//! stay listed, and old ids and keys still answer.
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -21,18 +21,18 @@ use crate::store::people::{identities, users};
 use crate::store::tenant::agents;
 
 pub struct MergeRequest<'a> {
-    /// Stays.
+    /// The user that stays.
     pub into: UserId,
     pub from: UserId,
     pub kind: MoveKind,
     pub reason: Option<&'a str>,
-    /// The account that did it, which need not be told.
+    /// The identity that asked for the merge. It gets no notice.
     pub by: Option<IdentityId>,
-    /// Answers what would happen and does nothing.
+    /// Reports the merge and does nothing.
     pub dry_run: bool,
 }
 
-/// Joins `from` into `into`.
+/// Merges `from` into `into`.
 pub async fn merge(
     app: &App,
     tx: &mut TenantTx,
@@ -41,7 +41,7 @@ pub async fn merge(
 ) -> Result<Merge> {
     let now = app.clock.now();
     let (into, from) = lock_both(tx, request).await?;
-    let joining = MergeCandidates {
+    let candidates = MergeCandidates {
         kind: request.kind,
         into: identities::list(tx, into.id).await?,
         from: identities::list(tx, from.id).await?,
@@ -53,25 +53,25 @@ pub async fn merge(
         )
         .await?,
     };
-    joining.check()?;
+    candidates.check()?;
     let merge = Merge {
         into: into.id,
         from: from.id,
         counts: merges::count(tx, from.id).await?,
-        identities: joining.from.clone(),
+        identities: candidates.from.clone(),
     };
     if request.dry_run {
         return Ok(merge);
     }
-    join(tx, request, (&into, &from), &joining.from, now).await?;
-    tell(tx, request, &joining, now).await?;
+    merge_users(tx, request, (&into, &from), &candidates.from, now).await?;
+    notify(tx, request, &candidates, now).await?;
     let entry = entry(actor, into.id, from.id, request.kind);
     audit::append(&app.keyring, tx, entry, now).await?;
     Ok(merge)
 }
 
-/// The merge itself, of two people who are held and whom nothing keeps apart.
-pub(super) async fn join(
+/// The merge itself, of two locked users that passed the checks.
+pub(super) async fn merge_users(
     tx: &mut TenantTx,
     request: &MergeRequest<'_>,
     (into, from): (&User, &User),
@@ -83,7 +83,7 @@ pub(super) async fn join(
     fold(tx, into.id, now).await
 }
 
-/// What the audit says of a merge.
+/// The audit entry of a merge.
 pub(super) fn entry(actor: &str, into: UserId, from: UserId, kind: MoveKind) -> Entry {
     let detail = Detail::default()
         .id("from_user_id", from)
@@ -91,7 +91,7 @@ pub(super) fn entry(actor: &str, into: UserId, from: UserId, kind: MoveKind) -> 
     Entry::new(actor, Action::UserMerge, &into).with(detail)
 }
 
-/// Both people, held, as they are now: an id that was merged away before stands for its survivor.
+/// Locks both users as they are now: an id that was merged away before stands for its survivor.
 async fn lock_both(tx: &mut TenantTx, request: &MergeRequest<'_>) -> Result<(User, User)> {
     let missing = || Error::not_found("user");
     let mut ids = [request.into, request.from];
@@ -100,23 +100,23 @@ async fn lock_both(tx: &mut TenantTx, request: &MergeRequest<'_>) -> Result<(Use
     }
     let [into, from] = ids;
     if into == from {
-        let detail = "both are the same person already";
+        let detail = "both are the same user already";
         return Err(Error::new(Code::AlreadyLinked, detail));
     }
-    let held = users::lock(tx, &[into, from]).await?;
-    let find = |id| held.iter().find(|user| user.id == id).cloned();
+    let locked = users::lock(tx, &[into, from]).await?;
+    let find = |id| locked.iter().find(|user| user.id == id).cloned();
     match (find(into), find(from)) {
         (Some(into), Some(from)) => Ok((into, from)),
         _ => Err(overtaken(tx, into, from).await?),
     }
 }
 
-/// Why two users cannot be merged of whom one was merged while both were waited for.
+/// Why two users cannot be merged when one of them was merged during the wait for the locks.
 async fn overtaken(tx: &mut TenantTx, into: UserId, from: UserId) -> Result<Error> {
     let into = users::find(tx, into).await?.map(|user| user.id);
     let from = users::find(tx, from).await?.map(|user| user.id);
     Ok(if into == from {
-        Error::new(Code::AlreadyLinked, "both are the same person already")
+        Error::new(Code::AlreadyLinked, "both are the same user already")
     } else {
         Error::new(Code::Conflict, "one of them was merged at the same time")
     })
@@ -138,15 +138,15 @@ async fn move_everything(
     merges::move_belongings(tx, from.id, into.id).await?;
     merges::move_grants(tx, from.id, into.id, now).await?;
     merges::delete_user(tx, from.id, into.id, now).await?;
-    // After the other is gone: an external id is one person's.
-    let joined = User {
+    // After the other user's row is gone: an external id is unique.
+    let merged = User {
         external_id: into.external_id.clone().or(from.external_id.clone()),
         display_name: into.display_name.clone().or(from.display_name.clone()),
         time_zone: into.time_zone.clone().or(from.time_zone.clone()),
         shared_since: Some(into.shared_since.unwrap_or(now)),
         ..into.clone()
     };
-    users::update(tx, &joined).await?;
+    users::update(tx, &merged).await?;
     if named_by_import {
         users::update_named_by_import(tx, into.id).await
     } else {
@@ -194,30 +194,30 @@ pub(super) async fn fold(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>)
     Ok(())
 }
 
-async fn tell(
+async fn notify(
     tx: &mut TenantTx,
     request: &MergeRequest<'_>,
-    joining: &MergeCandidates,
+    candidates: &MergeCandidates,
     now: DateTime<Utc>,
 ) -> Result<()> {
     match request.kind {
-        // A document of the tenant's: its people did nothing, and nothing happened to them.
+        // The tenant applied a document: its users did nothing, and lose nothing.
         MoveKind::Import | MoveKind::Unlink => Ok(()),
         MoveKind::Code | MoveKind::Merge | MoveKind::Undo => {
-            let to_survivor = notices::joined(&joining.from);
-            notices::tell(tx, &joining.into, request.by, &to_survivor, now).await?;
-            let to_other = notices::joined(&joining.into);
-            notices::tell(tx, &joining.from, request.by, &to_other, now).await
+            let to_survivor = notices::merge_text(&candidates.from);
+            notices::send(tx, &candidates.into, request.by, &to_survivor, now).await?;
+            let to_other = notices::merge_text(&candidates.into);
+            notices::send(tx, &candidates.from, request.by, &to_other, now).await
         }
     }
 }
 
-/// The reason that an admin must give.
+/// Checks the reason that an admin must give.
 pub fn check_reason(reason: &str) -> Result<()> {
     if (1..=500).contains(&reason.trim().chars().count()) {
         Ok(())
     } else {
-        let detail = "say why, in 1 to 500 characters";
+        let detail = "give the reason in 1 to 500 characters";
         Err(Error::invalid(vec![FieldError::new("/reason", detail)]))
     }
 }

@@ -1,4 +1,4 @@
-//! The slot that a message belongs to, made if it is new. Whoever calls holds the person.
+//! The slot that a message belongs to; a new one is created. The caller has locked the user.
 
 use chrono::{DateTime, Utc};
 
@@ -14,7 +14,7 @@ use crate::store::TenantTx;
 use crate::store::conversation::{slot_aliases, slots};
 use crate::store::identity_links::merges;
 
-/// Who speaks.
+/// The sender of a message.
 #[derive(Debug, Clone, Copy)]
 pub struct MessageSender<'a> {
     pub identity: &'a Identity,
@@ -22,78 +22,79 @@ pub struct MessageSender<'a> {
     pub linked: bool,
 }
 
-/// The slot of what `who` says in `chat`.
+/// The slot of a message from `sender` in `chat`.
 pub async fn obtain(
     tx: &mut TenantTx,
     policy: KeyPolicy<'_>,
-    who: MessageSender<'_>,
+    sender: MessageSender<'_>,
     chat: &Chat,
     now: DateTime<Utc>,
 ) -> Result<SlotId> {
-    let speaker = KeySender {
-        identity: &who.identity.name,
-        user_id: who.user_id,
-        linked: who.linked,
+    let key_sender = KeySender {
+        identity: &sender.identity.name,
+        user_id: sender.user_id,
+        linked: sender.linked,
     };
-    let place = session_key::chat_key(policy, speaker, chat);
-    for key in [Some(&place.key), place.fallback.as_ref()]
+    let chat_key = session_key::chat_key(policy, key_sender, chat);
+    for key in [Some(&chat_key.key), chat_key.fallback.as_ref()]
         .into_iter()
         .flatten()
     {
-        if let Some(slot_id) = obtain_key(tx, policy.agent, who, &place, key, now).await? {
+        if let Some(slot_id) = obtain_key(tx, policy.agent, sender, &chat_key, key, now).await? {
             return Ok(slot_id);
         }
     }
     Err(Error::internal(anyhow::anyhow!(
-        "the key of an account belongs to someone else"
+        "the key of an identity belongs to another user"
     )))
 }
 
-/// The slot of one key; `None` if it is another person's.
+/// The slot of one key; `None` if it belongs to another user.
 async fn obtain_key(
     tx: &mut TenantTx,
     agent: &str,
-    who: MessageSender<'_>,
-    place: &ChatKey,
+    sender: MessageSender<'_>,
+    chat_key: &ChatKey,
     key: &str,
     now: DateTime<Utc>,
 ) -> Result<Option<SlotId>> {
-    let shared_by_platforms = key == user_key(agent, who.user_id);
+    let shared_by_platforms = key == user_key(agent, sender.user_id);
     if slot_aliases::find_service_name(tx, key).await?.is_none() {
         let slot = NewSlot {
             id: SlotId::generate(),
-            kind: place.kind,
+            kind: chat_key.kind,
             key: SessionKey::built(key.to_owned()),
-            user_id: place.owner,
-            identity_id: if place.owner.is_some() && !shared_by_platforms {
-                Some(who.identity.id)
+            user_id: chat_key.owner,
+            identity_id: if chat_key.owner.is_some() && !shared_by_platforms {
+                Some(sender.identity.id)
             } else {
                 None
             },
             agent: agent.to_owned(),
         };
-        let made = slots::insert(tx, Namespace::Service, &slot, now).await?;
-        if made && shared_by_platforms {
-            fold_into(tx, who.user_id, agent, slot.id, now).await?;
+        let inserted = slots::insert(tx, Namespace::Service, &slot, now).await?;
+        if inserted && shared_by_platforms {
+            fold_into(tx, sender.user_id, agent, slot.id, now).await?;
         }
     }
-    // It was another person's, who was erased in this moment: the next try makes it.
-    let gone = || Error::unavailable("the key", anyhow::anyhow!("the name of a slot vanished"));
+    // It belonged to another user who was erased in this moment: the next attempt creates it.
     let name = slot_aliases::find_service_name(tx, key)
         .await?
-        .ok_or_else(gone)?;
-    if name.home_user_id != place.owner {
+        .ok_or_else(|| {
+            Error::unavailable("the key", anyhow::anyhow!("the name of a slot vanished"))
+        })?;
+    if name.home_user_id != chat_key.owner {
         return Ok(None);
     }
     if name.slot_id != name.home_slot_id {
-        // It was folded while the agent shared sessions between platforms, and no longer does.
-        merges::lock_slots(tx, &[who.user_id]).await?;
+        // It was folded while the agent shared sessions between platforms, which has ended.
+        merges::lock_slots(tx, &[sender.user_id]).await?;
         slot_aliases::unfold(tx, name.home_slot_id).await?;
     }
     Ok(Some(name.home_slot_id))
 }
 
-/// Lets the one slot of a linked person take in all their DMs with an agent.
+/// Folds all DM slots of a linked user with an agent into one.
 pub async fn fold_all(
     tx: &mut TenantTx,
     user_id: UserId,

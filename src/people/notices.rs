@@ -1,5 +1,5 @@
-//! What people are told when their accounts are joined or parted, on every account but the one that did
-//! it: whoever did not do it themselves must hear of it.
+//! The notices about a merge or an unlink. They go to every identity but the one that asked for it, so that its
+//! owner learns of a change that someone else made.
 
 use chrono::{DateTime, Utc};
 
@@ -9,24 +9,24 @@ use crate::ids::IdentityId;
 use crate::store::TenantTx;
 use crate::store::bridge::outbox;
 
-/// Tells all of `accounts` but `by`.
-pub async fn tell(
+/// Sends a notice to all `identities` but `by`.
+pub async fn send(
     tx: &mut TenantTx,
-    accounts: &[IdentityRecord],
+    identities: &[IdentityRecord],
     by: Option<IdentityId>,
     text: &str,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    let others: Vec<Identity> = accounts
+    let others: Vec<Identity> = identities
         .iter()
-        .filter(|account| Some(account.id) != by)
+        .filter(|identity| Some(identity.id) != by)
         .map(IdentityRecord::identity)
         .collect();
     outbox::insert_security(tx, &others, text, now).await
 }
 
-pub fn joined(accounts: &[IdentityRecord]) -> String {
-    let names: Vec<String> = accounts.iter().map(|one| one.name.to_string()).collect();
+pub fn merge_text(identities: &[IdentityRecord]) -> String {
+    let names: Vec<String> = identities.iter().map(|one| one.name.to_string()).collect();
     format!(
         "{} now belongs to you here: your conversations are shared between your accounts. \
          If that was not you, unlink it.",
@@ -34,9 +34,9 @@ pub fn joined(accounts: &[IdentityRecord]) -> String {
     )
 }
 
-pub fn parted(account: &IdentityRecord) -> String {
+pub fn unlink_text(identity: &IdentityRecord) -> String {
     format!(
-        "{} no longer belongs to your other accounts here. Within 30 days that can be taken back.",
-        account.name
+        "{} no longer belongs to your other accounts here. Within 30 days that can be undone.",
+        identity.name
     )
 }

@@ -1,5 +1,5 @@
-//! Parting an account from its person, and taking that back. The account gets a person of its own; what
-//! only it said goes with it, and nothing of the other's is within its reach any more.
+//! Unlinks an identity from its user, and undoes that. The identity gets a user of its own. Conversations in
+//! which only this identity wrote go with it; it can reach none of the others.
 
 use chrono::{DateTime, Utc};
 
@@ -24,78 +24,78 @@ use crate::store::people::{identities, users};
 use crate::store::tenant::{agents, tenants};
 
 #[derive(Debug)]
-pub struct Unlinked {
+pub struct UnlinkResult {
     pub identity: IdentityRecord,
-    pub parting: Unlink,
+    pub unlink: Unlink,
     pub conversations: usize,
 }
 
-/// Parts an account from its person, if `access` may.
+/// Unlinks an identity from its user, if `access` allows it.
 pub async fn unlink(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
     access: &Access,
     identity_id: IdentityId,
-) -> Result<Unlinked> {
-    let target = lock_seen(tx, access, identity_id).await?;
+) -> Result<UnlinkResult> {
+    let target = lock_visible(tx, access, identity_id).await?;
     if let Visibility::Person(_) = access.reach {
-        let speaker = match &access.speaker {
-            Some(speaker) => identities::get(tx, speaker.id).await?,
+        let sender = match &access.speaker {
+            Some(sender) => identities::get(tx, sender.id).await?,
             None => None,
         };
-        check_unlink(speaker.as_ref(), &target)?;
+        check_unlink(sender.as_ref(), &target)?;
     }
     if identities::list(tx, target.user_id).await?.len() < 2 {
         return Err(last_identity());
     }
     let now = app.clock.now();
-    let unlinked = part(tx, &target, now).await?;
-    let by = access.speaker.as_ref().map(|speaker| speaker.id);
-    let text = notices::parted(&target);
+    let unlinked = detach(tx, &target, now).await?;
+    let by = access.speaker.as_ref().map(|sender| sender.id);
+    let text = notices::unlink_text(&target);
     let stayed = identities::list(tx, target.user_id).await?;
-    notices::tell(tx, &stayed, by, &text, now).await?;
-    notices::tell(tx, std::slice::from_ref(&target), by, &text, now).await?;
-    let entry = entry(actor, &unlinked.parting);
+    notices::send(tx, &stayed, by, &text, now).await?;
+    notices::send(tx, std::slice::from_ref(&target), by, &text, now).await?;
+    let entry = entry(actor, &unlinked.unlink);
     audit::append(&app.keyring, tx, entry, now).await?;
     Ok(unlinked)
 }
 
 fn last_identity() -> Error {
-    let detail = "it is the only identity of its person";
+    let detail = "it is the only identity of its user";
     Error::new(Code::LastIdentity, detail)
 }
 
-/// What the audit says of a parting.
-pub(super) fn entry(actor: &str, parting: &Unlink) -> Entry {
+/// The audit entry of an unlink.
+pub(super) fn entry(actor: &str, unlink: &Unlink) -> Entry {
     let detail = Detail::default()
-        .id("from_user_id", parting.from_user)
-        .id("to_user_id", parting.to_user);
-    Entry::new(actor, Action::IdentityUnlink, &parting.identity_id).with(detail)
+        .id("from_user_id", unlink.from_user)
+        .id("to_user_id", unlink.to_user);
+    Entry::new(actor, Action::IdentityUnlink, &unlink.identity_id).with(detail)
 }
 
-/// The same, its person held until `tx` ends.
-async fn lock_seen(
+/// Finds the identity for `access` and locks its user until `tx` ends.
+async fn lock_visible(
     tx: &mut TenantTx,
     access: &Access,
     identity_id: IdentityId,
 ) -> Result<IdentityRecord> {
-    let before = find_seen(tx, access, identity_id).await?;
+    let before = find_visible(tx, access, identity_id).await?;
     users::lock(tx, &[before.user_id]).await?;
-    let target = find_seen(tx, access, identity_id).await?;
-    match target.user_id == before.user_id {
-        true => Ok(target),
-        // The user it has now is not held; whoever unlinked it first left it alone there.
-        false if identities::list(tx, target.user_id).await?.len() < 2 => Err(last_identity()),
-        false => {
-            let detail = "the identity was given to another user at the same time";
-            Err(Error::new(Code::Conflict, detail))
-        }
+    let target = find_visible(tx, access, identity_id).await?;
+    if target.user_id == before.user_id {
+        return Ok(target);
     }
+    // The user it has now is not locked. The unlink that came first left the identity alone there.
+    if identities::list(tx, target.user_id).await?.len() < 2 {
+        return Err(last_identity());
+    }
+    let detail = "the identity was given to another user at the same time";
+    Err(Error::new(Code::Conflict, detail))
 }
 
-/// The account, if it is there for `access`.
-pub async fn find_seen(
+/// The identity, if it is visible to `access`.
+pub async fn find_visible(
     tx: &mut TenantTx,
     access: &Access,
     identity_id: IdentityId,
@@ -111,16 +111,16 @@ pub async fn find_seen(
     }
 }
 
-/// Gives an account a person of its own. Whoever calls holds the person it has, and knows that they may
-/// be left without one.
-pub(super) async fn part(
+/// Gives an identity a user of its own. The caller has locked its present user and checked that another identity
+/// stays with that one.
+pub(super) async fn detach(
     tx: &mut TenantTx,
     target: &IdentityRecord,
     now: DateTime<Utc>,
-) -> Result<Unlinked> {
+) -> Result<UnlinkResult> {
     let from = target.user_id;
     let to = UserId::generate();
-    let person = User {
+    let user = User {
         id: to,
         external_id: None,
         display_name: None,
@@ -128,7 +128,7 @@ pub(super) async fn part(
         shared_since: None,
         created_at: now,
     };
-    users::insert(tx, &person).await?;
+    users::insert(tx, &user).await?;
     merges::lock_slots(tx, &[from]).await?;
     merges::lock_conversations(tx, &[from]).await?;
     let conversations = unlinks::list_own_conversations(tx, from, target.id).await?;
@@ -140,7 +140,7 @@ pub(super) async fn part(
         slot_aliases::update_to_latest(tx, &idle).await?;
     }
     unlinks::end_belongings(tx, &target.identity(), now).await?;
-    let parting = Unlink {
+    let unlink = Unlink {
         identity_id: target.id,
         from_user: from,
         to_user: to,
@@ -153,18 +153,18 @@ pub(super) async fn part(
         kind: MoveKind::Unlink,
         reason: None,
         profile: None,
-        undo_until: Some(parting.undo_until),
+        undo_until: Some(unlink.undo_until),
     };
     identity_moves::insert(tx, &change, now).await?;
-    Ok(Unlinked {
+    Ok(UnlinkResult {
         identity: target.clone(),
-        parting,
+        unlink,
         conversations: conversations.len(),
     })
 }
 
-/// The slots of the account, its new person's from now on; one is made for each agent with whom it only
-/// ever spoke through the shared slot.
+/// The slots of the identity, which belong to its new user from now on. A slot is created for each agent that
+/// the identity reached only through the shared slot.
 async fn home_slots(
     tx: &mut TenantTx,
     target: &IdentityRecord,
@@ -174,7 +174,7 @@ async fn home_slots(
 ) -> Result<Vec<SlotId>> {
     let mut slots = unlinks::move_slots(tx, target.id, target.user_id, to).await?;
     let identity = target.identity();
-    let who = MessageSender {
+    let sender = MessageSender {
         identity: &identity,
         user_id: to,
         linked: false,
@@ -185,13 +185,13 @@ async fn home_slots(
         };
         let dm_scope = tenants::find_dm_scope(tx).await?;
         let policy = KeyPolicy::of(&name, &agent.spec, Some(dm_scope));
-        slots.push(message_slot::obtain(tx, policy, who, &Chat::DM, now).await?);
+        slots.push(message_slot::obtain(tx, policy, sender, &Chat::DM, now).await?);
     }
     Ok(slots)
 }
 
-/// Joins an account with the person it was parted from. Who may is judged before: an admin, or whoever
-/// brought a fresh proof of the other side, which is then `proven`.
+/// Merges an identity back into the user it was unlinked from. The caller has checked the right: an admin, or a
+/// sender with a fresh proof of the other side, which is then `proven`.
 pub async fn undo_unlink(
     app: &App,
     tx: &mut TenantTx,
@@ -201,25 +201,25 @@ pub async fn undo_unlink(
     proven: Option<UserId>,
 ) -> Result<Merge> {
     let now = app.clock.now();
-    let target = find_seen(tx, access, identity_id).await?;
+    let target = find_visible(tx, access, identity_id).await?;
     let not_possible = |detail: &str| Error::new(Code::UndoNotPossible, detail);
-    let parting = identity_moves::find_unlink(tx, identity_id, now).await?;
-    let parting = parting.ok_or_else(|| not_possible("it was not unlinked within 30 days"))?;
-    // Nor if that person was merged away: whoever they became is not asked here.
-    if parting.to_user != target.user_id {
-        return Err(not_possible("it belongs to someone else by now"));
+    let unlink = identity_moves::find_unlink(tx, identity_id, now).await?;
+    let unlink = unlink.ok_or_else(|| not_possible("it was not unlinked within 30 days"))?;
+    // The same if that user was merged away: the undo does not ask the survivor.
+    if unlink.to_user != target.user_id {
+        return Err(not_possible("it belongs to another user by now"));
     }
-    let before = users::find(tx, parting.from_user).await?;
-    let before = before.ok_or_else(|| not_possible("the person it belonged to is no more"))?;
+    let before = users::find(tx, unlink.from_user).await?;
+    let before = before.ok_or_else(|| not_possible("the user it belonged to no longer exists"))?;
     if proven.is_some_and(|proven| proven != before.id) {
-        return Err(not_possible("the code is not of the person it belonged to"));
+        return Err(not_possible("the code is not from the user it belonged to"));
     }
     let request = MergeRequest {
         into: before.id,
         from: target.user_id,
         kind: MoveKind::Undo,
         reason: None,
-        by: access.speaker.as_ref().map(|speaker| speaker.id),
+        by: access.speaker.as_ref().map(|sender| sender.id),
         dry_run: false,
     };
     let merged = merge::merge(app, tx, actor, &request).await?;

@@ -1,4 +1,4 @@
-//! People as the tenant keeps them: made with the accounts they have, renamed, given a time zone.
+//! Users as the tenant keeps them: created with their identities, renamed, given a time zone.
 
 use crate::app::App;
 use crate::audit;
@@ -18,14 +18,14 @@ pub struct NewUser {
     pub external_id: Option<String>,
     pub display_name: Option<DisplayName>,
     pub time_zone: Option<TimeZone>,
-    /// Accounts that nobody has yet.
+    /// Identities that belong to no user yet.
     pub identities: Vec<IdentityName>,
 }
 
 pub async fn create(app: &App, tx: &mut TenantTx, actor: &str, new: &NewUser) -> Result<User> {
     check_external_id(new.external_id.as_deref())?;
     if new.identities.len() > MAX_IDENTITIES {
-        let detail = format!("a person has at most {MAX_IDENTITIES} identities");
+        let detail = format!("a user has at most {MAX_IDENTITIES} identities");
         return Err(Error::new(Code::TooManyIdentities, detail));
     }
     let now = app.clock.now();
@@ -43,29 +43,29 @@ pub async fn create(app: &App, tx: &mut TenantTx, actor: &str, new: &NewUser) ->
     if !users::insert(tx, &user).await? {
         return Err(external_id_taken());
     }
-    let mut taken = Vec::new();
-    for (place, name) in new.identities.iter().enumerate() {
-        let account = NewIdentity {
+    let mut conflicts = Vec::new();
+    for (index, name) in new.identities.iter().enumerate() {
+        let identity = NewIdentity {
             name: name.clone(),
             issuer: None,
         };
-        if identities::insert(tx, user.id, &account, now)
+        if identities::insert(tx, user.id, &identity, now)
             .await?
             .is_none()
         {
-            let detail = format!("{name} belongs to someone already");
-            taken.push(FieldError::new(format!("/identities/{place}"), detail));
+            let detail = format!("{name} belongs to a user already");
+            conflicts.push(FieldError::new(format!("/identities/{index}"), detail));
         }
     }
-    if !taken.is_empty() {
-        return Err(Error::fields(Code::IdentityTaken, taken));
+    if !conflicts.is_empty() {
+        return Err(Error::fields(Code::IdentityTaken, conflicts));
     }
     let entry = Entry::new(actor, Action::UserCreate, &user.id);
     audit::append(&app.keyring, tx, entry, now).await?;
     Ok(user)
 }
 
-/// What is changed of a person; `Some(None)` takes it away.
+/// The changed members of a user; `Some(None)` removes a value.
 #[derive(Default)]
 pub struct UserChange {
     pub external_id: Option<Option<String>>,
@@ -109,7 +109,7 @@ pub async fn update(
 }
 
 fn external_id_taken() -> Error {
-    let error = FieldError::new("/external_id", "belongs to someone else");
+    let error = FieldError::new("/external_id", "belongs to another user");
     Error::fields(Code::ExternalIdTaken, vec![error])
 }
 

@@ -1,4 +1,4 @@
-//! The count of what all nodes took from a limit in a window. A node takes chunks, so it asks rarely.
+//! The count of what all nodes used of a limit in a window. A node claims chunks, so it asks Redis rarely.
 
 use deadpool_redis::redis::cmd;
 
@@ -9,18 +9,18 @@ const TAKE: &str = include_str!("take_from_limit.lua");
 
 /// One window of one limit.
 pub struct LimitWindow {
-    /// Tells it apart from all others; begins with the tenant's id.
+    /// Unique among all windows; begins with the tenant's id.
     pub name: String,
     pub limit: u32,
-    /// How long Redis remembers it.
+    /// The TTL in Redis.
     pub kept_seconds: i64,
 }
 
-/// What Redis let a node have.
+/// The result of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     pub taken: u64,
-    /// How much of the window all nodes have taken.
+    /// How much of the window all nodes have used.
     pub used: u64,
 }
 
@@ -29,9 +29,9 @@ fn key(window: &str) -> String {
 }
 
 impl Redis {
-    /// Takes up to `amount` of a limit; less, or nothing, when the window has no more.
+    /// Claims up to `amount` of a limit; less, or nothing, when the window has no more.
     pub async fn take_from_limit(&self, window: &LimitWindow, amount: u64) -> Result<Grant> {
-        let asking = async {
+        let claiming = async {
             let mut connection = self.pool.get().await.map_err(anyhow::Error::from)?;
             cmd("EVAL")
                 .arg(TAKE)
@@ -44,16 +44,16 @@ impl Redis {
                 .await
                 .map_err(anyhow::Error::from)
         };
-        match tokio::time::timeout(WAIT, asking).await {
+        match tokio::time::timeout(WAIT, claiming).await {
             Ok(Ok((taken, used))) => Ok(Grant { taken, used }),
             Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
             Err(late) => Err(Error::unavailable("Redis", late)),
         }
     }
 
-    /// Forgets what was taken in windows of these names.
+    /// Deletes the counts of windows with these names.
     pub async fn forget_limits(&self, windows: &[String]) -> Result<()> {
-        let asking = async {
+        let deleting = async {
             let mut connection = self.pool.get().await.map_err(anyhow::Error::from)?;
             cmd("DEL")
                 .arg(windows.iter().map(|name| key(name)).collect::<Vec<_>>())
@@ -61,7 +61,7 @@ impl Redis {
                 .await
                 .map_err(anyhow::Error::from)
         };
-        match tokio::time::timeout(WAIT, asking).await {
+        match tokio::time::timeout(WAIT, deleting).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
             Err(late) => Err(Error::unavailable("Redis", late)),

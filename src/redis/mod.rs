@@ -1,5 +1,5 @@
-//! Redis, and the only room with Redis. It carries hints and leases, never rights and never the truth:
-//! every caller must be able to go on without it.
+//! Redis, and the only room with Redis. It carries hints and leases, never rights and never the truth: every caller
+//! must work without it.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::error::{Error, Result};
 pub mod limits;
 pub mod pubsub;
 
-/// A Redis that takes longer is as good as down.
+/// A slower Redis counts as down.
 const WAIT: Duration = Duration::from_millis(1500);
 const CONNECTIONS: usize = 8;
 
 #[derive(Clone)]
 pub struct Redis {
     pool: Pool,
-    /// For connections outside the pool: those that listen.
+    /// For connections outside the pool: the subscriptions.
     url: SecretString,
 }
 
@@ -49,14 +49,14 @@ impl Redis {
 
     /// Whether Redis answers.
     pub async fn ping(&self) -> Result<()> {
-        let asking = async {
+        let pinging = async {
             let mut connection = self.pool.get().await.map_err(anyhow::Error::from)?;
             deadpool_redis::redis::cmd("PING")
                 .query_async::<String>(&mut connection)
                 .await
                 .map_err(anyhow::Error::from)
         };
-        match tokio::time::timeout(WAIT, asking).await {
+        match tokio::time::timeout(WAIT, pinging).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
             Err(late) => Err(Error::unavailable("Redis", late)),

@@ -14,8 +14,8 @@ use crate::notification::{Notification, Topic};
 const CONVERSATION: &str = "throughline:conversation:";
 const DELIVERIES: &str = "throughline:deliveries:";
 const NODE: &str = "throughline:node:";
-/// Topics that are subscribed to with one command.
-const AT_ONCE: usize = 1000;
+/// Topics per subscribe command.
+const BATCH: usize = 1000;
 
 fn channel(topic: Topic) -> String {
     match topic {
@@ -57,10 +57,10 @@ impl Publisher {
             };
             all.publish(channel, payload).ignore();
         }
-        let kept = self.connection.take();
+        let open = self.connection.take();
         let pool = &self.redis.pool;
-        let asking = async {
-            let mut connection = match kept {
+        let publishing = async {
+            let mut connection = match open {
                 Some(connection) => connection,
                 None => pool.get().await.map_err(anyhow::Error::from)?,
             };
@@ -68,7 +68,7 @@ impl Publisher {
             published.map_err(anyhow::Error::from)?;
             Ok::<Connection, anyhow::Error>(connection)
         };
-        match tokio::time::timeout(WAIT, asking).await {
+        match tokio::time::timeout(WAIT, publishing).await {
             Ok(Ok(connection)) => {
                 self.connection = Some(connection);
                 Ok(())
@@ -110,7 +110,7 @@ pub struct Subscriptions {
 impl Subscriptions {
     /// Subscribes to these topics, or unsubscribes.
     pub async fn change(&mut self, topics: &[Topic], wanted: bool) -> Result<()> {
-        for topics in topics.chunks(AT_ONCE) {
+        for topics in topics.chunks(BATCH) {
             let channels: Vec<String> = topics.iter().map(|topic| channel(*topic)).collect();
             let changed = if wanted {
                 tokio::time::timeout(WAIT, self.sink.subscribe(channels)).await
@@ -122,7 +122,7 @@ impl Subscriptions {
         Ok(())
     }
 
-    /// Whether Redis answers on this connection. What it subscribes to has been subscribed to before.
+    /// Whether Redis answers on this connection. It repeats a subscription that exists already.
     pub async fn ping(&mut self) -> Result<()> {
         let own = format!("{NODE}{}", self.node);
         answered(tokio::time::timeout(WAIT, self.sink.subscribe(own)).await)

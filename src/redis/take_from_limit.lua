@@ -1,5 +1,5 @@
--- Takes up to ARGV[2] from what is left of the limit ARGV[1] in the window that KEYS[1] names, and
--- answers how much was taken and how much of the window is used. What is taken never passes the limit.
+-- Claims up to ARGV[2] from the rest of the limit ARGV[1] in the window KEYS[1], and returns the claimed amount
+-- and the used part of the window. The used part never passes the limit.
 local used = tonumber(redis.call('GET', KEYS[1]) or '0')
 local taken = math.min(tonumber(ARGV[2]), tonumber(ARGV[1]) - used)
 if taken <= 0 then

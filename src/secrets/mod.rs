@@ -1,5 +1,6 @@
-//! Which of the keys in `SECRET_KEY` stored data needs: a warning when a node starts, `throughline secrets status` and
-//! `throughline secrets reseal`. Opens one tenant at a time, and shows ids of keys and counts alone.
+//! Finds the keys in `SECRET_KEY` that stored data needs: a warning when a node starts, `throughline secrets status`
+//! and `throughline secrets reseal`. Opens one tenant at a time, and shows only ids of keys and counts.
+//! All functions are operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -21,11 +22,11 @@ mod status;
 pub use reseal::reseal_from_command_line;
 pub use status::status_from_command_line;
 
-/// Of stored answers, what a node that starts looks at of each tenant.
+/// How many stored answers of each tenant a starting node examines.
 const SAMPLE: i32 = 20;
 
-/// Where keys are named, in the order in which they are shown.
-const PLACES: [&str; 7] = [
+/// The kinds of stored data that name a key, in the order of the output.
+const KINDS: [&str; 7] = [
     "agents",
     "issuers",
     "audit_heads",
@@ -35,37 +36,37 @@ const PLACES: [&str; 7] = [
     "audit_entries",
 ];
 
-/// How often each place names each key.
+/// How many rows of each kind name each key.
 #[derive(Debug, Default)]
 struct KeyUses(BTreeMap<Vec<u8>, BTreeMap<String, i64>>);
 
 impl KeyUses {
-    fn add(&mut self, place: &str, key_id: Vec<u8>, rows: i64) {
-        let places = self.0.entry(key_id).or_default();
-        *places.entry(place.to_owned()).or_default() += rows;
+    fn add(&mut self, kind: &str, key_id: Vec<u8>, rows: i64) {
+        let kinds = self.0.entry(key_id).or_default();
+        *kinds.entry(kind.to_owned()).or_default() += rows;
     }
 
-    fn of(&self, key_id: &[u8], place: &str) -> i64 {
-        let places = self.0.get(key_id);
-        places.and_then(|all| all.get(place)).copied().unwrap_or(0)
+    fn rows(&self, key_id: &[u8], kind: &str) -> i64 {
+        let kinds = self.0.get(key_id);
+        kinds.and_then(|all| all.get(kind)).copied().unwrap_or(0)
     }
 
-    /// The keys that are needed and that we do not have.
+    /// The keys that stored data needs and the keyring does not have.
     fn missing(&self, keyring: &Keyring) -> BTreeSet<Vec<u8>> {
         let own: Vec<&[u8]> = keyring.key_ids().map(|id| id.as_slice()).collect();
         let used = self.0.keys().filter(|id| !own.contains(&id.as_slice()));
         used.cloned().collect()
     }
 
-    /// What needs one of `keys`, like `agents 3, issuers 1`.
+    /// The data that needs one of `keys`, like `agents 3, issuers 1`.
     fn summary(&self, keys: &BTreeSet<Vec<u8>>) -> String {
         let mut summary = String::new();
-        for place in PLACES {
-            let rows: i64 = keys.iter().map(|key| self.of(key, place)).sum();
+        for kind in KINDS {
+            let rows: i64 = keys.iter().map(|key| self.rows(key, kind)).sum();
             if rows > 0 {
                 let comma = if summary.is_empty() { "" } else { ", " };
                 // Writing to a text does not fail.
-                let _ = write!(summary, "{comma}{place} {rows}");
+                let _ = write!(summary, "{comma}{kind} {rows}");
             }
         }
         summary
@@ -77,8 +78,8 @@ fn ids(keys: &BTreeSet<Vec<u8>>) -> String {
     ids.join(", ")
 }
 
-/// Says in one line of the log which keys are missing. Some data of some tenants fails then, and all else works: so
-/// the node runs.
+/// Logs in one line which keys are missing. Some data of some tenants fails then, and all else works: so the node
+/// runs.
 pub async fn warn_of_missing_keys(app: App) {
     let mut uses = KeyUses::default();
     match sealed::list_in_use(&app.db, SAMPLE).await {
@@ -104,7 +105,7 @@ pub async fn warn_of_missing_keys(app: App) {
     }
 }
 
-/// The operator's own plane and every tenant that is not being deleted.
+/// The operator's own tenant and every tenant that is not being deleted.
 async fn all_tenants(app: &App) -> Result<Vec<TenantId>> {
     let mut found = vec![TenantId::OPERATOR];
     let mut request = PageRequest {
@@ -125,7 +126,7 @@ async fn all_tenants(app: &App) -> Result<Vec<TenantId>> {
     }
 }
 
-/// A transaction in `tenant_id`, of the local operator.
+/// A transaction of the local operator in `tenant_id`.
 async fn enter(app: &App, tenant_id: TenantId) -> Result<TenantTx> {
     let mut tx = OperatorCaller::local().begin(&app.db).await?;
     tx.operator_enter(tenant_id).await?;

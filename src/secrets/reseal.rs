@@ -1,5 +1,5 @@
-//! `throughline secrets reseal`: what is kept for long is sealed and signed again with the first key, a batch in a
-//! transaction. Nodes go on serving: a concurrent change wins. Cut off, it is run again.
+//! `throughline secrets reseal`: seals and signs long-lived data again with the first key, one batch in one
+//! transaction. Nodes go on serving: a concurrent change wins. After an interruption it is run again.
 
 use super::status::{count, print};
 use super::{all_tenants, enter};
@@ -15,25 +15,25 @@ use crate::ids::TenantId;
 use crate::store::bridge::inbound_receipts::seal_context;
 use crate::store::db::sealed;
 
-const ROWS_AT_ONCE: i64 = 100;
+const BATCH: i64 = 100;
 /// Most receipts have no answer of a command.
-const RECEIPTS_AT_ONCE: i64 = 5_000;
+const RECEIPT_BATCH: i64 = 5_000;
 
 #[derive(Debug, Default)]
-struct Done {
+struct Progress {
     resealed: i64,
-    /// By a key that is not configured, or damaged.
+    /// Sealed with a key that is not configured, or damaged.
     unopened: i64,
 }
 
-impl Done {
+impl Progress {
     fn add(&mut self, more: &Self) {
         self.resealed += more.resealed;
         self.unopened += more.unopened;
     }
 }
 
-/// Another text of the same for the first key; `None` if it does not open.
+/// Seals a text again with the first key; `None` if it does not open.
 fn seal_again(app: &App, context: &str, old: &[u8]) -> Result<Option<Vec<u8>>> {
     match app.keyring.open(context, old) {
         Ok(plain) => Ok(Some(app.keyring.seal(context, &plain)?)),
@@ -41,95 +41,95 @@ fn seal_again(app: &App, context: &str, old: &[u8]) -> Result<Option<Vec<u8>>> {
     }
 }
 
-async fn reseal_agents(app: &App, tenant_id: TenantId) -> Result<Done> {
-    let mut done = Done::default();
+async fn reseal_agents(app: &App, tenant_id: TenantId) -> Result<Progress> {
+    let mut progress = Progress::default();
     let mut after = String::new();
     loop {
         let mut tx = enter(app, tenant_id).await?;
         let first = app.keyring.first_id();
-        let page = sealed::list_agents(&mut tx, first, &after, ROWS_AT_ONCE).await?;
+        let page = sealed::list_agents(&mut tx, first, &after, BATCH).await?;
         let Some((last, _)) = page.last() else {
-            return Ok(done);
+            return Ok(progress);
         };
         after.clone_from(last);
         for (name, old) in &page {
             match seal_again(app, &key_context(tenant_id, name), old)? {
                 Some(new) => {
                     let replaced = sealed::update_agent_key(&mut tx, name, old, &new).await?;
-                    done.resealed += i64::from(replaced);
+                    progress.resealed += i64::from(replaced);
                 }
-                None => done.unopened += 1,
+                None => progress.unopened += 1,
             }
         }
         tx.commit().await?;
     }
 }
 
-async fn reseal_issuers(app: &App, tenant_id: TenantId) -> Result<Done> {
-    let mut done = Done::default();
+async fn reseal_issuers(app: &App, tenant_id: TenantId) -> Result<Progress> {
+    let mut progress = Progress::default();
     let mut after = String::new();
     loop {
         let mut tx = enter(app, tenant_id).await?;
         let first = app.keyring.first_id();
-        let page = sealed::list_issuers(&mut tx, first, &after, ROWS_AT_ONCE).await?;
+        let page = sealed::list_issuers(&mut tx, first, &after, BATCH).await?;
         let Some((last, _)) = page.last() else {
-            return Ok(done);
+            return Ok(progress);
         };
         after.clone_from(last);
         for (name, old) in &page {
             match seal_again(app, &secret_context(tenant_id, name), old)? {
                 Some(new) => {
                     let replaced = sealed::update_issuer_secret(&mut tx, name, old, &new).await?;
-                    done.resealed += i64::from(replaced);
+                    progress.resealed += i64::from(replaced);
                 }
-                None => done.unopened += 1,
+                None => progress.unopened += 1,
             }
         }
         tx.commit().await?;
     }
 }
 
-async fn reseal_receipts(app: &App, tenant_id: TenantId) -> Result<Done> {
-    let mut done = Done::default();
+async fn reseal_receipts(app: &App, tenant_id: TenantId) -> Result<Progress> {
+    let mut progress = Progress::default();
     let mut after = None;
     let first = app.keyring.first_id();
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_receipt_keys(&mut tx, after.as_ref(), RECEIPTS_AT_ONCE).await?;
+        let page = sealed::list_receipt_keys(&mut tx, after.as_ref(), RECEIPT_BATCH).await?;
         let is_old = |key: &&sealed::ReceiptKey| key.answer.as_ref().is_some_and(|id| *id != first);
         for name in page.iter().filter(is_old) {
             let Some(old) = sealed::find_receipt(&mut tx, name).await? else {
                 continue;
             };
-            let place = [&name.platform, &name.scope, &name.chat_ref].map(String::as_str);
-            let context = seal_context(tenant_id, place, name.identity_id, &name.message_id);
+            let chat = [&name.platform, &name.scope, &name.chat_ref].map(String::as_str);
+            let context = seal_context(tenant_id, chat, name.identity_id, &name.message_id);
             match seal_again(app, &context, &old)? {
                 Some(new) => {
                     let replaced = sealed::update_receipt(&mut tx, name, &old, &new).await?;
-                    done.resealed += i64::from(replaced);
+                    progress.resealed += i64::from(replaced);
                 }
-                None => done.unopened += 1,
+                None => progress.unopened += 1,
             }
         }
         tx.commit().await?;
         match page.into_iter().next_back() {
             Some(last) => after = Some(last),
-            None => return Ok(done),
+            None => return Ok(progress),
         }
     }
 }
 
-async fn sign_head_again(app: &App, tenant_id: TenantId) -> Result<Done> {
+async fn sign_head_again(app: &App, tenant_id: TenantId) -> Result<Progress> {
     let mut tx = enter(app, tenant_id).await?;
     let signed = audit::sign_again(&app.keyring, &mut tx).await?;
     tx.commit().await?;
     Ok(match signed {
-        audit::SignedAgain::Yes => Done {
+        audit::SignOutcome::Yes => Progress {
             resealed: 1,
             unopened: 0,
         },
-        audit::SignedAgain::NotNeeded => Done::default(),
-        audit::SignedAgain::NotOurs => Done {
+        audit::SignOutcome::NotNeeded => Progress::default(),
+        audit::SignOutcome::NotOurs => Progress {
             resealed: 0,
             unopened: 1,
         },
@@ -138,10 +138,10 @@ async fn sign_head_again(app: &App, tenant_id: TenantId) -> Result<Done> {
 
 pub async fn reseal_from_command_line(config: Config) -> anyhow::Result<()> {
     let app = App::build(config, Clock::system()).await?;
-    let mut agents = Done::default();
-    let mut issuers = Done::default();
-    let mut receipts = Done::default();
-    let mut heads = Done::default();
+    let mut agents = Progress::default();
+    let mut issuers = Progress::default();
+    let mut receipts = Progress::default();
+    let mut heads = Progress::default();
     for tenant_id in all_tenants(&app).await? {
         agents.add(&reseal_agents(&app, tenant_id).await?);
         issuers.add(&reseal_issuers(&app, tenant_id).await?);
@@ -154,23 +154,23 @@ pub async fn reseal_from_command_line(config: Config) -> anyhow::Result<()> {
         ("receipts", &receipts),
         ("audit_heads", &heads),
     ];
-    let resealed: i64 = all.iter().map(|(_, done)| done.resealed).sum();
+    let resealed: i64 = all.iter().map(|(_, progress)| progress.resealed).sum();
     if resealed > 0 {
         record(&app, resealed).await?;
     }
-    for (place, done) in all {
-        let resealed = done.resealed;
-        let unopened = done.unopened;
-        println!("{place:<15} {resealed:>9} resealed, {unopened} do not open");
+    for (kind, progress) in all {
+        let resealed = progress.resealed;
+        let unopened = progress.unopened;
+        println!("{kind:<15} {resealed:>9} resealed, {unopened} do not open");
     }
     print(&app.keyring, &count(&app).await?);
     app.db.close().await;
-    let unopened: i64 = all.iter().map(|(_, done)| done.unopened).sum();
+    let unopened: i64 = all.iter().map(|(_, progress)| progress.unopened).sum();
     anyhow::ensure!(unopened == 0, "things that do not open: {unopened}");
     Ok(())
 }
 
-/// Stands in the operator's own audit.
+/// Writes the entry in the operator's own audit.
 async fn record(app: &App, resealed: i64) -> Result<()> {
     let operator = OperatorCaller::local();
     let mut tx = operator.begin(&app.db).await?;

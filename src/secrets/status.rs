@@ -1,6 +1,6 @@
-//! `throughline secrets status`: walks what every tenant has, page by page, and changes nothing.
+//! `throughline secrets status`: reads the data of every tenant, page by page, and changes nothing.
 
-use super::{KeyUses, PLACES, all_tenants, enter, ids};
+use super::{KINDS, KeyUses, all_tenants, enter, ids};
 use crate::app::App;
 use crate::clock::Clock;
 use crate::config::Config;
@@ -9,9 +9,9 @@ use crate::error::Result;
 use crate::ids::TenantId;
 use crate::store::db::sealed;
 
-const ROWS_AT_ONCE: i64 = 5_000;
+const PAGE: i64 = 5_000;
 
-/// What is not counted, because what is stored does not name its key.
+/// Stored data that does not name its key.
 const NOT_COUNTED: &str = "Not counted: link codes (10 minutes), cursors of lists, names of retryable requests (a day), \
      and the signatures of exports. A key that encrypted is kept for a day after another took its place.";
 
@@ -34,7 +34,7 @@ async fn count_entries(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> Re
     let mut after = 0;
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_audit_keys(&mut tx, after, ROWS_AT_ONCE).await?;
+        let page = sealed::list_audit_keys(&mut tx, after, PAGE).await?;
         tx.commit().await?;
         let Some(last) = page.iter().map(|(_, _, last)| *last).max() else {
             return Ok(());
@@ -50,7 +50,7 @@ async fn count_answers(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> Re
     let mut after = None;
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_answer_keys(&mut tx, after.as_ref(), ROWS_AT_ONCE).await?;
+        let page = sealed::list_answer_keys(&mut tx, after.as_ref(), PAGE).await?;
         tx.commit().await?;
         for row in &page {
             for key_id in [&row.answer, &row.secrets].into_iter().flatten() {
@@ -68,7 +68,7 @@ async fn count_receipts(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> R
     let mut after = None;
     loop {
         let mut tx = enter(app, tenant_id).await?;
-        let page = sealed::list_receipt_keys(&mut tx, after.as_ref(), ROWS_AT_ONCE).await?;
+        let page = sealed::list_receipt_keys(&mut tx, after.as_ref(), PAGE).await?;
         tx.commit().await?;
         for key_id in page.iter().filter_map(|row| row.answer.clone()) {
             uses.add("receipts", key_id, 1);
@@ -80,7 +80,7 @@ async fn count_receipts(app: &App, tenant_id: TenantId, uses: &mut KeyUses) -> R
     }
 }
 
-/// What an operator reads: a line for each key, and what becomes of it.
+/// Prints a line for each key, and the data that needs it.
 pub(super) fn print(keyring: &Keyring, uses: &KeyUses) {
     let first = keyring.first_id();
     let own: Vec<Vec<u8>> = keyring.key_ids().map(|id| id.to_vec()).collect();
@@ -94,10 +94,10 @@ pub(super) fn print(keyring: &Keyring, uses: &KeyUses) {
             "MISSING in THROUGHLINE_SECRET_KEY"
         };
         println!("key {}  {role}", hex::encode(key));
-        for place in PLACES {
-            let rows = uses.of(key, place);
+        for kind in KINDS {
+            let rows = uses.rows(key, kind);
             if rows > 0 {
-                println!("  {:<15} {rows:>9}  {}", place, fate(place, *key == first));
+                println!("  {:<15} {rows:>9}  {}", kind, fate(kind, *key == first));
             }
         }
         if *key != first && own.contains(key) && !uses.0.contains_key(key) {
@@ -107,9 +107,9 @@ pub(super) fn print(keyring: &Keyring, uses: &KeyUses) {
     println!("{NOT_COUNTED}");
 }
 
-/// How what lies at a place comes off an old key.
-fn fate(place: &str, is_first: bool) -> &'static str {
-    match place {
+/// How data of a kind is freed from an old key.
+fn fate(kind: &str, is_first: bool) -> &'static str {
+    match kind {
         _ if is_first => "",
         "agents" | "issuers" | "audit_heads" => "`throughline secrets reseal` moves them",
         "receipts" => "`throughline secrets reseal` moves them, or 30 days pass",
@@ -119,7 +119,7 @@ fn fate(place: &str, is_first: bool) -> &'static str {
     }
 }
 
-/// Fails if a key is missing, for scripts.
+/// Prints the status. Fails if a key is missing, for scripts.
 pub async fn status_from_command_line(config: Config) -> anyhow::Result<()> {
     let app = App::build(config, Clock::system()).await?;
     let uses = count(&app).await?;

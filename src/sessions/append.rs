@@ -1,4 +1,4 @@
-//! Writing at the end of a conversation, whichever of its ids was named.
+//! Appends messages at the tip of a conversation, whichever of its ids was named.
 
 use chrono::{DateTime, Utc};
 
@@ -16,16 +16,16 @@ use crate::store::people::identities;
 use crate::store::people::presence::Seen;
 use crate::store::turn::turns;
 
-/// As often as others may move the tip away under us before we give up.
+/// How often concurrent writers may move the tip before the request fails.
 const ATTEMPTS: usize = 10;
 
 #[derive(Debug)]
-pub struct Appended {
+pub struct AppendResult {
     pub tip: Tip,
     pub first_seq: i64,
 }
 
-/// Appends to the tip, all or nothing. `expected_last` is the last number that the caller saw.
+/// Appends to the tip, all or nothing. `expected_last` is the number of the last message the caller has.
 pub async fn append(
     tx: &mut TenantTx,
     access: &Access,
@@ -33,9 +33,9 @@ pub async fn append(
     messages: &[NewMessage],
     expected_last: Option<i64>,
     now: DateTime<Utc>,
-) -> Result<Appended> {
+) -> Result<AppendResult> {
     if messages.is_empty() {
-        let error = FieldError::new("/messages", "give at least one");
+        let error = FieldError::new("/messages", "give at least one message");
         return Err(Error::invalid(vec![error]));
     }
     message::check_all(messages, "/messages", access.may_write_any_role)?;
@@ -48,11 +48,11 @@ pub async fn append(
             expected_last,
         };
         if let Some(first_seq) = messages::append(tx, &append, now).await? {
-            check_again(tx, access, &tip, now).await?;
+            recheck_access(tx, access, &tip, now).await?;
             note_presence(tx, access, &tip, messages, now);
-            return Ok(Appended { tip, first_seq });
+            return Ok(AppendResult { tip, first_seq });
         }
-        // A turn is active, the tip has moved on, or its last number is another: the next look tells which.
+        // A turn is active, the tip moved, or its last number differs: the next lookup shows which.
         if let Some(turn_id) = turns::find_active(tx, tip.name.conversation_id).await? {
             return Err(session_busy(turn_id));
         }
@@ -70,8 +70,8 @@ pub async fn append(
     ))
 }
 
-/// Checks the right of a user again, whose identity may have been unlinked while the session was waited for.
-async fn check_again(
+/// Checks a user's right again: the identity may have been unlinked while the append waited for the session.
+async fn recheck_access(
     tx: &mut TenantTx,
     access: &Access,
     tip: &Tip,
@@ -95,20 +95,20 @@ fn note_presence(
     messages: &[NewMessage],
     now: DateTime<Utc>,
 ) {
-    let spoke = messages.iter().any(|message| message.role == Role::User);
-    if let Some(speaker) = &access.speaker
-        && spoke
+    let from_user = messages.iter().any(|message| message.role == Role::User);
+    if let Some(sender) = &access.speaker
+        && from_user
     {
         tx.note_presence(Seen {
-            identity_id: speaker.id,
+            identity_id: sender.id,
             slot_id: tip.slot_id,
             at: now,
         });
     }
 }
 
-/// What a session begins with, in the transaction that makes it.
-pub(super) async fn put_first(
+/// Writes the first messages of a session, in the transaction that creates it.
+pub(super) async fn append_first(
     tx: &mut TenantTx,
     access: &Access,
     session_id: SessionId,
@@ -124,7 +124,8 @@ pub(super) async fn put_first(
         speaker: access.speaker.as_ref(),
         expected_last: None,
     };
-    let gone = || Error::internal(anyhow::anyhow!("a new session takes no messages"));
-    messages::append(tx, &append, now).await?.ok_or_else(gone)?;
+    messages::append(tx, &append, now)
+        .await?
+        .ok_or_else(|| Error::internal(anyhow::anyhow!("a new session takes no messages")))?;
     Ok(())
 }

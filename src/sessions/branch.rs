@@ -1,4 +1,4 @@
-//! A branch: a conversation of its own that begins with a copy of another's transcript.
+//! A branch: a conversation of its own that begins with a copy of another conversation's transcript.
 
 use chrono::{DateTime, Utc};
 
@@ -12,13 +12,13 @@ use crate::store::TenantTx;
 use crate::store::conversation::messages::{self, Copy, CopySelection};
 
 pub struct Branch {
-    /// The last message that is taken along; all but those of an active turn where none is named.
+    /// The last message to copy. Without it, all messages but those of an active turn.
     pub from_seq: Option<i64>,
     pub title: Option<String>,
 }
 
-/// Branches off the tip. The branch belongs to whom the conversation belongs to, whoever makes it, and
-/// is known to the same key without becoming its current one.
+/// Branches off the tip. The branch belongs to the owner of the conversation, whoever creates it. Its session key
+/// lists it, but does not make it the current one.
 pub async fn branch(
     tx: &mut TenantTx,
     access: &Access,

@@ -1,4 +1,4 @@
-//! Calls of tools that nobody will answer. Models refuse a transcript in which a call has no result.
+//! Tool calls that get no result. Models refuse a transcript in which a call has none.
 
 use chrono::{DateTime, Utc};
 
@@ -9,8 +9,8 @@ use crate::ids::SessionId;
 use crate::store::TenantTx;
 use crate::store::conversation::open_calls;
 
-/// Gives every call at the end of a session a result that says why there is none. `tx` holds the conversation, and
-/// no turn is active in it.
+/// Adds a result to every open call at the end of a session; it says why there is no real one. `tx` holds the
+/// conversation's lock, and no turn is active in it.
 pub async fn close_calls(
     tx: &mut TenantTx,
     session_id: SessionId,

@@ -1,11 +1,11 @@
-//! The next link of a chain, and the way back. The parent's end and its child appear together or not at
-//! all, and however many ask at once get one child.
+//! Compression: the next link of a chain, and the undo. The parent's end and its child become visible together or
+//! not at all, and concurrent requests get one and the same child.
 
 use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 
-use super::append::put_first;
+use super::append::append_first;
 use super::find;
 use crate::domain::conversation::compression_plan::{MAX_KEEP_LAST, Plan, Totals, plan};
 use crate::domain::conversation::message;
@@ -23,35 +23,35 @@ use crate::store::turn::turns;
 
 /// System messages that may stand at the beginning.
 const HEAD: i64 = 16;
-/// How far before the kept tail the call of a kept result is looked for.
+/// How many messages before the kept tail are searched for the call of a kept result.
 const BEFORE_TAIL: i64 = 256;
 
 pub struct Compress {
     pub summary: String,
     pub keep_last: Option<u32>,
-    /// Only tell what would become of it.
+    /// Reports the compression without doing it.
     pub preview: bool,
 }
 
 #[derive(Debug)]
-pub struct Compressed {
-    /// The child; none for a preview.
+pub struct CompressionResult {
+    /// The child; `None` for a preview.
     pub child: Option<SessionId>,
     pub parent: SessionId,
     pub record: CompressionRecord,
-    /// Whether this call made the child.
+    /// Whether this call created the child.
     pub made: bool,
     pub tip: Tip,
 }
 
-/// Puts a summary in the place of all but the last messages.
+/// Replaces all but the last messages with a summary.
 pub async fn compress(
     tx: &mut TenantTx,
     access: &Access,
     session: &SessionRef,
     request: &Compress,
     now: DateTime<Utc>,
-) -> Result<Compressed> {
+) -> Result<CompressionResult> {
     let keep_last = request.keep_last.unwrap_or(0);
     if keep_last > MAX_KEEP_LAST {
         let detail = format!("must be at most {MAX_KEEP_LAST}");
@@ -63,26 +63,27 @@ pub async fn compress(
         .await?
         .ok_or_else(session_not_found)?;
     let tip = find(tx, access, session, Permission::Manage, now).await?;
-    // Whoever asked for a link that was compressed meanwhile, or before and nothing was said since, gets
-    // the child that is there: retries and racers end with one id.
-    let moved_on = tip.session_id != seen.session_id && tip.depth > seen.depth;
-    let late = tip.requested_id != tip.session_id && !tip.requested_undone && tip.is_fresh_child();
-    if moved_on || late {
-        let child = if moved_on {
+    // The named link may have been compressed meanwhile, or earlier with no message since. The caller then gets the
+    // existing child: retries and concurrent requests end with one id.
+    let has_moved = tip.session_id != seen.session_id && tip.depth > seen.depth;
+    let is_repeated =
+        tip.requested_id != tip.session_id && !tip.requested_undone && tip.is_fresh_child();
+    if has_moved || is_repeated {
+        let child = if has_moved {
             sessions::find_child(tx, seen.session_id).await?
         } else {
             Some(tip.session_id)
         };
-        return already_made(tx, access, child.unwrap_or(tip.session_id), tip).await;
+        return existing_child(tx, access, child.unwrap_or(tip.session_id), tip).await;
     }
     let summary = message::summary(&request.summary);
     if request.preview {
-        let taken = SessionSize {
+        let totals = SessionSize {
             last_seq: tip.last_seq(),
             token_count: tip.token_count,
         };
-        let plan = plan_for(tx, &tip, taken, keep_last, summary.tokens()).await?;
-        return Ok(Compressed {
+        let plan = plan_for(tx, &tip, totals, keep_last, summary.tokens()).await?;
+        return Ok(CompressionResult {
             child: None,
             parent: tip.session_id,
             record: record(&plan, started),
@@ -90,11 +91,11 @@ pub async fn compress(
             tip,
         });
     }
-    refuse_while_busy(tx, &tip).await?;
-    let taken = sessions::end_as_parent(tx, tip.session_id, now)
+    check_idle(tx, &tip).await?;
+    let totals = sessions::end_as_parent(tx, tip.session_id, now)
         .await?
         .ok_or_else(|| Error::internal(anyhow::anyhow!("a locked tip is no tip")))?;
-    let plan = plan_for(tx, &tip, taken, keep_last, summary.tokens()).await?;
+    let plan = plan_for(tx, &tip, totals, keep_last, summary.tokens()).await?;
     let record = record(&plan, started);
     let child = NewChild {
         id: SessionId::generate(),
@@ -103,11 +104,11 @@ pub async fn compress(
     };
     sessions::insert_child(tx, &child, now).await?;
     copy(tx, &tip, child.id, &plan.head).await?;
-    put_first(tx, access, child.id, std::slice::from_ref(&summary), now).await?;
+    append_first(tx, access, child.id, std::slice::from_ref(&summary), now).await?;
     copy(tx, &tip, child.id, &plan.tail).await?;
     sessions::update_born_seq(tx, child.id).await?;
     conversations::update_tip(tx, tip.name.conversation_id, child.id).await?;
-    Ok(Compressed {
+    Ok(CompressionResult {
         child: Some(child.id),
         parent: tip.session_id,
         record,
@@ -119,15 +120,15 @@ pub async fn compress(
 async fn plan_for(
     tx: &mut TenantTx,
     tip: &Tip,
-    taken: SessionSize,
+    totals: SessionSize,
     keep_last: u32,
     summary_tokens: i32,
 ) -> Result<Plan> {
     let tail = i64::from(keep_last) + BEFORE_TAIL;
     let outline = messages::list_outline(tx, tip.session_id, HEAD, tail).await?;
     let totals = Totals {
-        messages: taken.last_seq,
-        tokens: taken.token_count,
+        messages: totals.last_seq,
+        tokens: totals.token_count,
     };
     plan(
         &outline,
@@ -161,33 +162,34 @@ async fn copy(tx: &mut TenantTx, tip: &Tip, to: SessionId, seqs: &[i64]) -> Resu
     messages::copy(tx, &copy).await
 }
 
-/// The end of a conversation stays where it is while a turn writes there.
-async fn refuse_while_busy(tx: &mut TenantTx, tip: &Tip) -> Result<()> {
+/// The tip does not move while a turn writes to it.
+async fn check_idle(tx: &mut TenantTx, tip: &Tip) -> Result<()> {
     match turns::find_active(tx, tip.name.conversation_id).await? {
         Some(turn_id) => Err(session_busy(turn_id)),
         None => Ok(()),
     }
 }
 
-async fn already_made(
+async fn existing_child(
     tx: &mut TenantTx,
     access: &Access,
     child: SessionId,
     tip: Tip,
-) -> Result<Compressed> {
-    let broken = || Error::internal(anyhow::anyhow!("a compressed link without its record"));
+) -> Result<CompressionResult> {
+    let without_record =
+        || Error::internal(anyhow::anyhow!("a compressed link without its record"));
     let link: Session = sessions::get(tx, access, child).await?;
-    Ok(Compressed {
+    Ok(CompressionResult {
         child: Some(child),
-        parent: link.parent.ok_or_else(broken)?.id,
-        record: link.compression.ok_or_else(broken)?,
+        parent: link.parent.ok_or_else(without_record)?.id,
+        record: link.compression.ok_or_else(without_record)?,
         made: false,
         tip,
     })
 }
 
-/// Takes the newest compression back while nothing was said since. Answers the session that is the tip
-/// again. Asking again for a child that was undone changes nothing.
+/// Undoes the newest compression, if no message was added since. Returns the session that is the tip again. A
+/// second undo of the same child changes nothing.
 pub async fn uncompress(
     tx: &mut TenantTx,
     access: &Access,
@@ -206,11 +208,11 @@ pub async fn uncompress(
         let detail = "no compression made this session";
         return Err(Error::new(Code::NotCompressed, detail));
     }
-    refuse_while_busy(tx, &tip).await?;
+    check_idle(tx, &tip).await?;
     let parent = sessions::undo_child(tx, tip.session_id, now)
         .await?
         .ok_or_else(|| {
-            let detail = "it can only be taken back while nothing was said since";
+            let detail = "it can only be undone while no message was added since";
             Error::new(Code::HasNewMessages, detail)
         })?;
     conversations::update_tip(tx, tip.name.conversation_id, parent).await?;

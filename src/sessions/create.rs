@@ -1,8 +1,8 @@
-//! A new session, with what was said in it before if its maker brings that along.
+//! Creates a session, with its earlier messages if the caller brings them.
 
 use chrono::{DateTime, Utc};
 
-use super::{agent_for, append::put_first, insert, keys};
+use super::{agent_for, append::append_first, insert, keys};
 use crate::domain::conversation::message::{self, NewMessage};
 use crate::domain::conversation::session::NewConversation;
 use crate::domain::conversation::session_name::{ClientSessionId, SessionKey};
@@ -20,7 +20,7 @@ pub struct NewSession {
     pub messages: Vec<NewMessage>,
 }
 
-/// Makes a session. It becomes its key's current one only if the key has none.
+/// Creates a session. It becomes its key's current one only if the key has none.
 pub async fn create(
     tx: &mut TenantTx,
     access: &Access,
@@ -49,6 +49,6 @@ pub async fn create(
     if let Some(slot) = slot {
         slots::update_if_empty(tx, slot.id, id).await?;
     }
-    put_first(tx, access, id, &request.messages, now).await?;
+    append_first(tx, access, id, &request.messages, now).await?;
     Ok(id)
 }

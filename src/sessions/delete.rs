@@ -1,4 +1,4 @@
-//! The end of a conversation: gone for everyone at once, its rows soon after, its ids never given again.
+//! Deletes a conversation: gone for everyone at once, its rows soon after. Its ids are never given again.
 
 use chrono::{DateTime, Utc};
 
@@ -21,7 +21,7 @@ use crate::store::turn::turn_stops;
 /// The job that removes the rows.
 pub const ERASE_JOB: &str = "erase_conversations";
 
-/// Deletes the whole conversation that `session` is a link of.
+/// Deletes the whole conversation of the link `session`.
 pub async fn delete(
     app: &App,
     tx: &mut TenantTx,
@@ -31,7 +31,7 @@ pub async fn delete(
 ) -> Result<()> {
     let now = app.clock.now();
     let tip = find(tx, access, session, Permission::Manage, now).await?;
-    if !delete_quietly(tx, &tip.name, now).await? {
+    if !delete_unaudited(tx, &tip.name, now).await? {
         return Err(session_not_found());
     }
     let mut detail = Detail::default();
@@ -42,29 +42,29 @@ pub async fn delete(
     audit::append(&app.keyring, tx, entry.with(detail), now).await
 }
 
-/// As often as slots may be switched to a conversation while it is deleted.
+/// How often slots may be switched to a conversation while it is deleted.
 const ATTEMPTS: usize = 10;
 
-/// The same without an audit entry of its own. False if someone else has deleted it.
-pub async fn delete_quietly(
+/// Deletes without an audit entry. False if a concurrent request deleted the conversation.
+pub async fn delete_unaudited(
     tx: &mut TenantTx,
     name: &ConversationHandle,
     now: DateTime<Utc>,
 ) -> Result<bool> {
     lock_with_slots(tx, name.conversation_id).await?;
-    let deleted = delete_held(tx, std::slice::from_ref(name), now).await?;
+    let deleted = delete_locked(tx, std::slice::from_ref(name), now).await?;
     Ok(deleted > 0)
 }
 
-/// Holds a conversation and every slot that leads to it. Slots come first in the lock order, so a slot that was
-/// switched to the conversation while it was waited for cannot be locked any more: all locks are given back and
-/// taken again.
+/// Locks a conversation and every slot that leads to it. Slots come first in the lock order. A slot that was
+/// switched to the conversation during the wait can no longer be locked in order: all locks are released and
+/// acquired again.
 async fn lock_with_slots(tx: &mut TenantTx, conversation_id: SessionId) -> Result<()> {
     tx.mark().await?;
     for _ in 0..ATTEMPTS {
-        let held = slots::lock_by_current(tx, conversation_id).await?;
+        let locked = slots::lock_by_current(tx, conversation_id).await?;
         conversations::lock(tx, conversation_id).await?;
-        if !slots::has_other_current(tx, conversation_id, &held).await? {
+        if !slots::has_other_current(tx, conversation_id, &locked).await? {
             return Ok(());
         }
         tx.roll_back_to_mark().await?;
@@ -75,9 +75,9 @@ async fn lock_with_slots(tx: &mut TenantTx, conversation_id: SessionId) -> Resul
     ))
 }
 
-/// Deletes conversations whose slots `tx` holds. Answers how many: those that someone else has deleted
-/// are not counted.
-pub async fn delete_held(
+/// Deletes conversations whose slots `tx` has locked. Returns their number, without those that a concurrent
+/// request deleted.
+pub async fn delete_locked(
     tx: &mut TenantTx,
     names: &[ConversationHandle],
     now: DateTime<Utc>,
@@ -100,7 +100,7 @@ pub async fn delete_held(
     Ok(gone.len())
 }
 
-/// What is kept of a client's id when its session is deleted.
+/// What stays of a client's session id after the deletion.
 pub(super) fn spent_digest(namespace: Namespace, client_id: &str) -> [u8; 32] {
     let mut named = namespace.as_uuid().as_bytes().to_vec();
     named.extend_from_slice(client_id.as_bytes());

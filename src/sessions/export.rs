@@ -1,11 +1,11 @@
-//! Reading a whole conversation, a page at a time. Its end is decided when the reading begins: what is
-//! said later is not in it. Whoever reads slowly holds no transaction.
+//! Reads a whole conversation, a page at a time. Its end is fixed when the export begins: later messages are not
+//! in it. A slow reader holds no transaction.
 
 use std::collections::VecDeque;
 
 use chrono::{DateTime, Utc};
 
-use super::{find, note_export};
+use super::{audit_export, find};
 use crate::app::App;
 use crate::domain::conversation::session::{ConversationHandle, Permission, Tip};
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
@@ -18,33 +18,33 @@ use crate::store::TenantTx;
 use crate::store::conversation::chains::{self, ChainMessage, ChainSession};
 use crate::store::conversation::sessions;
 
-/// How many pieces a page has: the first, the least and the most; where they are large, fewer.
+/// Pieces of a page: the first size, the smallest and the largest. Large pieces make a page smaller.
 pub const FIRST_PAGE: usize = 16;
-const LEAST_PAGE: usize = 4;
-const MOST_PAGE: usize = 200;
-/// What a page should not have much more of.
+const MIN_PAGE: usize = 4;
+const MAX_PAGE: usize = 200;
+/// The size that a page should not exceed by much.
 const PAGE_BYTES: usize = 1024 * 1024;
-/// Links that are looked up at once.
+/// Links per query.
 const LINKS: i64 = 100;
 
-/// How far the reading of a conversation has come.
+/// The progress of one export.
 pub struct Export {
     pub head: Head,
     name: ConversationHandle,
-    /// The last link as it was when the reading began.
+    /// The last link as it was when the export began.
     tip: SessionId,
     tip_depth: i32,
     tip_last_seq: i64,
-    /// Links that are not begun yet, and the depth of the last that was looked up.
-    ahead: VecDeque<ChainSession>,
-    looked_up: i32,
-    /// The link that is being read, and its last message that was.
+    /// Links that were listed and not begun, and the depth of the last one listed.
+    pending: VecDeque<ChainSession>,
+    listed_depth: i32,
+    /// The link that is being read, and the last message that was read of it.
     current: Option<(ChainSession, i64)>,
-    /// How many pieces the next page may have.
+    /// The number of pieces in the next page.
     page: usize,
 }
 
-/// Begins to read the conversation that `session` is a link of, and tells the audit.
+/// Begins the export of the conversation of the link `session`, and audits it.
 pub async fn export(
     app: &App,
     tx: &mut TenantTx,
@@ -54,12 +54,12 @@ pub async fn export(
 ) -> Result<Export> {
     let now = app.clock.now();
     let tip = find(tx, access, session, Permission::Manage, now).await?;
-    note_export(app, tx, actor, access, &tip).await?;
+    audit_export(app, tx, actor, access, &tip).await?;
     begin(tx, access, tip, now).await
 }
 
-/// The same for whoever exports a whole person: that has an entry of its own.
-pub async fn export_quietly(
+/// Exports a conversation as part of a user's export, which has an audit entry of its own.
+pub async fn export_unaudited(
     tx: &mut TenantTx,
     access: &Access,
     conversation_id: SessionId,
@@ -86,16 +86,16 @@ async fn begin(tx: &mut TenantTx, access: &Access, tip: Tip, now: DateTime<Utc>)
         tip: tip.session_id,
         tip_depth: tip.depth,
         tip_last_seq,
-        ahead: VecDeque::new(),
-        looked_up: -1,
+        pending: VecDeque::new(),
+        listed_depth: -1,
         current: None,
         page: FIRST_PAGE,
     })
 }
 
 impl Export {
-    /// The next pieces, with a page of messages at most; none at the end. Fails when the conversation is
-    /// no longer there for `access`, or no longer what it was when the reading began.
+    /// The next pieces, with one page of messages at most; none at the end. Fails if the conversation is no longer
+    /// visible to `access`, or was changed by an undo since the export began.
     pub async fn next(
         &mut self,
         tx: &mut TenantTx,
@@ -110,13 +110,13 @@ impl Export {
             self.read_link(tx, &mut pieces).await?;
         }
         self.page = next_page(self.page, pieces.iter().map(size).sum());
-        // After the reading: what was changed before it, is seen here.
+        // After the read: a change that was committed before it is visible here.
         let end = SessionRef::Id(self.tip);
         let seen = find(tx, access, &end, Permission::Manage, now).await?;
         if seen.requested_undone {
             Err(Error::new(
                 Code::PreconditionFailed,
-                "the newest compression was taken back meanwhile",
+                "the newest compression was undone meanwhile",
             ))
         } else {
             Ok(pieces)
@@ -130,21 +130,21 @@ impl Export {
         access: &Access,
         pieces: &mut Vec<Piece>,
     ) -> Result<bool> {
-        if self.ahead.is_empty() && self.looked_up < self.tip_depth {
+        if self.pending.is_empty() && self.listed_depth < self.tip_depth {
             let chain = self.name.conversation_id;
             let tip = (self.tip, self.tip_depth);
-            let links = chains::list_sessions(tx, chain, tip, self.looked_up, LINKS).await?;
+            let links = chains::list_sessions(tx, chain, tip, self.listed_depth, LINKS).await?;
             let gap = links
                 .iter()
-                .zip(self.looked_up + 1..)
+                .zip(self.listed_depth + 1..)
                 .any(|(link, depth)| link.depth != depth);
-            self.looked_up += links.len() as i32;
+            self.listed_depth += links.len() as i32;
             if gap || links.is_empty() {
                 return Err(incomplete());
             }
-            self.ahead.extend(links);
+            self.pending.extend(links);
         }
-        let Some(mut link) = self.ahead.pop_front() else {
+        let Some(mut link) = self.pending.pop_front() else {
             return Ok(false);
         };
         if link.id == self.tip {
@@ -160,7 +160,7 @@ impl Export {
         Ok(true)
     }
 
-    /// Reads on in the current link, as far as there is room, and leaves it at its end.
+    /// Reads the current link as far as the page has room, and leaves it at its end.
     async fn read_link(&mut self, tx: &mut TenantTx, pieces: &mut Vec<Piece>) -> Result<()> {
         let Some((link, read)) = self.current.take() else {
             return Ok(());
@@ -189,7 +189,7 @@ impl Export {
     }
 }
 
-/// Where in this chain the original of a copy is. What a first link was born with is its own.
+/// The position of a copy's original in this chain. Messages that a first link was created with are its own.
 fn original_of(depth: i32, message: &ChainMessage) -> Option<MessagePosition> {
     let (_, seq) = message.message.copied_from.filter(|_| depth > 0)?;
     message
@@ -211,17 +211,17 @@ fn size(piece: &Piece) -> usize {
     }
 }
 
-/// How many the next page may have after one of `page` pieces with so many bytes.
+/// The size of the page after one of `page` pieces and so many bytes.
 pub fn next_page(page: usize, bytes: usize) -> usize {
     let page = match bytes {
         bytes if bytes > PAGE_BYTES => page / 4,
         bytes if bytes < PAGE_BYTES / 4 => page * 2,
         _ => page,
     };
-    page.clamp(LEAST_PAGE, MOST_PAGE)
+    page.clamp(MIN_PAGE, MAX_PAGE)
 }
 
-/// Rows went away while they were read: a job is erasing them.
+/// Rows disappeared during the read: a job is erasing them.
 fn incomplete() -> Error {
     Error {
         cause: Some(anyhow::anyhow!("a conversation was not there to its end")),

@@ -1,4 +1,4 @@
-//! Takes back what others may read.
+//! Revokes the rights of guests to read a conversation.
 
 use super::find;
 use crate::app::App;
@@ -12,7 +12,7 @@ use crate::ids::UserId;
 use crate::store::TenantTx;
 use crate::store::conversation::{conversations, grants};
 
-/// Revokes the grant of `user_id`, or every grant of the conversation. Who had none loses none.
+/// Revokes the grant of `user_id`, or every grant of the conversation. A user without a grant is no error.
 pub async fn revoke_grants(
     app: &App,
     tx: &mut TenantTx,

@@ -1,4 +1,4 @@
-//! A conversation from a document: the same chain with new ids, all of it or none.
+//! Imports a conversation from a document: the same chain with new ids, all of it or nothing.
 
 use chrono::{DateTime, Utc};
 
@@ -15,11 +15,11 @@ use crate::store::conversation::chains::{self, NewChainSession, NewCopy};
 use crate::store::conversation::{conversations, slots};
 use crate::store::tenant::agents;
 
-/// Messages that one statement writes.
+/// Messages per statement.
 const BATCH: usize = 1000;
 
-/// Makes the conversation of a checked document, and answers its tip. Times are now, and nobody is
-/// named as having spoken: that is the service's to say, and it was not there.
+/// Creates the conversation of a checked document and returns its tip. All times are now, and no message has a
+/// sender: only the service states senders, and it did not receive these messages.
 pub async fn import(
     app: &App,
     tx: &mut TenantTx,
@@ -53,13 +53,13 @@ pub async fn import(
     if let Some(slot) = slot {
         slots::update_if_empty(tx, slot.id, first).await?;
     }
-    let ids = put_chain(tx, first, document, now).await?;
+    let ids = write_chain(tx, first, document, now).await?;
     let tip = ids.last().copied().unwrap_or(first);
     conversations::update_tip(tx, first, tip).await?;
     Ok(tip)
 }
 
-/// Whoever may write only as a person may also bring back what this service gave out.
+/// A caller who may write only user messages may still import what this service exported.
 fn check_roles(app: &App, tx: &TenantTx, access: &Access, document: &Import) -> Result<()> {
     let Some(pointer) = document
         .restricted_role_pointer
@@ -75,15 +75,15 @@ fn check_roles(app: &App, tx: &TenantTx, access: &Access, document: &Import) -> 
         Some(_) => "the document was changed since it was exported, or not exported here",
         None => "the document has no signature",
     };
-    let detail = format!("only admin and chat keys bring in what others said, and {detail}");
+    let detail = format!("only admin and chat keys import messages of other roles, and {detail}");
     Err(Error::fields(
         Code::RoleNotAllowed,
         vec![FieldError::new(pointer, detail)],
     ))
 }
 
-/// Writes links and messages. Answers the ids of the links.
-async fn put_chain(
+/// Writes links and messages. Returns the ids of the links.
+async fn write_chain(
     tx: &mut TenantTx,
     first: SessionId,
     document: &Import,
@@ -114,11 +114,12 @@ async fn put_chain(
         for copy in &link.copies {
             let from = usize::try_from(copy.from.link)
                 .ok()
-                .and_then(|place| ids.get(place).copied());
-            let lost = || Error::internal(anyhow::anyhow!("a checked copy of nothing"));
+                .and_then(|index| ids.get(index).copied());
+            let from =
+                from.ok_or_else(|| Error::internal(anyhow::anyhow!("a checked copy of nothing")))?;
             copies.push(NewCopy {
                 to: (id, copy.seq),
-                from: (from.ok_or_else(lost)?, copy.from.seq),
+                from: (from, copy.from.seq),
             });
         }
     }

@@ -1,5 +1,5 @@
-//! Session keys: finding the slot that a key names, and moving what it leads to. Whoever moves a slot
-//! holds it, and then the conversations it moves between, by id.
+//! Session keys: find the slot that a key names, and change the conversation it leads to. A change locks the slot
+//! and then both conversations, by id.
 
 use chrono::{DateTime, Utc};
 
@@ -22,7 +22,7 @@ use crate::store::conversation::{conversations, sessions, slots};
 use crate::store::people::users;
 use crate::store::tenant::agents;
 
-/// As often as a key may be led elsewhere under us before we give up.
+/// How often a merge may lead a key to another slot before the request fails.
 const ATTEMPTS: usize = 10;
 
 /// The slot that `key` names for `access`.
@@ -32,17 +32,17 @@ pub async fn find_slot(
     key: &SessionKey,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    if let Some(slot) = find_seen(tx, access, key, now).await? {
+    if let Some(slot) = find_visible(tx, access, key, now).await? {
         return Ok(slot);
     }
-    let found = match follow_merge(tx, access).await? {
-        Some(survivor) => find_seen(tx, &survivor, key, now).await?,
+    let survivor_slot = match follow_merge(tx, access).await? {
+        Some(survivor) => find_visible(tx, &survivor, key, now).await?,
         None => None,
     };
-    found.ok_or_else(session_key_not_found)
+    survivor_slot.ok_or_else(session_key_not_found)
 }
 
-async fn find_seen(
+async fn find_visible(
     tx: &mut TenantTx,
     access: &Access,
     key: &SessionKey,
@@ -55,7 +55,7 @@ async fn find_seen(
     Ok(slot.check(access).is_ok().then_some(slot))
 }
 
-/// The same, held until `tx` ends.
+/// The slot that `key` names for `access`, locked until `tx` ends.
 async fn lock_slot(
     tx: &mut TenantTx,
     access: &Access,
@@ -65,7 +65,7 @@ async fn lock_slot(
     let mut slot = find_slot(tx, access, key, now).await?;
     for _ in 0..ATTEMPTS {
         slots::lock(tx, slot.id).await?;
-        // While we waited, linking may have let the key lead to another slot.
+        // A merge may have led the key to another slot during the wait.
         let again = find_slot(tx, access, key, now).await?;
         if again.id == slot.id {
             return Ok(again);
@@ -74,11 +74,11 @@ async fn lock_slot(
     }
     Err(Error::unavailable(
         "the key",
-        anyhow::anyhow!("it is being linked and parted again and again"),
+        anyhow::anyhow!("it is being linked and unlinked again and again"),
     ))
 }
 
-/// The slot of `key`, held; made if it is new and a client may make it. Concurrent first uses make one.
+/// The locked slot of `key`. A new one is created if a client may. Concurrent first uses create one.
 pub(super) async fn obtain(
     tx: &mut TenantTx,
     access: &Access,
@@ -86,21 +86,21 @@ pub(super) async fn obtain(
     agent: Option<&str>,
     now: DateTime<Utc>,
 ) -> Result<Slot> {
-    let known = slots::find_id(tx, access, key).await?.is_some();
-    if !known && !key.is_reserved() {
-        let speaker = access.speaker.as_ref();
+    let exists = slots::find_id(tx, access, key).await?.is_some();
+    if !exists && !key.is_reserved() {
+        let sender = access.speaker.as_ref();
         let slot = NewSlot {
             id: SlotId::generate(),
             kind: SlotKind::Client,
             key: key.clone(),
             user_id: access.person,
-            identity_id: speaker.map(|speaker| speaker.id),
+            identity_id: sender.map(|sender| sender.id),
             agent: agent_for(tx, agent, None).await?,
         };
         if let Some(user_id) = access.person {
             users::lock_shared(tx, user_id).await?;
         }
-        // Lost or won: afterwards the name is there.
+        // Won or lost, the name exists afterwards.
         slots::insert(tx, access.namespace, &slot, now).await?;
     }
     lock_slot(tx, access, key, now).await
@@ -116,8 +116,8 @@ fn check_generation(slot: &Slot, expected: Option<i64>) -> Result<()> {
     }
 }
 
-/// Begins anew: a fresh session becomes the current one. What it had stays, and is ended unless another
-/// slot leads there.
+/// Resets a key: a fresh session becomes the current one. The previous one is ended, unless it is current in
+/// another slot.
 pub async fn reset(
     tx: &mut TenantTx,
     access: &Access,
@@ -131,7 +131,7 @@ pub async fn reset(
     slots::get(tx, access, slot.id, now).await
 }
 
-/// Replaces what a held slot leads to with a fresh conversation.
+/// Replaces the conversation of a locked slot with a fresh one.
 async fn rotate(
     tx: &mut TenantTx,
     access: &Access,
@@ -162,7 +162,7 @@ async fn rotate(
     Ok(id)
 }
 
-/// Makes `session` the current one of `key`, and opens it again if it had ended.
+/// Makes `session` the current one of `key`, and reopens it if it had ended.
 pub async fn switch(
     tx: &mut TenantTx,
     access: &Access,
@@ -179,7 +179,7 @@ pub async fn switch(
         return Err(Error::new(Code::AgentMismatch, detail));
     }
     if target.owner.user_id != slot.user_id {
-        let detail = "the session and the key do not belong to the same person";
+        let detail = "the session and the key do not belong to the same user";
         return Err(Error::new(Code::SessionKeyMismatch, detail));
     }
     let to = target.name.conversation_id;
@@ -194,8 +194,8 @@ pub async fn switch(
     let mut both: Vec<SessionId> = from.into_iter().chain([to]).collect();
     both.sort_unstable();
     for id in both {
-        let there = conversations::lock(tx, id).await?.is_some();
-        if id == to && !there {
+        let exists = conversations::lock(tx, id).await?.is_some();
+        if id == to && !exists {
             return Err(session_not_found());
         }
     }
@@ -208,28 +208,28 @@ pub async fn switch(
     slots::get(tx, access, slot.id, now).await
 }
 
-/// How a message comes to a key.
+/// How a message arrives at a key.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival<'a> {
     pub platform: Option<&'a PlatformScope>,
     pub chat_type: Option<ChatType>,
-    /// Only what a person says can find its conversation too old.
-    pub by_person: bool,
+    /// Only a user's message can trigger the reset policy.
+    pub by_user: bool,
 }
 
-/// What a key chose for a message.
+/// The session that a key selects for a message.
 #[derive(Debug)]
-pub struct Chosen {
+pub struct SessionChoice {
     pub slot: Slot,
-    /// A link of the chosen conversation; its tip takes the message.
+    /// A link of the selected conversation. Its tip gets the message.
     pub session_id: SessionId,
     pub created: bool,
-    /// Why it began anew, and the session that was the current one.
+    /// Why the session was reset, and the session that was the current one.
     pub reset: Option<(ResetReason, SessionHandle)>,
 }
 
-/// The session that a message goes to when only a key is named: the current one, unless the agent's
-/// reset policy finds it too old; made if the key is new.
+/// The session of a message that names only a key: the current one, unless the agent's reset policy replaces it.
+/// A new key gets a new session.
 pub async fn choose_current(
     tx: &mut TenantTx,
     access: &Access,
@@ -237,48 +237,48 @@ pub async fn choose_current(
     agent: Option<&str>,
     arrival: Arrival<'_>,
     now: DateTime<Utc>,
-) -> Result<Chosen> {
+) -> Result<SessionChoice> {
     let slot = obtain(tx, access, key, agent, now).await?;
     agent_for(tx, agent, Some(&slot)).await?;
-    choose_of(tx, access, slot, arrival, now).await
+    choose_session(tx, access, slot, arrival, now).await
 }
 
-/// The same for a slot that the service built, which is held from here on.
+/// The same for a slot that the service built. The slot is locked from here on.
 pub async fn choose_in_slot(
     tx: &mut TenantTx,
     access: &Access,
     slot_id: SlotId,
     arrival: Arrival<'_>,
     now: DateTime<Utc>,
-) -> Result<Chosen> {
+) -> Result<SessionChoice> {
     slots::lock(tx, slot_id).await?;
     let slot = slots::get(tx, access, slot_id, now).await?;
-    choose_of(tx, access, slot, arrival, now).await
+    choose_session(tx, access, slot, arrival, now).await
 }
 
-async fn choose_of(
+async fn choose_session(
     tx: &mut TenantTx,
     access: &Access,
     slot: Slot,
     arrival: Arrival<'_>,
     now: DateTime<Utc>,
-) -> Result<Chosen> {
+) -> Result<SessionChoice> {
     let Some(current) = slot.current.clone() else {
-        let session_id = first(tx, access, &slot, now).await?;
-        return Ok(Chosen {
+        let session_id = create_first(tx, access, &slot, now).await?;
+        return Ok(SessionChoice {
             slot,
             session_id,
             created: true,
             reset: None,
         });
     };
-    let reason = if arrival.by_person {
-        judge_slot(tx, access, &slot, current.session_id, arrival, now).await?
+    let reason = if arrival.by_user {
+        due_reset_of(tx, access, &slot, current.session_id, arrival, now).await?
     } else {
         None
     };
     let Some(reason) = reason else {
-        return Ok(Chosen {
+        return Ok(SessionChoice {
             slot,
             session_id: current.session_id,
             created: false,
@@ -290,7 +290,7 @@ async fn choose_of(
         id: current.session_id,
         name: current.name,
     };
-    Ok(Chosen {
+    Ok(SessionChoice {
         slot,
         session_id,
         created: true,
@@ -299,7 +299,7 @@ async fn choose_of(
 }
 
 /// The first conversation of a slot, or the next one after its current one was deleted.
-async fn first(
+async fn create_first(
     tx: &mut TenantTx,
     access: &Access,
     slot: &Slot,
@@ -320,8 +320,8 @@ async fn first(
     Ok(id)
 }
 
-/// Whether the agent's policy finds what the slot leads to too old. An empty session is never too old.
-async fn judge_slot(
+/// The reset that the agent's policy requires for the slot's session. An empty session is never reset.
+async fn due_reset_of(
     tx: &mut TenantTx,
     access: &Access,
     slot: &Slot,

@@ -1,6 +1,6 @@
-//! Use cases of conversations: making them, speaking in them, compressing, parting and ending them. Each
-//! runs in one transaction of the caller's and leaves the commit to it. Locks are taken in one order:
-//! slots, conversation, sessions from the older link to the newer.
+//! Use cases of conversations: create, append, compress, branch, reset, export, delete. All functions are steps:
+//! they take `&mut TenantTx` and never commit. Locks are acquired in one order: slots, conversation, sessions from
+//! the older link to the newer.
 
 use chrono::{DateTime, Utc};
 
@@ -31,30 +31,30 @@ mod import;
 mod keys;
 pub mod retention;
 
-pub use append::{Appended, append};
+pub use append::{AppendResult, append};
 pub use branch::{Branch, branch};
 pub use calls::close_calls;
-pub use compress::{Compress, Compressed, compress, uncompress};
+pub use compress::{Compress, CompressionResult, compress, uncompress};
 pub use create::{NewSession, create};
-pub use delete::{ERASE_JOB, delete, delete_held, delete_quietly};
-pub use export::{Export, FIRST_PAGE, export, export_quietly, next_page};
+pub use delete::{ERASE_JOB, delete, delete_locked, delete_unaudited};
+pub use export::{Export, FIRST_PAGE, export, export_unaudited, next_page};
 pub use grants::revoke_grants;
 pub use import::import;
-pub use keys::{Arrival, Chosen, choose_current, choose_in_slot, find_slot, reset, switch};
+pub use keys::{Arrival, SessionChoice, choose_current, choose_in_slot, find_slot, reset, switch};
 
-/// The tip of the chain that `session` is a link of, if `access` may do with it what it needs.
+/// The tip of the chain of the link `session`, if `access` has the permission.
 pub async fn find(
     tx: &mut TenantTx,
     access: &Access,
     session: &SessionRef,
-    need: Permission,
+    permission: Permission,
     now: DateTime<Utc>,
 ) -> Result<Tip> {
-    let found = find_as(tx, access, session, need, now).await;
+    let found = find_as(tx, access, session, permission, now).await;
     match found {
         Err(error) if error.code == Code::SessionNotFound => {
             match follow_merge(tx, access).await? {
-                Some(survivor) => find_as(tx, &survivor, session, need, now).await,
+                Some(survivor) => find_as(tx, &survivor, session, permission, now).await,
                 None => Err(error),
             }
         }
@@ -66,18 +66,18 @@ async fn find_as(
     tx: &mut TenantTx,
     access: &Access,
     session: &SessionRef,
-    need: Permission,
+    permission: Permission,
     now: DateTime<Utc>,
 ) -> Result<Tip> {
     let tip = tips::find(tx, access, session, now)
         .await?
         .ok_or_else(session_not_found)?;
-    tip.owner.check(access, need)?;
+    tip.owner.check(access, permission)?;
     Ok(tip)
 }
 
-/// The viewer as the person they were merged into since their credential was judged, if that happened.
-/// A link that commits in that moment must not make their own things look like someone else's.
+/// The access as the user it was merged into since the credential was checked, if a merge happened. A merge that
+/// commits in that moment must not hide a user's own sessions.
 async fn follow_merge(tx: &mut TenantTx, access: &Access) -> Result<Option<Access>> {
     let Visibility::Person(before) = access.reach else {
         return Ok(None);
@@ -86,8 +86,8 @@ async fn follow_merge(tx: &mut TenantTx, access: &Access) -> Result<Option<Acces
     Ok(survivor.map(|survivor| access.merged_into(survivor)))
 }
 
-/// Tells the audit that someone who is not the person reads what was said to them: one entry a minute for an actor
-/// and a conversation on a node, because entries of a tenant are written one after the other.
+/// Audits that an admin reads a user's conversation: one entry a minute for an actor and a conversation on a node,
+/// because entries of a tenant are written one after the other.
 pub async fn audit_read(
     app: &App,
     tx: &mut TenantTx,
@@ -100,14 +100,14 @@ pub async fn audit_read(
     if app.recent_reads.contains(&read, now) {
         return Ok(());
     }
-    note_export(app, tx, actor, access, tip).await?;
+    audit_export(app, tx, actor, access, tip).await?;
     let recent = app.recent_reads.clone();
     tx.after_commit(move || recent.note(read, now));
     Ok(())
 }
 
-/// The same for who takes a copy of all of it: each is an entry.
-async fn note_export(
+/// Audits an export: each one has an entry.
+async fn audit_export(
     app: &App,
     tx: &mut TenantTx,
     actor: &str,
@@ -122,7 +122,7 @@ async fn note_export(
     audit::append(&app.keyring, tx, entry, app.clock.now()).await
 }
 
-/// Makes a conversation with its first session, and lets its slot know it.
+/// Creates a conversation with its first session, and adds it to its slot.
 async fn insert(
     tx: &mut TenantTx,
     conversation: &NewConversation,
@@ -144,7 +144,7 @@ async fn insert(
     Ok(conversation.id)
 }
 
-/// The agent of a new session: the one that is named, which must exist and be the slot's.
+/// The agent of a new session. A named agent must exist and be the slot's.
 async fn agent_for(tx: &mut TenantTx, named: Option<&str>, slot: Option<&Slot>) -> Result<String> {
     let of_slot = slot.map(|slot| slot.agent.as_str());
     if let (Some(named), Some(of_slot)) = (named, of_slot)

@@ -1,10 +1,10 @@
-//! Retention: a sweep passes over all conversations of a tenant and deletes those in which nobody wrote
-//! for too long. A step is one batch in one transaction, with how far it came, so that whoever takes the
-//! next one neither repeats nor leaves out any.
+//! Retention: a sweep passes over all conversations of a tenant and deletes those that were idle for too long. A
+//! step is one batch in one transaction and stores its progress, so that the next one neither repeats nor skips
+//! a conversation, on whichever node it runs.
 
 use chrono::{DateTime, Utc};
 
-use super::delete::delete_held;
+use super::delete::delete_locked;
 use crate::app::App;
 use crate::audit;
 use crate::domain::tenant::audit::{Action, Detail, Entry};
@@ -18,7 +18,7 @@ use crate::store::tenant::tenants;
 
 /// The job that sweeps.
 pub const SWEEP_JOB: &str = "sweep_conversations";
-/// Who a sweep's entry in the audit names.
+/// The actor of a sweep's audit entry.
 const ACTOR: &str = "retention";
 
 /// Plans that job for now.
@@ -26,13 +26,13 @@ pub async fn plan(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<()> {
     jobs::insert(tx, SWEEP_JOB, now).await
 }
 
-/// What a tenant keeps, and how far its sweep is.
+/// A tenant's retention, and the progress of its sweep.
 #[derive(Debug)]
 pub struct Overview {
     pub conversations_days: Option<u32>,
-    /// What was last written to before this is old now.
+    /// Conversations that were idle since before this time are too old.
     pub cutoff: Option<DateTime<Utc>>,
-    /// The one that runs, or the last one.
+    /// The running sweep, or the last one.
     pub sweep: Option<Sweep>,
 }
 
@@ -58,18 +58,18 @@ pub async fn sweep_now(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<Overview
 
 /// What a sweep would delete now.
 #[derive(Debug)]
-pub struct Rehearsal {
+pub struct SweepPreview {
     pub conversations_days: u32,
     pub cutoff: DateTime<Utc>,
     pub old: OldCounts,
 }
 
 /// Counts what a sweep would delete now, with the given days or the tenant's.
-pub async fn rehearse(
+pub async fn preview(
     tx: &mut TenantTx,
     days: Option<u32>,
     now: DateTime<Utc>,
-) -> Result<Rehearsal> {
+) -> Result<SweepPreview> {
     let wrong = days.and_then(|days| check_days(days, "/conversations_days"));
     Error::check(wrong.into_iter().collect())?;
     let days = match days {
@@ -80,7 +80,7 @@ pub async fn rehearse(
             .ok_or_else(not_set)?,
     };
     let cutoff = cutoff(now, days);
-    Ok(Rehearsal {
+    Ok(SweepPreview {
         conversations_days: days,
         cutoff,
         old: retention::count_old(tx, cutoff).await?,
@@ -92,11 +92,10 @@ fn not_set() -> Error {
     Error::new(Code::RetentionNotSet, detail)
 }
 
-/// Goes on with the sweep that runs, or begins one, and answers when it started. `None` if the tenant
-/// keeps everything.
+/// Continues the running sweep or starts one, and returns its start time. `None` if the tenant keeps everything.
 pub async fn begin(app: &App, tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
     let days = retention::lock_days(tx).await?;
-    if let Some(running) = hold_running(app, tx, days).await? {
+    if let Some(running) = lock_running(app, tx, days).await? {
         return Ok(Some(running.started_at));
     }
     let Some(days) = days else {
@@ -104,20 +103,20 @@ pub async fn begin(app: &App, tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>
     };
     let now = app.clock.now();
     retention::upsert_sweep(tx, cutoff(now, days), now).await?;
-    let begun = retention::find_sweep(tx).await?;
-    Ok(begun.map(|sweep| sweep.started_at))
+    let started = retention::find_sweep(tx).await?;
+    Ok(started.map(|sweep| sweep.started_at))
 }
 
-/// How a sweep stands after a step.
+/// The state of a sweep after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    Going,
+    Running,
     Finished,
-    /// The tenant now keeps things for longer, or another node has ended the sweep: begin anew.
-    Overtaken,
+    /// The tenant now keeps conversations for longer, or another node ended the sweep: start again.
+    Restart,
 }
 
-/// Takes the next step of the sweep that started at `started_at`: looks at up to `batch` conversations.
+/// Runs the next step of the sweep that started at `started_at`: it examines up to `batch` conversations.
 pub async fn step(
     app: &App,
     tx: &mut TenantTx,
@@ -125,29 +124,29 @@ pub async fn step(
     batch: i64,
 ) -> Result<Progress> {
     let days = retention::lock_days(tx).await?;
-    let running = hold_running(app, tx, days).await?;
+    let running = lock_running(app, tx, days).await?;
     let Some(mut sweep) = running.filter(|sweep| sweep.started_at == started_at) else {
-        return Ok(Progress::Overtaken);
+        return Ok(Progress::Restart);
     };
-    let seen = retention::list_conversations(tx, sweep.reached, sweep.cutoff, batch).await?;
-    let old: Vec<SessionId> = seen
+    let examined = retention::list_conversations(tx, sweep.reached, sweep.cutoff, batch).await?;
+    let old: Vec<SessionId> = examined
         .iter()
         .filter(|(_, old)| *old)
         .map(|(id, _)| *id)
         .collect();
     sweep.deleted += delete_old(app, tx, &old, sweep.cutoff).await?;
-    sweep.examined += seen.len() as i64;
-    sweep.reached = seen.last().map(|(id, _)| *id).or(sweep.reached);
-    if (seen.len() as i64) < batch {
+    sweep.examined += examined.len() as i64;
+    sweep.reached = examined.last().map(|(id, _)| *id).or(sweep.reached);
+    if (examined.len() as i64) < batch {
         finish(app, tx, sweep).await?;
         return Ok(Progress::Finished);
     }
     retention::update_sweep(tx, &sweep).await?;
-    Ok(Progress::Going)
+    Ok(Progress::Running)
 }
 
-/// The sweep that runs, held until `tx` ends. One that would delete what the tenant now keeps ends here.
-async fn hold_running(app: &App, tx: &mut TenantTx, days: Option<u32>) -> Result<Option<Sweep>> {
+/// Locks the running sweep until `tx` ends. A sweep that would delete what the tenant now keeps ends here.
+async fn lock_running(app: &App, tx: &mut TenantTx, days: Option<u32>) -> Result<Option<Sweep>> {
     match retention::lock_running(tx).await? {
         Some(running) if !running.conforms_to(days) => {
             finish(app, tx, running).await?;
@@ -157,8 +156,7 @@ async fn hold_running(app: &App, tx: &mut TenantTx, days: Option<u32>) -> Result
     }
 }
 
-/// Deletes those of `ids` that are still old and that nobody is using. The next sweep looks at the
-/// others again.
+/// Deletes those of `ids` that are still too old and not in use. The next sweep examines the others again.
 async fn delete_old(
     app: &App,
     tx: &mut TenantTx,
@@ -169,13 +167,13 @@ async fn delete_old(
         return Ok(0);
     }
     let mut old = retention::lock_old(tx, ids, cutoff).await?;
-    let held: Vec<SessionId> = old.iter().map(|name| name.conversation_id).collect();
-    let in_use = retention::lock_slots(tx, &held).await?;
+    let locked: Vec<SessionId> = old.iter().map(|name| name.conversation_id).collect();
+    let in_use = retention::lock_slots(tx, &locked).await?;
     old.retain(|name| !in_use.contains(&name.conversation_id));
-    Ok(delete_held(tx, &old, app.clock.now()).await? as i64)
+    Ok(delete_locked(tx, &old, app.clock.now()).await? as i64)
 }
 
-/// Ends a held sweep. One entry tells of all that it deleted.
+/// Ends a locked sweep. One audit entry covers all deletions.
 async fn finish(app: &App, tx: &mut TenantTx, sweep: Sweep) -> Result<()> {
     let now = app.clock.now();
     let finished_at = Some(now);

@@ -1,4 +1,4 @@
-//! The credentials of open streams and long polls: each is checked once for all who use it on this node.
+//! The credentials of open streams and long polls: each is checked once for all its streams on this node.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -22,13 +22,13 @@ pub struct CheckedCredential {
 }
 
 impl Credentials {
-    /// A credential that was just accepted.
+    /// Adds a credential that was just accepted.
     pub fn open(&self, presented: &Presented) -> Arc<CheckedCredential> {
         // Before the guard, so that it is dropped after it: the last one to drop a credential takes the lock.
-        let known;
+        let existing;
         let mut open = lock(&self.open);
-        known = open.get(presented).and_then(Weak::upgrade);
-        if let Some(credential) = &known
+        existing = open.get(presented).and_then(Weak::upgrade);
+        if let Some(credential) = &existing
             && !credential.verdict.is_refused()
         {
             return credential.clone();
@@ -49,7 +49,7 @@ impl Credentials {
             .filter_map(Weak::upgrade)
             .collect();
         for credentials in open.chunks(BATCH) {
-            // Whoever reads meanwhile asks again.
+            // A stream that reads meanwhile checks again.
             let _busy = check(verifiers, credentials).await;
         }
     }
@@ -64,13 +64,13 @@ impl CheckedCredential {
         self.verdict.refused().await;
     }
 
-    /// Fails when it is not accepted now, however fresh the last verdict is.
+    /// Fails if the credential is not accepted now, however fresh the last verdict is.
     pub async fn check_now(self: &Arc<Self>, verifiers: &Verifiers) -> Result<()> {
         let checked = check(verifiers, std::slice::from_ref(self)).await;
         self.read().and(checked)
     }
 
-    /// Fails when it is no longer accepted. Looks only if nobody has for a while.
+    /// Fails if the credential is no longer accepted. Checks only if the last verdict is stale.
     pub async fn check(self: &Arc<Self>, verifiers: &Verifiers) -> Result<()> {
         if self.verdict.is_fresh() {
             return self.read();

@@ -1,6 +1,6 @@
-//! What the open streams of a node share: one reader for each conversation, one check for each reader's
-//! right and one for each credential. An idle stream costs no transaction of its own. Nothing here is the
-//! truth: events are read, and rights are checked, in Postgres.
+//! The shared state of a node's open streams: one reader for each conversation, one check for each reader's right
+//! and one for each credential. An idle stream costs no transaction of its own. Postgres alone decides: events are
+//! read, and rights are checked, there.
 
 mod credentials;
 mod rights;
@@ -19,15 +19,14 @@ use tokio::time::Instant;
 
 use crate::error::{Code, Error, Result};
 
-/// A verdict that is older is made again by the stream itself. Streams end within five seconds after their
-/// reader lost its right.
-pub const FRESH: Duration = Duration::from_secs(3);
+/// A stream renews an older verdict itself. Streams end within five seconds after their reader lost the right.
+pub const VERDICT_TTL: Duration = Duration::from_secs(3);
 /// How often the verdicts of all open streams are renewed together.
-pub const RENEWED: Duration = Duration::from_secs(2);
-/// How many conversations or rights one statement looks at.
+pub const RECHECK_EVERY: Duration = Duration::from_secs(2);
+/// Conversations or rights per statement.
 const BATCH: usize = 500;
 
-/// What the streams of one node share.
+/// The shared state of one node's streams.
 #[derive(Default)]
 pub struct Streams {
     pub tails: Tails,
@@ -35,22 +34,22 @@ pub struct Streams {
     pub credentials: Credentials,
 }
 
-/// What was found at the last check, and when; whoever holds one hears of a refusal at once.
+/// The result of the last check and its time. Every holder is notified of a refusal at once.
 struct Verdict {
     state: watch::Sender<State>,
 }
 
 #[derive(Debug, Clone)]
 struct State {
-    /// When the check that found this began: it saw everything that was committed before.
+    /// When the check with this result began: it saw everything that was committed before.
     checked_at: Option<Instant>,
-    /// When somebody last tried: while the database is away, the last verdict stands.
+    /// The time of the last attempt: during an outage of the database, the last verdict stands.
     tried_at: Instant,
     refused: Option<(Code, String)>,
 }
 
 impl Verdict {
-    /// Of somebody who was just let in.
+    /// The verdict for a reader that was just accepted.
     fn new() -> Self {
         let state = State {
             checked_at: None,
@@ -73,9 +72,9 @@ impl Verdict {
         }
     }
 
-    /// Whether somebody tried less than `FRESH` ago.
+    /// Whether the last attempt is more recent than `VERDICT_TTL`.
     fn is_fresh(&self) -> bool {
-        self.state.borrow().tried_at.elapsed() < FRESH
+        self.state.borrow().tried_at.elapsed() < VERDICT_TTL
     }
 
     fn is_checked_since(&self, since: Instant) -> bool {
@@ -83,12 +82,12 @@ impl Verdict {
         checked_at.is_some_and(|checked_at| checked_at >= since)
     }
 
-    /// A refusal stands: whoever has lost a right does not read on because it came back.
+    /// A refusal is final: a reader that lost a right does not read on when it comes back.
     fn set(&self, began: Instant, found: Result<()>) {
         self.state.send_if_modified(|state| {
             let refused = match found {
                 Ok(()) => None,
-                // Nobody could ask: the verdict grows old, and its readers wait.
+                // No check was possible: the verdict gets stale, and its readers wait.
                 Err(error) if error.code == Code::Busy => return false,
                 Err(error) if error.is_outage() => {
                     state.tried_at = began;
@@ -105,10 +104,10 @@ impl Verdict {
         });
     }
 
-    /// Waits until it is a refusal.
+    /// Waits for a refusal.
     async fn refused(&self) {
         let mut state = self.state.subscribe();
-        // The sender lives as long as this.
+        // `self` holds the sender, so the wait never ends by its drop.
         let refused = state.wait_for(|state| state.refused.is_some());
         drop(refused.await);
     }
@@ -129,13 +128,13 @@ mod tests {
         let away = || Error::unavailable("the database", anyhow::anyhow!("gone"));
         assert!(verdict.is_fresh() && verdict.read().is_ok());
         assert!(!verdict.is_checked_since(opened));
-        verdict.set(opened - FRESH, Err(away()));
+        verdict.set(opened - VERDICT_TTL, Err(away()));
         assert!(!verdict.is_fresh());
         verdict.set(opened, Err(away()));
         assert!(verdict.is_fresh() && verdict.read().is_ok());
         assert!(!verdict.is_checked_since(opened));
         let verdict = Verdict::new();
-        verdict.set(opened - FRESH, Err(away()));
+        verdict.set(opened - VERDICT_TTL, Err(away()));
         verdict.set(opened, Err(Error::busy("the tenant is busy")));
         assert!(!verdict.is_fresh() && verdict.read().is_ok());
         verdict.set(opened, Err(Error::not_found("session")));

@@ -1,5 +1,4 @@
-//! The rights of those who read: checked once for each reader and conversation on this node, many in one
-//! statement.
+//! The rights of readers: checked once for each reader and conversation on this node, many in one statement.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -17,11 +16,11 @@ use crate::ids::{IdentityId, SessionId, SlotId, TenantId, UserId};
 use crate::store::Db;
 use crate::store::people::stream_rights::{self, ReaderRights, RightsQuery};
 
-/// Who reads what. Two streams with equal ones have one right.
+/// A reader and a conversation. Two streams with equal subjects share one right.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Subject {
     tenant_id: TenantId,
-    /// None of a call without a session: only the identity must still be the user's.
+    /// `None` for a call without a session: then only the identity must still be the user's.
     conversation_id: Option<SessionId>,
     reach: Visibility,
     /// The identity that must still be the user's.
@@ -45,7 +44,7 @@ impl Subject {
         }
     }
 
-    /// Only as long as this slot leads to the conversation.
+    /// Limits the right to the time in which this slot leads to the conversation.
     pub fn through(self, slot_id: Option<SlotId>) -> Self {
         Self { slot_id, ..self }
     }
@@ -77,7 +76,7 @@ impl Subject {
             granted: found.granted,
         };
         let checked = owner.check_reach(self.reach, Permission::Participate);
-        // Whoever was merged into another reads on as that one.
+        // A user who was merged into another reads on as the survivor.
         let checked = match (checked, found.survivor_id) {
             (Err(_), Some(survivor)) => {
                 owner.granted = found.survivor_granted;
@@ -101,7 +100,7 @@ pub struct Rights {
     queues: Mutex<HashMap<TenantId, Weak<Queue>>>,
 }
 
-/// A tenant's rights that are to be checked at once: who comes while a check runs is in the next one.
+/// A tenant's rights that wait for one check: a right that arrives during a check is in the next one.
 #[derive(Default)]
 struct Queue {
     checking: tokio::sync::Mutex<()>,
@@ -116,15 +115,15 @@ pub struct Right {
 }
 
 impl Rights {
-    /// The right of somebody who was just let in.
+    /// Adds the right of a reader that was just accepted.
     pub fn open(&self, subject: Subject) -> Arc<Right> {
         let queue = self.queue(subject.tenant_id);
         // Before the guard, so that it is dropped after it: the last one to drop a right takes the lock.
-        let known;
+        let existing;
         let mut open = lock(&self.open);
-        known = open.get(&subject).and_then(Weak::upgrade);
-        if let Some(right) = &known
-            // One that was lost and has come back is another.
+        existing = open.get(&subject).and_then(Weak::upgrade);
+        if let Some(right) = &existing
+            // A refused right that came back is a new one.
             && !right.verdict.is_refused()
         {
             return right.clone();
@@ -150,7 +149,7 @@ impl Rights {
         queue
     }
 
-    /// Checks all of them. A tenant whose check fails keeps nobody else's waiting.
+    /// Checks all of them. A tenant whose check fails does not delay the others.
     pub async fn renew(&self, db: &Db, now: DateTime<Utc>) -> Result<()> {
         let mut open: Vec<Arc<Right>> = lock(&self.open)
             .values()
@@ -181,7 +180,7 @@ impl Right {
         self.verdict.refused().await;
     }
 
-    /// Fails if a check that began after `since` refuses. While the database is away the last one stands.
+    /// Fails if a check that began after `since` refuses. During an outage of the database the last verdict stands.
     pub async fn check_since(
         self: &Arc<Self>,
         db: &Db,
@@ -193,7 +192,7 @@ impl Right {
             let _checking = self.queue.checking.lock().await;
             if !self.verdict.is_checked_since(since) {
                 let mut waiting = std::mem::take(&mut *lock(&self.queue.waiting));
-                // Whoever took it may have left in the middle.
+                // The task that took the queue may have been dropped in the middle.
                 if !waiting.iter().any(|right| Arc::ptr_eq(right, self)) {
                     waiting.push(self.clone());
                 }
@@ -233,12 +232,12 @@ async fn check(db: &Db, rights: &[Arc<Right>], now: DateTime<Utc>) -> Result<()>
             Ok(())
         }
         Err(error) => {
-            // While the tenant is busy the verdicts grow old instead: only an outage lets the last one stand.
+            // While the tenant is busy the verdicts get stale instead: only an outage lets the last one stand.
             if error.code != Code::Busy {
                 for right in rights {
-                    let away = anyhow::anyhow!("it does not answer");
-                    let away = Error::unavailable("the database", away);
-                    right.verdict.set(began, Err(away));
+                    let outage = anyhow::anyhow!("it does not answer");
+                    let outage = Error::unavailable("the database", outage);
+                    right.verdict.set(began, Err(outage));
                 }
             }
             Err(error)
@@ -252,7 +251,7 @@ async fn find(
     rights: &[Arc<Right>],
     now: DateTime<Utc>,
 ) -> Result<Vec<ReaderRights>> {
-    let asked: Vec<RightsQuery> = rights
+    let queries: Vec<RightsQuery> = rights
         .iter()
         .map(|right| RightsQuery {
             conversation_id: right.subject.conversation_id,
@@ -262,7 +261,7 @@ async fn find(
         })
         .collect();
     let mut tx = ServiceCaller::for_tenant(tenant_id).begin(db).await?;
-    let found = stream_rights::list(&mut tx, &asked, now).await?;
+    let found = stream_rights::list(&mut tx, &queries, now).await?;
     tx.commit().await?;
     Ok(found)
 }

@@ -1,5 +1,5 @@
-//! The end of a conversation's events, read once for all who follow it on this node. Whoever is further
-//! behind than what is kept here reads by itself.
+//! The end of a conversation's events, read once for all its followers on this node. A follower that is behind the
+//! kept events reads from the database itself.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
@@ -15,17 +15,17 @@ use crate::notifications::{Changes, Notifications, Subscription};
 use crate::store::Db;
 use crate::store::turn::events;
 
-/// Events that are read at once.
+/// Events per read.
 pub const MAX_BATCH: i64 = 100;
-/// What is kept for those who have not taken it yet. Slower ones read by themselves.
+/// The events that are kept for followers. Slower ones read from the database.
 const MAX_KEPT: usize = 200;
 const MAX_KEPT_BYTES: usize = 256 * 1024;
-/// Whoever follows has taken it by then, or is slow.
+/// A follower has read the events by then, or is slow.
 const KEPT_FOR: std::time::Duration = std::time::Duration::from_secs(5);
 
 type Name = (TenantId, SessionId);
 
-/// All that is followed on this node.
+/// The followed conversations of this node.
 #[derive(Default)]
 pub struct Tails {
     open: Arc<Mutex<HashMap<Name, Weak<Tail>>>>,
@@ -37,31 +37,31 @@ pub struct Tail {
     pub conversation_id: SessionId,
     subscription: Subscription,
     window: Mutex<Window>,
-    /// Held by the one who reads for all.
+    /// Held by the follower that reads for all.
     reading: tokio::sync::Mutex<()>,
-    /// The turns that are followed here, by how many, and whether they are known to have ended.
+    /// The followed turns: how many followers each has, and whether it is found to have ended.
     turns: Mutex<HashMap<TurnId, (usize, bool)>>,
 }
 
 /// The events after `floor` and up to `head`.
 struct Window {
     floor: i64,
-    /// `None` until somebody has read to the end.
+    /// `None` until a follower has read to the end.
     head: Option<i64>,
     kept: VecDeque<Arc<Event>>,
     bytes: usize,
-    /// The news that the last reading covers.
+    /// The version of the notifications that the last read covers.
     version: u64,
     read_at: Instant,
-    /// How often there was news and no event.
+    /// How often a notification came without an event.
     empty_reads: u64,
 }
 
-/// What there is after a place.
+/// The events after a position.
 pub enum Read {
-    /// With when they were read: a right that was checked later covers them.
+    /// With the time of the read: a right that was checked later covers them.
     Events(Vec<Arc<Event>>, Instant),
-    /// What follows the place is not kept.
+    /// The events after the position are not kept.
     Behind,
     Nothing,
 }
@@ -108,36 +108,36 @@ impl Tails {
             .collect()
     }
 
-    /// Wakes those who follow a conversation in which there is more than was read. `only`: of these.
-    pub async fn find_news(&self, db: &Db, only: Option<&HashSet<SessionId>>) -> Result<()> {
+    /// Wakes the followers of conversations with unread events; with `only`, of these conversations.
+    pub async fn wake_missed(&self, db: &Db, only: Option<&HashSet<SessionId>>) -> Result<()> {
         let mut tails = self.list();
         if let Some(only) = only {
             tails.retain(|tail| only.contains(&tail.conversation_id));
         }
         let mut outcome = Ok(());
         for tails in batches(&mut tails) {
-            if let Err(error) = find_news_of(db, tails).await {
+            if let Err(error) = wake_missed_of(db, tails).await {
                 outcome = Err(error);
             }
         }
         outcome
     }
 
-    /// Wakes those who follow a turn that was ended without an event.
-    pub async fn find_ended_turns(&self, db: &Db) -> Result<()> {
+    /// Wakes the followers of turns that ended without an event.
+    pub async fn wake_ended_turns(&self, db: &Db) -> Result<()> {
         let mut tails = self.list();
         tails.retain(|tail| !lock(&tail.turns).is_empty());
         let mut outcome = Ok(());
         for tails in batches(&mut tails) {
-            if let Err(error) = find_ended_of(db, tails).await {
+            if let Err(error) = wake_ended_of(db, tails).await {
                 outcome = Err(error);
             }
         }
         outcome
     }
 
-    /// Drops what everybody who keeps up has taken.
-    pub fn forget_taken(&self) {
+    /// Drops the events that every follower in time has read.
+    pub fn drop_read_events(&self) {
         for tail in self.list() {
             let mut window = lock(&tail.window);
             if window.read_at.elapsed() >= KEPT_FOR && !window.kept.is_empty() {
@@ -149,7 +149,7 @@ impl Tails {
     }
 }
 
-/// Tails of one tenant each, so many that one statement can look at them.
+/// Tails of one tenant each, at most as many as one statement can check.
 fn batches(tails: &mut [Arc<Tail>]) -> impl Iterator<Item = &[Arc<Tail>]> {
     tails.sort_by_key(|tail| tail.tenant_id);
     tails
@@ -157,7 +157,7 @@ fn batches(tails: &mut [Arc<Tail>]) -> impl Iterator<Item = &[Arc<Tail>]> {
         .flat_map(|tails| tails.chunks(BATCH))
 }
 
-async fn find_news_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
+async fn wake_missed_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
     let Some(first) = tails.first() else {
         return Ok(());
     };
@@ -169,7 +169,7 @@ async fn find_news_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
     for tail in tails {
         let head = lock(&tail.window).head;
         let last = last.get(&tail.conversation_id);
-        // One that is gone is noticed by who checks the rights of its readers.
+        // The check of its readers' rights notices a deleted conversation.
         if last.is_some_and(|last| head.is_none_or(|head| *last > head)) {
             tail.subscription.wake();
         }
@@ -177,7 +177,7 @@ async fn find_news_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
     Ok(())
 }
 
-async fn find_ended_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
+async fn wake_ended_of(db: &Db, tails: &[Arc<Tail>]) -> Result<()> {
     let Some(first) = tails.first() else {
         return Ok(());
     };
@@ -209,7 +209,7 @@ impl Tail {
         self.subscription.changes()
     }
 
-    /// To be asked before a reading, and given to `begin_at`.
+    /// To be read before the events, and passed to `begin_at`.
     pub fn version(&self) -> u64 {
         self.subscription.version()
     }
@@ -228,28 +228,28 @@ impl Tail {
         }
     }
 
-    /// Whether the turn is known to have ended, although no event may say so.
+    /// Whether the turn is found to have ended, even if no event says so.
     pub fn has_ended(&self, turn_id: TurnId) -> bool {
         lock(&self.turns).get(&turn_id).is_some_and(|turn| turn.1)
     }
 
-    /// Somebody has read everything up to `place` by itself; `version` is from before.
-    pub fn begin_at(&self, place: i64, version: u64) {
+    /// A follower has read everything up to `position` from the database; `version` is from before that read.
+    pub fn begin_at(&self, position: i64, version: u64) {
         let mut window = lock(&self.window);
         if window.head.is_none() {
-            window.floor = place;
-            window.head = Some(place);
+            window.floor = position;
+            window.head = Some(position);
             window.version = version;
         }
     }
 
-    /// What is kept after `place`.
-    pub fn after(&self, place: i64) -> Read {
+    /// The kept events after `position`.
+    pub fn after(&self, position: i64) -> Read {
         let window = lock(&self.window);
-        if window.head.is_none() || place < window.floor {
+        if window.head.is_none() || position < window.floor {
             return Read::Behind;
         }
-        let found = window.kept.iter().filter(|event| event.seq > place);
+        let found = window.kept.iter().filter(|event| event.seq > position);
         let found: Vec<Arc<Event>> = found.cloned().collect();
         if found.is_empty() {
             Read::Nothing
@@ -258,17 +258,17 @@ impl Tail {
         }
     }
 
-    /// How often there was news and no event: what somebody follows may have ended without one.
+    /// How often a notification came without an event: a followed turn may have ended without one.
     pub fn empty_reads(&self) -> u64 {
         lock(&self.window).empty_reads
     }
 
-    /// Whether there is news that nobody has read yet.
+    /// Whether there is a notification whose events are not read yet.
     pub fn is_stale(&self) -> bool {
         lock(&self.window).version < self.version()
     }
 
-    /// Reads what is new, unless somebody else has by then.
+    /// Reads the new events, unless another follower has done so.
     pub async fn read(&self, db: &Db) -> Result<()> {
         let _reading = self.reading.lock().await;
         let version = self.version();
@@ -288,7 +288,7 @@ impl Tail {
         if found.events.is_empty() {
             window.empty_reads += 1;
         }
-        // More than was read: somebody reads again.
+        // There are more events than one read returns: the next read continues.
         if !found.is_followed {
             window.version = version;
         }
@@ -317,7 +317,7 @@ impl Drop for Tail {
     fn drop(&mut self) {
         let mut open = lock(&self.open);
         let name = (self.tenant_id, self.conversation_id);
-        // Somebody else may have opened it again.
+        // Another follower may have opened the tail again.
         if open.get(&name).is_some_and(|tail| tail.strong_count() == 0) {
             open.remove(&name);
         }

@@ -1,4 +1,4 @@
-//! Keeping a tenant's agents, and the rule that a secret never follows an address that changes.
+//! Agents of a tenant, and the rule that a secret never follows a changed address. All functions are steps.
 
 use chrono::{DateTime, Utc};
 use url::Url;
@@ -20,7 +20,7 @@ pub struct PutAgent {
     pub is_new: bool,
 }
 
-/// Makes or replaces an agent.
+/// Creates or replaces an agent.
 pub async fn put(
     app: &App,
     tx: &mut TenantTx,
@@ -31,7 +31,7 @@ pub async fn put(
     check(app, &spec)?;
     let mut before = agents::lock(tx, name.as_str()).await?;
     if before.is_none() {
-        // Agents are made one at a time, so that they can be counted.
+        // Agents are created one at a time, so that the count is right.
         tenants::lock(tx, tx.tenant_id()).await?;
         before = agents::lock(tx, name.as_str()).await?;
     }
@@ -39,7 +39,7 @@ pub async fn put(
         let limit = tenants::get_limits(tx).await?.agents;
         check_room("agents", agents::count(tx).await?, limit)?;
     }
-    let sealed = match (&spec.upstream.api_key, &before) {
+    let sealed_key = match (&spec.upstream.api_key, &before) {
         (KeyChange::Set(key), _) => {
             let context = key_context(tx.tenant_id(), name.as_str());
             Some(app.keyring.seal(&context, key.as_bytes())?)
@@ -48,7 +48,7 @@ pub async fn put(
         (KeyChange::Keep, Some(before)) => kept_key(before, &spec)?,
     };
     let now = app.clock.now();
-    let agent = agents::upsert(tx, name.as_str(), &spec, sealed.as_deref(), now).await?;
+    let agent = agents::upsert(tx, name.as_str(), &spec, sealed_key.as_deref(), now).await?;
     let entry = Entry::new(actor, Action::AgentPut, name);
     audit::append(&app.keyring, tx, entry, now).await?;
     Ok(PutAgent {
@@ -57,7 +57,7 @@ pub async fn put(
     })
 }
 
-/// The stored key, if it is still for the same place.
+/// The stored key, if the new address has the same authority.
 fn kept_key(before: &AgentRow, spec: &AgentSpec) -> Result<Option<Vec<u8>>> {
     let new_url = spec.upstream.base_url.as_deref();
     let same = authority(before.spec.upstream.base_url.as_deref()) == authority(new_url);
@@ -70,7 +70,7 @@ fn kept_key(before: &AgentRow, spec: &AgentSpec) -> Result<Option<Vec<u8>>> {
             )],
         )),
         Some(_) if !same => Ok(None),
-        sealed => Ok(sealed.clone()),
+        sealed_key => Ok(sealed_key.clone()),
     }
 }
 
@@ -91,13 +91,13 @@ fn check(app: &App, spec: &AgentSpec) -> Result<()> {
     Error::check(errors)
 }
 
-/// The agent every tenant begins with.
+/// Creates the agent that every tenant starts with.
 pub async fn create_default(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<()> {
     agents::upsert(tx, DEFAULT_AGENT, &AgentSpec::demo(), None, now).await?;
     Ok(())
 }
 
-/// Deletes an agent, but never the one that is used where none is named.
+/// Deletes an agent, but never the default one.
 pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, name: &ResourceName) -> Result<()> {
     if name.as_str() == DEFAULT_AGENT {
         let detail = "main is used where no agent is named: change it instead";

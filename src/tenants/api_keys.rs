@@ -1,4 +1,4 @@
-//! Making and revoking API keys: the rules for what a key may be, and its text.
+//! Creates and revokes API keys, and keeps the rules of their settings. All functions are steps.
 
 use chrono::{DateTime, Utc};
 use secrecy::SecretString;
@@ -17,11 +17,11 @@ const MAX_PLATFORMS: usize = 100;
 
 pub struct CreatedKey {
     pub key: ApiKey,
-    /// Shown once; only its digest is kept.
+    /// Shown once; the database has only its digest.
     pub text: SecretString,
 }
 
-/// Makes a key for the tenant of `tx`, on behalf of `actor`.
+/// Creates a key for the tenant of `tx`, on behalf of `actor`.
 pub async fn create(
     keyring: &Keyring,
     tx: &mut TenantTx,
@@ -30,17 +30,17 @@ pub async fn create(
     now: DateTime<Utc>,
 ) -> Result<CreatedKey> {
     check(new, now)?;
-    // One change of who may call, and of who vouches for whom, at a time.
+    // Changes of keys and issuers run one at a time.
     tenants::lock(tx, tx.tenant_id()).await?;
     refuse_taken_platforms(tx, new).await?;
     let limit = tenants::get_limits(tx).await?.api_keys;
     check_room("api_keys", api_keys::count(tx).await?, limit)?;
-    let made = insert(tx, new, now).await?;
-    audit::append(keyring, tx, created(actor, &made.key), now).await?;
-    Ok(made)
+    let created = insert(tx, new, now).await?;
+    audit::append(keyring, tx, created_entry(actor, &created.key), now).await?;
+    Ok(created)
 }
 
-/// A new key, before anybody audits it.
+/// A new key without its audit entry.
 pub async fn insert(tx: &mut TenantTx, new: &NewApiKey, now: DateTime<Utc>) -> Result<CreatedKey> {
     let id = ApiKeyId::generate();
     let text = key_text(tx.tenant_id(), id, crypto::random()?);
@@ -60,14 +60,14 @@ pub async fn insert(tx: &mut TenantTx, new: &NewApiKey, now: DateTime<Utc>) -> R
     })
 }
 
-/// The entry that says that `actor` made `key`.
-pub fn created(actor: &str, key: &ApiKey) -> Entry {
+/// The audit entry of a key that `actor` created.
+pub fn created_entry(actor: &str, key: &ApiKey) -> Entry {
     let scopes = key.scopes.iter().map(|scope| scope.as_str());
     let detail = Detail::default().words("scopes", scopes);
     Entry::new(actor, Action::ApiKeyCreate, &key.id).with(detail)
 }
 
-/// A platform that an issuer vouches for is not vouched for by keys too.
+/// An issuer's platform takes no bridge keys besides.
 async fn refuse_taken_platforms(tx: &mut TenantTx, new: &NewApiKey) -> Result<()> {
     if new.platforms.is_empty() {
         return Ok(());
@@ -84,8 +84,8 @@ async fn refuse_taken_platforms(tx: &mut TenantTx, new: &NewApiKey) -> Result<()
     Ok(())
 }
 
-/// Revokes a key; one that was revoked before stays as it is. Of the admin keys that never expire one stays:
-/// without it nobody could call for the tenant any more.
+/// Revokes a key; a revoked key stays as it is. The last admin key without an expiry cannot be revoked: without
+/// it nobody could call for the tenant any more.
 pub async fn revoke(
     keyring: &Keyring,
     tx: &mut TenantTx,
@@ -93,7 +93,7 @@ pub async fn revoke(
     id: ApiKeyId,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    // Two requests that revoke two keys must not each count on the other's.
+    // Two concurrent requests must not revoke two keys because of each other.
     tenants::lock(tx, tx.tenant_id()).await?;
     let key = api_keys::find(tx, id).await?;
     let key = key.ok_or_else(|| Error::not_found("API key"))?;
@@ -115,10 +115,10 @@ pub fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
     if new.scopes.is_empty() {
         errors.push(FieldError::new("/scopes", "a key needs at least one scope"));
     }
-    if has_twice(&new.scopes) {
+    if has_duplicates(&new.scopes) {
         errors.push(FieldError::new("/scopes", "a scope is named twice"));
     }
-    if has_twice(&new.platforms) {
+    if has_duplicates(&new.platforms) {
         errors.push(FieldError::new("/platforms", "a platform is named twice"));
     }
     let bridge = new.scopes.contains(&Scope::Bridge);
@@ -144,9 +144,9 @@ pub fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
     Error::check(errors)
 }
 
-fn has_twice<T: PartialEq>(items: &[T]) -> bool {
+fn has_duplicates<T: PartialEq>(items: &[T]) -> bool {
     items
         .iter()
         .enumerate()
-        .any(|(place, item)| items[..place].contains(item))
+        .any(|(index, item)| items[..index].contains(item))
 }

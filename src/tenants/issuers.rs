@@ -1,4 +1,4 @@
-//! Registering who may sign a tenant's user tokens.
+//! Registers the issuers of a tenant's user tokens. All functions are steps.
 
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ pub struct NewIssuer {
     pub jwks_url: Option<String>,
 }
 
-/// Registers or replaces an issuer, whole. Answers it and whether it is new.
+/// Registers or replaces an issuer as a whole. Returns it and whether it is new.
 pub async fn register(
     app: &App,
     tx: &mut TenantTx,
@@ -35,7 +35,7 @@ pub async fn register(
     new: NewIssuer,
 ) -> Result<(Issuer, bool)> {
     check(app, &new)?;
-    // One change of who vouches for whom at a time.
+    // Changes of keys and issuers run one at a time.
     tenants::lock(tx, tx.tenant_id()).await?;
     let now = app.clock.now();
     if api_keys::any_vouches_for(tx, new.platform.platform(), now).await? {

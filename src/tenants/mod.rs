@@ -1,4 +1,6 @@
-//! Making and steering tenants: what the operator does, over HTTP and from the command line.
+//! Tenants: the operator's use cases, over HTTP and from the command line, and a tenant's own settings. All are
+//! steps, which take `&mut TenantTx` and never commit, except the operations `stop_turns` and
+//! `create_from_command_line`.
 
 pub mod agents;
 pub mod api_keys;
@@ -33,7 +35,7 @@ use crate::store::tenant::{tenants, usage};
 use crate::store::turn::turn_stops;
 use crate::tenants::api_keys::CreatedKey;
 
-/// The job that removes events that were kept long enough.
+/// The job that removes events after their retention.
 pub const EXPIRE_EVENTS_JOB: &str = "expire_events";
 
 pub struct CreatedTenant {
@@ -42,8 +44,8 @@ pub struct CreatedTenant {
     pub api_key: SecretString,
 }
 
-/// Makes a tenant and its first admin key, both or neither. `tx` is the operator's, and is again
-/// when this returns.
+/// Creates a tenant and its first admin key, both or neither. `tx` is in the operator's tenant, and is again on
+/// return.
 pub async fn create(
     keyring: &Keyring,
     tx: &mut TenantTx,
@@ -81,8 +83,8 @@ pub async fn create(
     })
 }
 
-/// Says in the operator's own audit and in the tenant's what an operator did to it: the last writes of `tx`, which
-/// is the operator's, and is again when this returns.
+/// Writes the same entries to the operator's audit and to the tenant's. They are the last writes of `tx`, which is
+/// in the operator's tenant, and is again on return.
 async fn record(
     app: &App,
     tx: &mut TenantTx,
@@ -90,7 +92,7 @@ async fn record(
     entries: impl IntoIterator<Item = Entry> + Clone,
 ) -> Result<()> {
     let now = app.clock.now();
-    // The operator's head first: who waits for it must not hold up all writers of a tenant.
+    // The operator's head first: a transaction that waits for it must not hold up all writers of a tenant.
     for entry in entries.clone() {
         audit::append(&app.keyring, tx, entry, now).await?;
     }
@@ -101,7 +103,7 @@ async fn record(
     tx.operator_enter(TenantId::OPERATOR).await
 }
 
-/// The tenant, held until `tx` ends; one that is being deleted is gone for everyone but the deletion.
+/// Locks the tenant until `tx` ends. A tenant that is being deleted exists only for the deletion.
 async fn lock_living(tx: &mut TenantTx, id: TenantId) -> Result<Tenant> {
     tenants::lock(tx, id)
         .await?
@@ -109,8 +111,8 @@ async fn lock_living(tx: &mut TenantTx, id: TenantId) -> Result<Tenant> {
         .ok_or_else(|| Error::not_found("tenant"))
 }
 
-/// Suspends or resumes a tenant and answers it; doing it again changes nothing. `tx` is the operator's,
-/// and is again when this returns.
+/// Suspends or resumes a tenant and returns it. A repetition changes nothing. `tx` is in the operator's tenant, and
+/// is again on return.
 pub async fn update_state(
     app: &App,
     tx: &mut TenantTx,
@@ -124,7 +126,7 @@ pub async fn update_state(
     Ok(Tenant { state, ..before })
 }
 
-/// Sets the state of a tenant that `tx` has locked. Answers what is to be recorded, unless it has that state.
+/// Sets the state of a tenant that `tx` has locked. Returns the audit entry, if the state changed.
 async fn write_state(
     app: &App,
     tx: &mut TenantTx,
@@ -145,24 +147,24 @@ async fn write_state(
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
     if state == TenantState::Suspended {
-        jobs::insert(tx, STOP_TURNS_JOB, now + LATE_TURNS).await?;
+        jobs::insert(tx, STOP_TURNS_JOB, now + STOP_TURNS_DELAY).await?;
     }
     tx.operator_enter(TenantId::OPERATOR).await?;
     Ok(Some(Entry::new(actor, action, &id)))
 }
 
-/// The job that stops the turns of a tenant that is not served any more.
+/// The job that stops the turns of a tenant that is no longer served.
 pub const STOP_TURNS_JOB: &str = "stop_turns";
 
-/// When that job runs. By then no node has a key of the tenant in its cache, and what was accepted with one
-/// is committed.
-const LATE_TURNS: TimeDelta = TimeDelta::seconds(2);
+/// The delay of that job. By then no node has a key of the tenant in its cache, and every turn that was accepted
+/// with one is committed.
+const STOP_TURNS_DELAY: TimeDelta = TimeDelta::seconds(2);
 
-/// Conversations whose turns are stopped in one transaction.
+/// Conversations per transaction that stops turns.
 const STOP_BATCH: i64 = 200;
 
-/// Stops the turns of a tenant that is suspended or being deleted, after that was committed. Answers whether
-/// some are left: those of conversations that somebody holds, for the job.
+/// An operation: stops the turns of a tenant after its suspension or deletion was committed. Returns whether some
+/// are left for the job: those of conversations that another transaction has locked.
 pub async fn stop_turns(app: &App, id: TenantId) -> Result<bool> {
     let caller = ServiceCaller::for_tenant(id);
     loop {
@@ -191,8 +193,8 @@ pub async fn stop_turns(app: &App, id: TenantId) -> Result<bool> {
 /// The job that deletes a tenant's rows.
 pub const ERASE_JOB: &str = "erase_tenant";
 
-/// Begins to delete a tenant; again changes nothing. Told in the operator's own audit: the tenant's goes
-/// with it. `tx` is the operator's, and is again when this returns.
+/// Starts the deletion of a tenant; a repetition changes nothing. Only the operator's audit has an entry: the
+/// tenant's own is deleted too. `tx` is in the operator's tenant, and is again on return.
 pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, id: TenantId) -> Result<Tenant> {
     let before = tenants::lock(tx, id)
         .await?
@@ -204,7 +206,7 @@ pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, id: TenantId) -> 
     let state = TenantState::Deleting;
     tx.operator_enter(id).await?;
     tenants::update_state(tx, state, now).await?;
-    jobs::insert(tx, STOP_TURNS_JOB, now + LATE_TURNS).await?;
+    jobs::insert(tx, STOP_TURNS_JOB, now + STOP_TURNS_DELAY).await?;
     jobs::insert(tx, ERASE_JOB, now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
     let entry = Entry::new(actor, Action::TenantDelete, &id);
@@ -212,7 +214,7 @@ pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, id: TenantId) -> 
     Ok(Tenant { state, ..before })
 }
 
-/// Sets what an operator lets a tenant use. `tx` is the operator's, and is again when this returns.
+/// Sets a tenant's limits. `tx` is in the operator's tenant, and is again on return.
 pub async fn set_limits(
     app: &App,
     tx: &mut TenantTx,
@@ -230,7 +232,7 @@ pub async fn set_limits(
     record(app, tx, id, [entry]).await
 }
 
-/// What an operator changes about a tenant; the rest stays.
+/// An operator's change of a tenant. Absent members stay.
 #[derive(Default)]
 pub struct OperatorChange {
     pub name: Option<DisplayName>,
@@ -242,12 +244,12 @@ pub struct OperatorChange {
 pub enum LimitsChange {
     #[default]
     Keep,
-    /// All have their defaults again.
+    /// All limits have their defaults again.
     Reset,
     Some(LimitChanges),
 }
 
-/// Changes a tenant, all of it or nothing. `tx` is the operator's, and is again when this returns.
+/// Changes a tenant, all of it or nothing. `tx` is in the operator's tenant, and is again on return.
 pub async fn update(
     app: &App,
     tx: &mut TenantTx,
@@ -256,11 +258,18 @@ pub async fn update(
     change: &OperatorChange,
 ) -> Result<()> {
     if let LimitsChange::Some(limits) = &change.limits {
-        let below = |error: FieldError| FieldError {
+        let prefixed = |error: FieldError| FieldError {
             pointer: format!("/limits{}", error.pointer),
             ..error
         };
-        Error::check(limits.overrides().errors().into_iter().map(below).collect())?;
+        Error::check(
+            limits
+                .overrides()
+                .errors()
+                .into_iter()
+                .map(prefixed)
+                .collect(),
+        )?;
     }
     let before = lock_living(tx, id).await?;
     let now = app.clock.now();
@@ -274,7 +283,8 @@ pub async fn update(
         LimitsChange::Keep => {}
         LimitsChange::Reset => tenants::update_limits(tx, &LimitOverrides::default(), now).await?,
         LimitsChange::Some(limits) => {
-            tenants::update_single_limits(tx, &limits.reset_names(), &limits.overrides(), now).await?;
+            tenants::update_single_limits(tx, &limits.reset_names(), &limits.overrides(), now)
+                .await?;
         }
     }
     tx.operator_enter(TenantId::OPERATOR).await?;
@@ -287,8 +297,8 @@ pub async fn update(
     record(app, tx, id, entries).await
 }
 
-/// Makes an admin key for a tenant that may have lost its own: past the tenant's limit of keys, and also while
-/// it is suspended. `tx` is the operator's, and is again when this returns.
+/// Creates an admin key for a tenant that may have lost its own: past the tenant's limit of keys, and also during
+/// its suspension. `tx` is in the operator's tenant, and is again on return.
 pub async fn create_admin_key(
     app: &App,
     tx: &mut TenantTx,
@@ -305,20 +315,20 @@ pub async fn create_admin_key(
         expires_at: None,
     };
     tx.operator_enter(id).await?;
-    let made = api_keys::insert(tx, &new, now).await?;
+    let created = api_keys::insert(tx, &new, now).await?;
     tx.operator_enter(TenantId::OPERATOR).await?;
-    record(app, tx, id, [api_keys::created(actor, &made.key)]).await?;
-    Ok(made)
+    record(app, tx, id, [api_keys::created_entry(actor, &created.key)]).await?;
+    Ok(created)
 }
 
-/// A tenant as its operator sees it: no content, and its use as sums.
+/// A tenant as its operator sees it: no content, and its usage as sums.
 pub struct TenantView {
     pub tenant: Tenant,
     pub limits: Limits,
     pub usage: UsageCounts,
 }
 
-/// `tx` is the operator's, and is again when this returns.
+/// `tx` is in the operator's tenant, and is again on return.
 pub async fn view(
     tx: &mut TenantTx,
     id: TenantId,
@@ -338,7 +348,7 @@ pub async fn view(
     })
 }
 
-/// What a tenant changes about itself; the rest stays.
+/// A tenant's change of its own settings. Absent members stay.
 pub struct SettingsChange {
     pub name: Option<DisplayName>,
     pub dm_scope: Option<DmScope>,
@@ -383,7 +393,10 @@ pub async fn update_settings(
         own.settings.retention = retention;
     }
     if let Some(origins) = change.allowed_origins {
-        own.allowed_origins = origins.iter().map(|o| o.as_str().to_owned()).collect();
+        own.allowed_origins = origins
+            .iter()
+            .map(|origin| origin.as_str().to_owned())
+            .collect();
     }
     let now = app.clock.now();
     tenants::update_settings(tx, &own, now).await?;
@@ -397,7 +410,7 @@ pub async fn update_settings(
     audit::append(&app.keyring, tx, entry, now).await
 }
 
-/// `throughline tenant create`: prints the tenant and its first admin key as JSON.
+/// `throughline tenant create`: prints the tenant and its first admin key as JSON. An operation.
 pub async fn create_from_command_line(config: Config, name: &str) -> anyhow::Result<()> {
     let name = name
         .parse::<DisplayName>()
@@ -406,15 +419,15 @@ pub async fn create_from_command_line(config: Config, name: &str) -> anyhow::Res
     let operator = OperatorCaller::local();
     let mut tx = operator.begin(&app.db).await?;
     let actor = operator.principal();
-    let made = create(&app.keyring, &mut tx, &actor, &name, app.clock.now()).await?;
+    let created = create(&app.keyring, &mut tx, &actor, &name, app.clock.now()).await?;
     tx.commit().await?;
-    let shown = serde_json::json!({
-        "id": made.tenant.id,
-        "name": made.tenant.name,
-        "state": made.tenant.state,
-        "api_key": made.api_key.expose_secret(),
+    let output = serde_json::json!({
+        "id": created.tenant.id,
+        "name": created.tenant.name,
+        "state": created.tenant.state,
+        "api_key": created.api_key.expose_secret(),
     });
-    println!("{shown:#}");
+    println!("{output:#}");
     app.db.close().await;
     Ok(())
 }

@@ -108,7 +108,7 @@ pub async fn accept(
     let hash = request.hash()?;
     // Taken before the check: a node that waits for its turns waits for this one too.
     let _launching = app.turn_tasks.token();
-    app.shutdown.check_takes_turns()?;
+    app.shutdown.check_accepts_turns()?;
     for _ in 0..target::ATTEMPTS {
         let found = target::find(
             tx,

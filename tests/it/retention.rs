@@ -370,8 +370,8 @@ async fn two_nodes_at_once_sweep_each_conversation_once() {
     let run = async |node: usize| {
         let started_at = begin(&world, node, &tenant).await.unwrap();
         both.wait().await;
-        let mut progress = Progress::Going;
-        while progress == Progress::Going {
+        let mut progress = Progress::Running;
+        while progress == Progress::Running {
             progress = step(&world, node, &tenant, started_at, 3).await;
         }
         (started_at, progress)
@@ -379,7 +379,7 @@ async fn two_nodes_at_once_sweep_each_conversation_once() {
     let (first, second) = tokio::join!(run(0), run(1));
     assert_eq!(first.0, second.0, "there is one sweep");
     let ends = [first.1, second.1];
-    assert!(ends.contains(&Progress::Finished) && ends.contains(&Progress::Overtaken));
+    assert!(ends.contains(&Progress::Finished) && ends.contains(&Progress::Restart));
     let sweep = shown(&world, &tenant).await["sweep"].clone();
     assert_eq!(
         (&sweep["examined"], &sweep["deleted"]),
@@ -412,7 +412,7 @@ async fn a_sweep_that_stops_in_the_middle_goes_on_elsewhere() {
     let started_at = begin(&world, 0, &tenant).await.unwrap();
     assert_eq!(
         step(&world, 0, &tenant, started_at, 4).await,
-        Progress::Going
+        Progress::Running
     );
     // The node dies in the middle of its second step.
     let mut tx = transaction(&world, 0, &tenant).await;
@@ -543,13 +543,13 @@ async fn a_retention_that_is_lengthened_or_taken_away_stops_the_sweep() {
     let begun = async || begin(&world, 0, &tenant).await.unwrap();
     let step = async |started_at| step(&world, 0, &tenant, started_at, 2).await;
     let first = begun().await;
-    assert_eq!(step(first).await, Progress::Going);
+    assert_eq!(step(first).await, Progress::Running);
     // A shorter one is for the next sweep.
     keep_for(&world, &tenant, json!(20)).await;
-    assert_eq!(step(first).await, Progress::Going);
+    assert_eq!(step(first).await, Progress::Running);
     assert_eq!(left().await, 5);
     keep_for(&world, &tenant, json!(60)).await;
-    assert_eq!(step(first).await, Progress::Overtaken);
+    assert_eq!(step(first).await, Progress::Restart);
     assert_eq!(left().await, 5);
     let ended = shown(&world, &tenant).await["sweep"].clone();
     assert!(ended["finished_at"].is_string(), "{ended}");
@@ -557,7 +557,7 @@ async fn a_retention_that_is_lengthened_or_taken_away_stops_the_sweep() {
     assert_eq!(entries[0]["detail"], json!({"examined": 4, "deleted": 4}));
     // The next one goes by the new setting, and says when it began.
     let second = begun().await;
-    while step(second).await == Progress::Going {}
+    while step(second).await == Progress::Running {}
     let sweep = shown(&world, &tenant).await["sweep"].clone();
     assert_eq!(
         (&sweep["examined"], &sweep["deleted"]),
@@ -565,9 +565,9 @@ async fn a_retention_that_is_lengthened_or_taken_away_stops_the_sweep() {
     );
     keep_for(&world, &tenant, json!(30)).await;
     let third = begun().await;
-    assert_eq!(step(third).await, Progress::Going);
+    assert_eq!(step(third).await, Progress::Running);
     keep_for(&world, &tenant, json!(null)).await;
-    assert_eq!(step(third).await, Progress::Overtaken);
+    assert_eq!(step(third).await, Progress::Restart);
     assert_eq!(begin(&world, 0, &tenant).await, None);
     assert_eq!(left().await, 3);
     // A sweep that stood still meanwhile is ended by whoever takes it up.
@@ -605,7 +605,7 @@ async fn a_change_of_the_retention_waits_for_the_step_that_runs() {
     // What is there when the change is acknowledged stays.
     assert_eq!(world.walk(&tenant.key, "/v1/sessions").await.len(), 1);
     let after = step(&world, 0, &tenant, started_at, 1).await;
-    assert_eq!(after, Progress::Overtaken);
+    assert_eq!(after, Progress::Restart);
     assert_eq!(world.walk(&tenant.key, "/v1/sessions").await.len(), 1);
 }
 

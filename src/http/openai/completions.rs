@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::chat_turn::{self, ChatTurnRequest};
 use crate::app::App;
-use crate::completions::{Answering, Call};
+use crate::completions::{Call, CompletionStream};
 use crate::domain::bridge::chat::Chat;
 use crate::domain::conversation::message::{Content, ToolCall};
 use crate::domain::conversation::session_name::{SessionKey, SessionRef};
@@ -338,12 +338,12 @@ async fn answer_stateless(
     Ok(sse::respond(head, Batch::default(), stream))
 }
 
-type Opening = Pin<Box<dyn Future<Output = Result<Answering>>>>;
+type Opening = Pin<Box<dyn Future<Output = Result<CompletionStream>>>>;
 
 /// Where the chunks come from. An answer that has not begun is one future, however often its wait is interrupted.
 enum Source {
     Opening(Opening),
-    Open(Answering),
+    Open(CompletionStream),
 }
 
 impl Source {

@@ -1,6 +1,5 @@
-//! Bodies that people keep as files, in JSON or in YAML: read into one tree, whichever it was. What a
-//! document says is judged elsewhere; here only that it is one, and that it does not grow while it is
-//! read, as YAML's aliases would let it.
+//! Bodies that users keep as files, in JSON or in YAML: both are parsed into one tree. The content is checked
+//! elsewhere; this module only checks that it is a document, and that YAML's aliases do not multiply it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +24,7 @@ const YAML_TYPES: [&str; 4] = [
     "text/x-yaml",
 ];
 
-/// How often a YAML document may say the same again, and how many values that may come to.
+/// How often a YAML document may use aliases, and how many values they may expand to.
 const MAX_ALIASES: usize = 1000;
 const MAX_REPEATED: usize = 20_000;
 
@@ -35,7 +34,7 @@ enum Format {
     Yaml,
 }
 
-/// A document, in whichever of the two formats its `Content-Type` says.
+/// A document in the format of its `Content-Type`.
 pub struct DocumentBody {
     pub tree: Tree,
     /// Held as long as the tree is used.
@@ -48,25 +47,25 @@ impl FromRequest for DocumentBody {
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
         let checked = format_of(request).and_then(|format| {
-            let announced = check_length(request, MAX_JSON_BYTES)?;
-            Ok((format, announced, shares_of(request)?))
+            let content_length = check_length(request, MAX_JSON_BYTES)?;
+            Ok((format, content_length, shares_of(request)?))
         });
         let holder = holder_of(request);
         let mut payload = payload.take();
         Box::pin(async move {
-            let (format, announced, shares) = checked?;
+            let (format, content_length, shares) = checked?;
             let incoming = Incoming {
-                announced,
+                content_length,
                 max_bytes: MAX_JSON_BYTES,
                 deadline: BODY_DEADLINE,
                 shares: &shares,
                 holder,
             };
             let (bytes, _bytes_memory) = incoming.read(&mut payload).await?;
-            // By its aliases a short text comes to as much as a long one.
+            // With aliases a short text expands to as much as a long one.
             let memory = shares.values(holder, MAX_COST).await?;
             let parser = shares.parser(holder).await?;
-            // YAML takes long enough for others on this thread to notice.
+            // YAML takes long enough to delay the other requests of this thread.
             let tree = off_this_thread(parser, move || parse(&bytes, format)).await?;
             Ok(Self {
                 tree,
@@ -119,7 +118,7 @@ fn parse_json(text: &str) -> std::result::Result<Tree, String> {
 
 fn parse_yaml(text: &str) -> std::result::Result<Tree, String> {
     let options = serde_saphyr::options! {
-        // `no` and `on` are names like others.
+        // `no` and `on` are ordinary names.
         strict_booleans: true,
         non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
         with_snippet: false,

@@ -1,5 +1,5 @@
-//! Strict reading of queries and paths: what is mistyped or unknown is refused here with a pointer, so that
-//! no handler sees it and nothing becomes a 500.
+//! Strict parsing of queries and paths: a mistyped or unknown value is refused here with a pointer, so that no
+//! handler receives it and nothing becomes a 500.
 
 use std::future::{Ready, ready};
 use std::str::FromStr;
@@ -53,12 +53,12 @@ fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T> {
         url::form_urlencoded::parse(query.as_bytes()),
     ))
     .map_err(|error| {
-        let place = format!("/query{}", pointer(error.path()));
-        wrong(&place, error.into_inner().to_string())
+        let pointer = format!("/query{}", pointer(error.path()));
+        wrong(&pointer, error.into_inner().to_string())
     })
 }
 
-/// The `{id}` of a path. One that cannot be an id names nothing: 404, like one that is not there.
+/// The `{id}` of a path. A text that cannot be an id is 404, like an id that does not exist.
 pub struct PathId<T>(pub T);
 
 impl<T: FromStr> FromRequest for PathId<T> {
@@ -75,7 +75,7 @@ impl<T: FromStr> FromRequest for PathId<T> {
     }
 }
 
-/// The `{id}` of a path that names a session, by the service's id or by the client's own.
+/// The `{id}` of a session, which is the service's id or the client's own.
 pub struct PathSession(pub SessionRef);
 
 impl FromRequest for PathSession {
@@ -117,14 +117,14 @@ impl FromRequest for PathPlatform {
     }
 }
 
-/// A part of the path as the client meant it. The router leaves `%25`, `%2B` and `%2F` as they are, and
-/// only these. What is not UTF-8 then breaks the rule of any name.
+/// A decoded part of the path. The router leaves `%25`, `%2B` and `%2F` encoded, and only these. Text that is not
+/// UTF-8 then breaks the rule of any name.
 fn decoded(request: &HttpRequest, part: &str) -> String {
     let text = request.match_info().get(part).unwrap_or_default();
     percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
-/// For a member of a body: tells null from absent.
+/// For a member of a body: distinguishes null from absent.
 pub fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
@@ -145,13 +145,13 @@ impl FromRequest for PathName {
 }
 
 impl PathName {
-    /// For reading: a name that nothing can have names nothing.
+    /// For a read: an invalid name is not found.
     pub fn or_missing(self) -> Result<ResourceName> {
         self.0
             .ok_or_else(|| Error::new(Code::NotFound, "no such thing"))
     }
 
-    /// For making: the rule is told.
+    /// For a write: an invalid name is refused with its rule.
     pub fn or_invalid(self) -> Result<ResourceName> {
         self.0.ok_or_else(|| {
             let error = FieldError::new("/path/name", InvalidResourceName.to_string());

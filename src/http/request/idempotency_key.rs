@@ -1,4 +1,4 @@
-//! The `Idempotency-Key` header: turns a handler's work into one that a client may safely repeat.
+//! The `Idempotency-Key` header: with it a client may safely repeat a request.
 
 use std::future::{Ready, ready};
 
@@ -16,7 +16,7 @@ use crate::store::TenantTx;
 pub const HEADER: &str = "idempotency-key";
 pub const MAX_KEY: usize = 255;
 
-/// What a handler needs to know of a request to answer it once.
+/// The parts of a request that make it repeatable.
 pub struct IdempotencyKey {
     app: web::Data<App>,
     key: Option<String>,
@@ -48,9 +48,9 @@ fn parse(request: &HttpRequest) -> Result<IdempotencyKey> {
     };
     let pattern = request.match_pattern().unwrap_or_default();
     let app = request.app_data::<web::Data<App>>().cloned();
-    let missing = || Error::internal(anyhow::anyhow!("the routes have no app"));
+    let app = app.ok_or_else(|| Error::internal(anyhow::anyhow!("the routes have no app")))?;
     Ok(IdempotencyKey {
-        app: app.ok_or_else(missing)?,
+        app,
         key,
         route: format!("{} {pattern}", request.method()),
         path: request.path().to_owned(),
@@ -68,7 +68,7 @@ impl IdempotencyKey {
         self.key.is_some()
     }
 
-    /// The request's name and what it asks, if it has a key.
+    /// The request's name and hash, if it has a key.
     pub fn request(&self, principal: String, body_hash: BodyHash) -> Option<Request> {
         let route = self.route.clone();
         let key = self.key.clone()?;
@@ -76,7 +76,7 @@ impl IdempotencyKey {
         Some(Request::new(&self.app, principal, route, key, hash))
     }
 
-    /// Does `work` in `tx` and commits, once for each key of `principal`; without a key, once a call.
+    /// Runs `work` in `tx` and commits, once for each key of `principal`; without a key, once a call.
     pub async fn answer(
         self,
         app: &App,
@@ -94,12 +94,12 @@ impl IdempotencyKey {
     }
 }
 
-/// The path is part of what is asked: one key for two resources is a conflict.
+/// The path is part of the request: one key for two resources is a conflict.
 fn request_hash(path: &str, body_hash: [u8; 32]) -> [u8; 32] {
-    let mut asked = path.as_bytes().to_vec();
-    asked.push(0);
-    asked.extend_from_slice(&body_hash);
-    crypto::sha256(&asked)
+    let mut content = path.as_bytes().to_vec();
+    content.push(0);
+    content.extend_from_slice(&body_hash);
+    crypto::sha256(&content)
 }
 
 pub const REPLAYED: (&str, &str) = ("idempotency-replayed", "true");

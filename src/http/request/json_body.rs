@@ -1,5 +1,5 @@
-//! Strict reading of JSON bodies: what is malformed, mistyped, unknown, too large or too deep is refused here
-//! with a pointer, so that no handler sees it and nothing becomes a 500.
+//! Strict parsing of JSON bodies: a malformed, mistyped, unknown, too large or too deep one is refused here with a
+//! pointer, so that no handler receives it and nothing becomes a 500.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -27,15 +27,15 @@ use crate::http::auth::callers::Authenticated;
 use crate::limits::{MAX_VALUES_COST, Memory, NodeShares};
 
 pub const MAX_JSON_BYTES: usize = 1024 * 1024;
-/// For the few routes that take in what many calls have made.
+/// For the few routes whose bodies hold the results of many calls.
 pub const MAX_LARGE_JSON_BYTES: usize = 16 * MAX_JSON_BYTES;
-/// A larger body takes long enough to parse for others on its thread to notice.
+/// A larger body takes long enough to parse to delay the other requests of its thread.
 pub const SMALL_BYTES: usize = 64 * 1024;
 const SMALL_COST: usize = 1024 * 1024;
-/// A body that trickles in longer holds a connection for nothing.
+/// A body that takes longer to arrive holds a connection for nothing.
 pub(in crate::http) const BODY_DEADLINE: Duration = Duration::from_secs(20);
 const LARGE_BODY_DEADLINE: Duration = Duration::from_secs(50);
-/// Between two pieces of it.
+/// Between two chunks of a body.
 const PIECE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A JSON body of the documented shape.
@@ -48,34 +48,34 @@ pub struct JsonBody<T, const MAX_BYTES: usize = MAX_JSON_BYTES> {
 
 pub type LargeJsonBody<T> = JsonBody<T, MAX_LARGE_JSON_BYTES>;
 
-/// What a text of JSON is read as, off the threads that serve requests where it is large.
+/// A type that is parsed from a JSON text; a large text is parsed off the threads that serve requests.
 pub trait FromJsonText: Sized + Send + 'static {
     fn from_json_text(text: &str) -> Result<Self>;
 }
 
-/// A large JSON body that is read as its type says, and may be passed on.
+/// A large JSON body that its type parses itself, and that may be forwarded.
 pub struct LargeJsonText<T> {
     pub value: T,
     pub hash: BodyHash,
-    /// For its bytes, held as long as they are passed on.
+    /// For its bytes, held as long as they are forwarded.
     pub bytes_memory: Memory,
     /// Held as long as the value is used.
     pub memory: Memory,
 }
 
-/// Equal for equal JSON. Only who sends an `Idempotency-Key` has one: for nothing else is it needed.
+/// Equal for equal JSON. Only a request with an `Idempotency-Key` has one: nothing else needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyHash(Option<[u8; 32]>);
 
 impl BodyHash {
-    pub fn of_nothing() -> Self {
+    pub fn empty() -> Self {
         Self(Some(crypto::sha256(&[])))
     }
 
-    /// Together with what else is asked.
+    /// Combined with the rest of the request.
     pub fn with(self, more: &[u8]) -> Self {
-        let together = |hash: [u8; 32]| crypto::sha256(&[&hash[..], more].concat());
-        Self(self.0.map(together))
+        let combine = |hash: [u8; 32]| crypto::sha256(&[&hash[..], more].concat());
+        Self(self.0.map(combine))
     }
 
     pub fn get(self) -> Option<[u8; 32]> {
@@ -91,7 +91,7 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let reading = Reading::of(request, payload, MAX_BYTES, parse_typed);
+        let reading = PendingBody::new(request, payload, MAX_BYTES, parse_typed);
         Box::pin(async move {
             let read = reading?.read().await?;
             Ok(Self {
@@ -103,14 +103,14 @@ where
     }
 }
 
-/// A JSON body that may be left out.
+/// An optional JSON body.
 pub struct OptionalJsonBody<T>(pub Option<JsonBody<T>>);
 
 impl<T> OptionalJsonBody<T> {
     pub fn hash(&self) -> BodyHash {
         self.0
             .as_ref()
-            .map_or_else(BodyHash::of_nothing, |body| body.hash)
+            .map_or_else(BodyHash::empty, |body| body.hash)
     }
 }
 
@@ -139,7 +139,7 @@ impl<T: FromJsonText> FromRequest for LargeJsonText<T> {
     type Future = Pin<Box<dyn Future<Output = Result<Self>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let reading = Reading::of(request, payload, MAX_LARGE_JSON_BYTES, T::from_json_text);
+        let reading = PendingBody::new(request, payload, MAX_LARGE_JSON_BYTES, T::from_json_text);
         Box::pin(async move {
             let read = reading?.read().await?;
             Ok(Self {
@@ -152,12 +152,12 @@ impl<T: FromJsonText> FromRequest for LargeJsonText<T> {
     }
 }
 
-/// A body that is to be read.
-struct Reading<T> {
+/// A body that is about to be read.
+struct PendingBody<T> {
     payload: Payload,
     max_bytes: usize,
-    /// How many bytes the client says that it has.
-    announced: Option<usize>,
+    /// Its `Content-Length`.
+    content_length: Option<usize>,
     /// Whether the hash is needed.
     hashed: bool,
     shares: NodeShares,
@@ -165,22 +165,22 @@ struct Reading<T> {
     parse: fn(&str) -> Result<T>,
 }
 
-struct Read<T> {
+struct ReadBody<T> {
     value: T,
     hash: BodyHash,
     bytes_memory: Memory,
     memory: Memory,
 }
 
-impl<T: Send + 'static> Reading<T> {
-    fn of(
+impl<T: Send + 'static> PendingBody<T> {
+    fn new(
         request: &HttpRequest,
         payload: &mut Payload,
         max_bytes: usize,
         parse: fn(&str) -> Result<T>,
     ) -> Result<Self> {
         Ok(Self {
-            announced: check_head(request, max_bytes)?,
+            content_length: check_head(request, max_bytes)?,
             payload: payload.take(),
             max_bytes,
             hashed: request.headers().contains_key(idempotency_key::HEADER),
@@ -190,14 +190,14 @@ impl<T: Send + 'static> Reading<T> {
         })
     }
 
-    async fn read(mut self) -> Result<Read<T>> {
+    async fn read(mut self) -> Result<ReadBody<T>> {
         let deadline = if self.max_bytes > MAX_JSON_BYTES {
             LARGE_BODY_DEADLINE
         } else {
             BODY_DEADLINE
         };
         let incoming = Incoming {
-            announced: self.announced,
+            content_length: self.content_length,
             max_bytes: self.max_bytes,
             deadline,
             shares: &self.shares,
@@ -225,7 +225,7 @@ impl<T: Send + 'static> Reading<T> {
             let parser = self.shares.parser(self.holder).await?;
             off_this_thread(parser, move || parse(&text)).await?
         };
-        Ok(Read {
+        Ok(ReadBody {
             value,
             hash: BodyHash(measured.hash),
             bytes_memory,
@@ -238,12 +238,12 @@ pub async fn off_this_thread<T: Send + 'static>(
     parser: Permit,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let done = web::block(move || {
-        let done = work();
+    let outcome = web::block(move || {
+        let outcome = work();
         drop(parser);
-        done
+        outcome
     });
-    done.await.map_err(Error::internal)?
+    outcome.await.map_err(Error::internal)?
 }
 
 pub(in crate::http) fn shares_of(request: &HttpRequest) -> Result<NodeShares> {
@@ -252,14 +252,14 @@ pub(in crate::http) fn shares_of(request: &HttpRequest) -> Result<NodeShares> {
     Ok(app.shares.clone())
 }
 
-/// Whose share a request spends.
+/// The holder whose share a request uses.
 pub(in crate::http) fn holder_of(request: &HttpRequest) -> Holder {
     let extensions = request.extensions();
     let authenticated = extensions.get::<Authenticated>();
     Holder::from(authenticated.and_then(Authenticated::tenant_id))
 }
 
-/// Answers how many bytes are announced.
+/// Checks the headers. Returns the `Content-Length`.
 fn check_head(request: &HttpRequest, max_bytes: usize) -> Result<Option<usize>> {
     let json = request
         .mime_type()
@@ -282,15 +282,15 @@ pub(in crate::http) fn check_length(
     request: &HttpRequest,
     max_bytes: usize,
 ) -> Result<Option<usize>> {
-    let announced = request
+    let content_length = request
         .headers()
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok())
         .and_then(|text| text.parse::<usize>().ok());
-    if announced.is_some_and(|length| length > max_bytes) {
+    if content_length.is_some_and(|length| length > max_bytes) {
         return Err(too_large(max_bytes));
     }
-    Ok(announced)
+    Ok(content_length)
 }
 
 fn too_large(max_bytes: usize) -> Error {
@@ -298,10 +298,10 @@ fn too_large(max_bytes: usize) -> Error {
     Error::new(Code::PayloadTooLarge, detail)
 }
 
-/// A body that comes in.
+/// A body that is being received.
 pub(in crate::http) struct Incoming<'a> {
-    /// How many bytes it has, where the client says so.
-    pub announced: Option<usize>,
+    /// Its `Content-Length`, if the client sends one.
+    pub content_length: Option<usize>,
     pub max_bytes: usize,
     pub deadline: Duration,
     pub shares: &'a NodeShares,
@@ -309,7 +309,7 @@ pub(in crate::http) struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    /// The bytes, and the room that they take.
+    /// The bytes, and the memory reserved for them.
     pub async fn read(&self, payload: &mut Payload) -> Result<(BytesMut, Memory)> {
         tokio::time::timeout(self.deadline, self.read_all(payload))
             .await
@@ -318,23 +318,23 @@ impl Incoming<'_> {
 
     async fn read_all(&self, payload: &mut Payload) -> Result<(BytesMut, Memory)> {
         let mut memory = Memory::default();
-        // Room is taken as bytes come: who announces many and sends none holds little.
+        // Memory is reserved as bytes arrive: a client that announces many and sends none holds little.
         let mut room = SMALL_BYTES;
-        let mut bytes = BytesMut::with_capacity(self.announced.unwrap_or_default().min(room));
+        let mut bytes = BytesMut::with_capacity(self.content_length.unwrap_or_default().min(room));
         while let Some(chunk) = timeout(PIECE_DEADLINE, payload.next())
             .await
             .map_err(|_| late())?
         {
-            let broken = |_| Error::new(Code::InvalidRequest, "the body broke off");
-            let chunk = chunk.map_err(broken)?;
+            let chunk =
+                chunk.map_err(|_| Error::new(Code::InvalidRequest, "the body broke off"))?;
             let length = bytes.len() + chunk.len();
             if length > self.max_bytes {
                 return Err(too_large(self.max_bytes));
             }
             if length > room {
-                // As much again, but not more than there can be.
-                let most = self.announced.unwrap_or(self.max_bytes);
-                let more = room.min(most.saturating_sub(room)).max(length - room);
+                // Doubles the reserved memory, up to the size of the body.
+                let max = self.content_length.unwrap_or(self.max_bytes);
+                let more = room.min(max.saturating_sub(room)).max(length - room);
                 self.shares
                     .more_of_body(self.holder, &mut memory, more)
                     .await?;
@@ -343,8 +343,8 @@ impl Incoming<'_> {
             }
             bytes.extend_from_slice(&chunk);
             if length > SMALL_BYTES {
-                // The connection reads on when this goes on: few of a tenant do at one time.
-                let _turn = self.shares.turn_to_read(self.holder).await?;
+                // The connection continues when this does: few connections of a tenant read at one time.
+                let _permit = self.shares.turn_to_read(self.holder).await?;
                 yield_now().await;
             }
         }
@@ -356,7 +356,7 @@ fn late() -> Error {
     Error::new(Code::RequestTimeout, "the body did not arrive in time")
 }
 
-/// The body as text that can be stored, and what it is.
+/// The body as text that can be stored, and its measures.
 fn prepare(bytes: &[u8], hashed: bool) -> Result<(String, Measurement)> {
     let bytes = normalise_json(bytes).into_owned();
     let text = String::from_utf8(bytes).map_err(|error| {
@@ -375,18 +375,18 @@ fn prepare(bytes: &[u8], hashed: bool) -> Result<(String, Measurement)> {
     Ok((text, measured))
 }
 
-/// A text that is valid JSON, as the type wants it.
+/// Parses valid JSON as the type.
 fn parse_typed<T: DeserializeOwned>(text: &str) -> Result<T> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     serde_path_to_error::deserialize(Objects(&mut deserializer)).map_err(|error| {
         let pointer = pointer(error.path());
-        let detail = without_place(&error.into_inner().to_string());
+        let detail = without_position(&error.into_inner().to_string());
         Error::fields(Code::InvalidRequest, vec![FieldError::new(pointer, detail)])
     })
 }
 
-/// The pointer tells the place; line and column would tell it twice.
-fn without_place(message: &str) -> String {
+/// The pointer shows the position; line and column would repeat it.
+fn without_position(message: &str) -> String {
     match message.rfind(" at line ") {
         Some(end) => message[..end].to_owned(),
         None => message.to_owned(),

@@ -1,11 +1,11 @@
-//! A deserializer for which a struct is a JSON object. serde's own structs are also read from an array
-//! of their members in order, which no document says and which would change with the order of fields.
+//! A deserializer for which a struct is a JSON object. serde's own structs are also read from an array of their
+//! members in order, which is undocumented and would change with the order of fields.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, Visitor};
 
-/// Wraps a deserializer, and whatever serde passes on from it, so that nested structs are covered too.
+/// Wraps a deserializer and everything that serde derives from it, so that nested structs are covered too.
 pub struct Objects<T>(pub T);
 
 macro_rules! forward_reading {

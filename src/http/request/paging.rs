@@ -1,5 +1,5 @@
-//! Lists over HTTP: `limit`, and cursors that are opaque, signed, and good only for the list, the
-//! filter and the caller they were made for.
+//! Lists over HTTP: `limit`, and cursors that are opaque, signed, and valid only for the list, the filter and the
+//! caller they were created for.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -18,12 +18,12 @@ const SIGNATURE: usize = 16;
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct ListResponse<T> {
     pub data: Vec<T>,
-    /// Give it back as `?cursor=` for the next page; null on the last.
+    /// Send it as `?cursor=` for the next page; null on the last page.
     pub next_cursor: Option<String>,
 }
 
 impl<T> ListResponse<T> {
-    /// A list of what nobody made.
+    /// A list without rows.
     pub fn empty() -> Self {
         Self {
             data: Vec::new(),
@@ -31,7 +31,7 @@ impl<T> ListResponse<T> {
         }
     }
 
-    /// A list that is short by nature: one page has it all.
+    /// A list that is short by nature: one page has all rows.
     pub fn whole<R>(rows: Vec<R>, render: impl Fn(R) -> T) -> Self {
         Self {
             data: rows.into_iter().map(render).collect(),
@@ -40,7 +40,7 @@ impl<T> ListResponse<T> {
     }
 }
 
-/// Which list a cursor is for. Everything that changes what the list holds must be in here.
+/// Identifies the list of a cursor. Everything that changes the rows of the list must be in it.
 pub struct ListName {
     /// Tenant and credential.
     caller: String,
@@ -49,24 +49,24 @@ pub struct ListName {
 }
 
 impl ListName {
-    /// A list of a tenant's things.
-    pub fn of_key(caller: &KeyCaller, list: impl Into<String>) -> Self {
+    /// A list of a tenant's objects.
+    pub fn for_key(caller: &KeyCaller, list: impl Into<String>) -> Self {
         Self {
             caller: format!("{}/{}", caller.tenant_id(), caller.principal()),
             list: list.into(),
         }
     }
 
-    /// A list of what a call may see of conversations.
-    pub fn of_acting(context: &CallerContext, list: impl Into<String>) -> Self {
+    /// A list of the conversations that a call may see.
+    pub fn for_context(context: &CallerContext, list: impl Into<String>) -> Self {
         Self {
             caller: format!("{}/{}", context.tenant_id(), context.principal()),
             list: list.into(),
         }
     }
 
-    /// A list of the operator's.
-    pub fn of_operator(caller: &OperatorCaller, list: impl Into<String>) -> Self {
+    /// A list of the operator's objects.
+    pub fn for_operator(caller: &OperatorCaller, list: impl Into<String>) -> Self {
         Self {
             caller: caller.principal(),
             list: list.into(),
@@ -114,19 +114,19 @@ impl ListName {
     }
 
     fn write_cursor(&self, keyring: &Keyring, position: &impl Serialize) -> Result<String> {
-        let place = serde_json::to_vec(position).map_err(Error::internal)?;
-        let mut bytes = keyring.sign(&self.context(), &place).to_vec();
-        bytes.extend_from_slice(&place);
+        let position = serde_json::to_vec(position).map_err(Error::internal)?;
+        let mut bytes = keyring.sign(&self.context(), &position).to_vec();
+        bytes.extend_from_slice(&position);
         Ok(URL_SAFE_NO_PAD.encode(bytes))
     }
 
     fn read_cursor<P: DeserializeOwned>(&self, keyring: &Keyring, cursor: &str) -> Option<P> {
         let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
-        let (signature, place) = bytes.split_at_checked(SIGNATURE)?;
-        if !keyring.verify(&self.context(), place, signature) {
+        let (signature, position) = bytes.split_at_checked(SIGNATURE)?;
+        if !keyring.verify(&self.context(), position, signature) {
             return None;
         }
-        serde_json::from_slice(place).ok()
+        serde_json::from_slice(position).ok()
     }
 }
 

@@ -1,4 +1,4 @@
-//! `If-Match` on a number: a message's last `seq`, a key's `generation`. The same number is the ETag.
+//! `If-Match` on a number: a message's last `seq`, a key's `generation`. The ETag has the same number.
 
 use std::future::{Ready, ready};
 
@@ -8,7 +8,7 @@ use actix_web::{FromRequest, HttpRequest};
 
 use crate::error::{Code, Error, FieldError, Result};
 
-/// The number that the caller saw; `None` where any will do.
+/// The expected number; `None` if any is accepted.
 pub struct IfMatch(pub Option<i64>);
 
 impl FromRequest for IfMatch {

@@ -4,7 +4,7 @@
 use sqlx::Row;
 
 use super::deliveries::{self, Covered, DeliveryEnd, delivery_columns, read, read_chat};
-use crate::domain::bridge::delivery::{Delivery, MAX_ATTEMPTS, LEASE_TTL};
+use crate::domain::bridge::delivery::{Delivery, LEASE_TTL, MAX_ATTEMPTS};
 use crate::error::{Error, Result};
 use crate::ids::DeliveryId;
 use crate::store::TenantTx;

@@ -186,7 +186,7 @@ impl Pool {
     /// closed.
     pub async fn close(&self) {
         self.shared.queue.close();
-        let _in_time = timeout(ACQUIRE_TIMEOUT, self.shared.queue.emptied()).await;
+        let _in_time = timeout(ACQUIRE_TIMEOUT, self.shared.queue.until_empty()).await;
         self.shared.idle().clear();
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 use throughline::config::{MigrateConfig, ProgramDirs, environment};
 use throughline::dev::servers::{PostgresServer, RedisServer, Setup};
-use throughline::dev::{place, programs};
+use throughline::dev::{directory, programs};
 use throughline::store;
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_throughline");
@@ -46,7 +46,7 @@ pub fn setup(dir: PathBuf) -> Setup {
     Setup {
         programs: programs::find(&ProgramDirs::from_lookup(&environment)).unwrap(),
         guard_program: BINARY.into(),
-        account: place::account().unwrap(),
+        account: directory::account().unwrap(),
         dir,
         throwaway: true,
     }

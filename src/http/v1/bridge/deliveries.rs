@@ -218,7 +218,7 @@ pub async fn list_dead_deliveries(
     key: DeliveryReader,
     Query(params): Query<ListDeadParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_key(&key, "deliveries/dead");
+    let name = ListName::for_key(&key, "deliveries/dead");
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = deliveries::list_dead(&app, &key, &page).await?;
     let show = if key.reads_texts() {

@@ -1,9 +1,9 @@
-//! What a session id is a link of: the tip, the lineage, and what makes and takes back links.
+//! The chain of a session: its tip, its lineage, and the branch, compress and uncompress operations.
 
 use actix_web::{HttpResponse, get, post, web};
 use serde::{Deserialize, Serialize};
 
-use super::sessions::{SessionResponse, shown};
+use super::sessions::{SessionResponse, session_response};
 use crate::app::App;
 use crate::domain::conversation::compression_plan::MAX_KEEP_LAST;
 use crate::domain::conversation::session::{CompressionRecord, Permission};
@@ -22,10 +22,10 @@ use crate::store;
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct TipResponse {
     pub requested_id: String,
-    /// The newest session of the chain: the only one that takes new messages.
+    /// The newest session of the chain: the only one that accepts new messages.
     pub session_id: String,
     pub conversation_id: String,
-    /// Links between the two.
+    /// The number of links between the two.
     pub hops: i32,
 }
 
@@ -34,7 +34,7 @@ pub struct TipResponse {
 pub struct LinkResponse {
     #[serde(flatten)]
     pub session: SessionResponse,
-    /// What the compression that made it did; null for the first.
+    /// The compression that created this link; null for the first link.
     pub compression: Option<CompressionRecord>,
 }
 
@@ -51,8 +51,8 @@ pub struct LineageParams {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BranchRequest {
-    /// The last message that is taken along; where none is named, all but those of a turn that runs or waits. A call
-    /// whose result is not taken along gets one that says so.
+    /// The last message to copy. Without it, all messages but those of a running or queued turn are copied. A tool
+    /// call whose result is not copied gets a result that says so.
     #[schema(minimum = 1)]
     pub from_seq: Option<i64>,
     pub title: Option<DisplayName>,
@@ -61,17 +61,17 @@ pub struct BranchRequest {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CompressRequest {
-    /// What stands for everything that is not kept.
+    /// The summary that replaces all messages that are not kept.
     #[schema(min_length = 1, max_length = 1_000_000)]
     pub summary: Option<String>,
-    /// How many of the last messages stay as they are. A call is never parted from its result, and the
-    /// last message of a person always stays.
+    /// How many of the last messages stay as they are. A tool call is never separated from its result, and the
+    /// last user message always stays.
     #[schema(minimum = 0, maximum = 1000)]
     pub keep_last: Option<u32>,
-    /// What a summary that the service writes should mind: not together with `summary`.
+    /// An instruction for a summary that the service writes: not together with `summary`.
     #[schema(min_length = 1, max_length = 1000)]
     pub focus: Option<String>,
-    /// Tell what would become of it, and change nothing.
+    /// Report the result, and change nothing.
     #[serde(default)]
     pub preview: bool,
 }
@@ -84,18 +84,18 @@ pub struct CompressedResponse {
     pub session_id: Option<String>,
     pub parent_id: String,
     pub conversation_id: String,
-    /// Messages that stay as they are.
+    /// The number of messages that stay as they are.
     pub kept: i64,
     pub tokens_before: i64,
     pub tokens_after: i64,
 }
 
-/// Where an id leads.
+/// Get the tip of a session's chain.
 #[utoipa::path(
     operation_id = "get_tip",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     responses((status = 200, description = "The tip", body = TipResponse))
 )]
@@ -119,12 +119,12 @@ pub async fn get_tip(
     }))
 }
 
-/// The chain, oldest link first.
+/// List the links of a chain, oldest first.
 #[utoipa::path(
     operation_id = "list_lineage",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), LineageParams),
     responses((status = 200, description = "A page", body = ListResponse<LinkResponse>))
 )]
@@ -141,7 +141,7 @@ pub async fn list_lineage(
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let chain = tip.name.conversation_id;
-    let name = ListName::of_acting(&context, format!("lineage/{chain}"));
+    let name = ListName::for_context(&context, format!("lineage/{chain}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = store::conversation::sessions::list_lineage(&mut tx, access, chain, &page).await?;
     tx.commit().await?;
@@ -152,12 +152,12 @@ pub async fn list_lineage(
     Ok(HttpResponse::Ok().json(response))
 }
 
-/// Begin a conversation of its own with what was said so far.
+/// Branch a conversation: a new one begins with a copy of its messages.
 #[utoipa::path(
     operation_id = "branch_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     request_body = BranchRequest,
     responses((status = 201, description = "The branch", body = SessionResponse))
@@ -182,24 +182,24 @@ pub async fn branch_session(
             let now = app.clock.now();
             let tip = sessions::find(tx, access, &id, Permission::Manage, now).await?;
             let branch = sessions::branch(tx, access, &id, request, now).await?;
-            let response = shown(tx, access, branch).await?;
+            let response = session_response(tx, access, branch).await?;
             sessions::audit_read(&app, tx, &context.actor(), access, &tip).await?;
             Answer::new(201, &response)
         })
         .await
 }
 
-/// Put a summary in the place of all but the last messages.
+/// Compress a session: a summary replaces all but the last messages.
 #[utoipa::path(
     operation_id = "compress_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     request_body = CompressRequest,
     responses(
         (status = 201, description = "The new tip", body = CompressedResponse),
-        (status = 200, description = "Another caller was first, or it was a preview", body = CompressedResponse)
+        (status = 200, description = "A concurrent request compressed first, or it was a preview", body = CompressedResponse)
     )
 )]
 #[post("/sessions/{id}/compress")]
@@ -217,17 +217,17 @@ pub async fn compress_session(
         .answer(&app, tx, context.principal(), body.hash, async |tx| {
             let access = &context.access;
             let now = app.clock.now();
-            let done = sessions::compress(tx, access, &id, &request, now).await?;
-            let name = &done.tip.name;
+            let result = sessions::compress(tx, access, &id, &request, now).await?;
+            let name = &result.tip.name;
             let response = CompressedResponse {
-                session_id: done.child.map(|child| name.shown_link(child, access)),
-                parent_id: name.shown_link(done.parent, access),
+                session_id: result.child.map(|child| name.shown_link(child, access)),
+                parent_id: name.shown_link(result.parent, access),
                 conversation_id: name.shown(access),
-                kept: done.record.kept,
-                tokens_before: done.record.tokens_before,
-                tokens_after: done.record.tokens_after,
+                kept: result.record.kept,
+                tokens_before: result.record.tokens_before,
+                tokens_after: result.record.tokens_after,
             };
-            Answer::new(if done.made { 201 } else { 200 }, &response)
+            Answer::new(if result.made { 201 } else { 200 }, &response)
         })
         .await
 }
@@ -257,16 +257,16 @@ fn read_compress(request: CompressRequest) -> Result<Compress> {
     })
 }
 
-/// Take the newest compression back, while nothing was said since.
+/// Undo the newest compression, if no message was added since.
 #[utoipa::path(
     operation_id = "uncompress_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     responses(
         (status = 200, description = "The session that is the tip again", body = SessionResponse),
-        (status = 409, description = "It is not compressed, or something was said since", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 409, description = "It is not compressed, or has new messages", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/sessions/{id}/uncompress")]
@@ -279,7 +279,7 @@ pub async fn uncompress_session(
     let access = &context.access;
     let mut tx = context.begin(&app.db).await?;
     let parent = sessions::uncompress(&mut tx, access, &id, app.clock.now()).await?;
-    let response = shown(&mut tx, access, parent).await?;
+    let response = session_response(&mut tx, access, parent).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(response))
 }

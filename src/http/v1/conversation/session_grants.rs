@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/grants`: whom else a conversation is open to, and closing it to them.
+//! `/v1/sessions/{id}/grants`: list and revoke the rights of other users to a conversation.
 
 use actix_web::{HttpResponse, delete, get, web};
 use chrono::{DateTime, Utc};
@@ -16,8 +16,7 @@ use crate::ids::UserId;
 use crate::sessions;
 use crate::store;
 
-/// The right of another person to read and speak in a conversation. It holds until it expires or is
-/// revoked.
+/// The right of another user to read a conversation and write in it. It holds until it expires or is revoked.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct GrantResponse {
     pub user_id: UserId,
@@ -53,16 +52,16 @@ pub struct ListGrantsParams {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct RevokeGrantsParams {
-    /// Whose; everyone's where nobody is named.
+    /// The user whose grant is revoked. Without it, all grants are.
     user_id: Option<UserId>,
 }
 
-/// The grants of a conversation, newest first, also those that hold no more.
+/// List the grants of a conversation, newest first, with expired and revoked ones.
 #[utoipa::path(
     operation_id = "list_grants",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListGrantsParams),
     responses((status = 200, description = "A page", body = ListResponse<GrantResponse>))
 )]
@@ -78,7 +77,7 @@ pub async fn list_grants(
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, &context.access, &id, Permission::Manage, now).await?;
     let chain = tip.name.conversation_id;
-    let name = ListName::of_acting(&context, format!("grants/{chain}"));
+    let name = ListName::for_context(&context, format!("grants/{chain}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = store::conversation::grants::list(&mut tx, chain, &page).await?;
     tx.commit().await?;
@@ -86,14 +85,14 @@ pub async fn list_grants(
     Ok(HttpResponse::Ok().json(response))
 }
 
-/// Revoke one person's grant, or all. Revoking again changes nothing.
+/// Revoke one user's grant, or all. A repetition changes nothing.
 #[utoipa::path(
     operation_id = "revoke_grants",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), RevokeGrantsParams),
-    responses((status = 204, description = "From now on it is not there for them"))
+    responses((status = 204, description = "Revoked: the conversation is 404 for them"))
 )]
 #[delete("/sessions/{id}/grants")]
 pub async fn revoke_grants(

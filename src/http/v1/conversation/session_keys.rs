@@ -1,4 +1,4 @@
-//! `/v1/session-keys`: stable names that outlive every session they lead to.
+//! `/v1/session-keys`: stable names that outlive the sessions they lead to.
 
 use actix_web::{HttpResponse, get, post, web};
 use chrono::{DateTime, Utc};
@@ -27,14 +27,14 @@ use crate::store;
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct SlotResponse {
-    /// The key it has now, also when it was asked for by an older one.
+    /// The current key, even if the request named an older one.
     pub session_key: String,
-    /// The tip of what it leads to; null before its first session and after that was deleted.
+    /// The tip of the current session; null before the first session, and after its deletion.
     pub session_id: Option<String>,
     pub conversation_id: Option<String>,
     pub user_id: Option<UserId>,
     pub agent: String,
-    /// Counts the moves of the current session: give it back as `If-Match`.
+    /// Counts the changes of the current session. Send it as `If-Match`.
     pub generation: i64,
     pub last_active_at: DateTime<Utc>,
 }
@@ -42,9 +42,9 @@ pub struct SlotResponse {
 impl SlotResponse {
     fn new(slot: Slot, access: &Access) -> Self {
         let current = slot.current.as_ref();
-        let shown = |current: &Current| current.name.shown_link(current.session_id, access);
+        let public_id = |current: &Current| current.name.shown_link(current.session_id, access);
         Self {
-            session_id: current.map(shown),
+            session_id: current.map(public_id),
             conversation_id: current.map(|current| current.name.shown(access)),
             last_active_at: current.map_or(slot.last_person_at, |current| current.last_active_at),
             session_key: slot.key,
@@ -59,10 +59,10 @@ impl SlotResponse {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListSlotsParams {
-    /// Answers this one slot instead of a list: for keys that a path cannot hold.
+    /// Returns this one slot instead of a list: for keys that do not fit into a path.
     #[param(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
     session_key: Option<String>,
-    /// Of this person.
+    /// Only slots of this user.
     user_id: Option<UserId>,
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
@@ -70,7 +70,7 @@ pub struct ListSlotsParams {
     cursor: Option<String>,
 }
 
-/// A page of slots, or the one that was asked for.
+/// A page of slots, or the requested one.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub enum SlotsResponse {
@@ -81,7 +81,7 @@ pub enum SlotsResponse {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchRequest {
-    /// Any id of the chain that becomes the current one.
+    /// Any id of the chain that becomes current.
     #[schema(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
     pub session_id: String,
 }
@@ -89,24 +89,24 @@ pub struct SwitchRequest {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AppendToKeyRequest {
-    /// All of them are written, in this order, or none.
+    /// Written in this order, all or none.
     #[schema(min_items = 1, max_items = 1000)]
     pub messages: Vec<NewMessageRequest>,
-    /// For a new key: `main` where none is named.
+    /// The agent of a new key. Default: `main`.
     pub agent: Option<ResourceName>,
-    /// Whose key it is: `usr_…`, `platform:external_id`, or `me` with a user token.
+    /// The owner of the key: `usr_…`, `platform:external_id`, or `me` with a user token.
     pub user: Option<UserName>,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct AppendedToKeyResponse {
     pub session_key: String,
-    /// The tip, which took the messages.
+    /// The tip, which has the messages.
     pub session_id: String,
     pub conversation_id: String,
     /// Whether the session is new.
     pub created: bool,
-    /// Why it began anew, where it did.
+    /// Why the session was reset, if it was.
     pub reset: Option<ResetResponse>,
     pub messages: Vec<MessageResponse>,
 }
@@ -117,14 +117,14 @@ pub struct ResetResponse {
     pub previous_session_id: String,
 }
 
-/// Keys, newest first.
+/// List session keys, newest first.
 #[utoipa::path(
     operation_id = "list_session_keys",
     tag = "session keys",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(ListSlotsParams),
-    responses((status = 200, description = "A page, or with `session_key` the one slot", body = SlotsResponse))
+    responses((status = 200, description = "A page, or the one slot of `session_key`", body = SlotsResponse))
 )]
 #[get("/session-keys")]
 pub async fn list_session_keys(
@@ -142,7 +142,7 @@ pub async fn list_session_keys(
     }
     let context = caller.context(&app, None).await?;
     let access = &context.access;
-    let name = ListName::of_acting(&context, format!("session_keys?{:?}", params.user_id));
+    let name = ListName::for_context(&context, format!("session_keys?{:?}", params.user_id));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = context.begin(&app.db).await?;
     let user_id = context.narrowed_to(&mut tx, params.user_id).await?;
@@ -167,12 +167,12 @@ async fn find(
     Ok((SlotResponse::new(slot, &context.access), generation))
 }
 
-/// What a key leads to.
+/// Get a session key and its current session.
 #[utoipa::path(
     operation_id = "get_session_key",
     tag = "session keys",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("key" = inline(SessionKey), Path, description = "The key, percent-encoded")),
     responses((status = 200, description = "The slot; its ETag is its generation", body = SlotResponse))
 )]
@@ -188,22 +188,22 @@ pub async fn get_session_key(
         .json(slot))
 }
 
-/// Begin anew: a fresh session becomes the current one.
+/// Reset a session key: a fresh session becomes the current one.
 #[utoipa::path(
     operation_id = "reset_session_key",
     tag = "session keys",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
     extensions(
-        ("x-acts-for" = json!("the named person, the token's user, or the tenant")),
+        ("x-acts-for" = json!("the named user, the token's user, or the tenant")),
         ("x-retryable" = json!(true))
     ),
     params(
         ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
-        ("If-Match" = Option<String>, Header, description = "The generation that the caller saw", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
+        ("If-Match" = Option<String>, Header, description = "The expected generation", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
     ),
     responses(
         (status = 200, description = "The slot", body = SlotResponse),
-        (status = 412, description = "It was moved since", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 412, description = "The generation has changed", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/session-keys/{key}/reset")]
@@ -216,7 +216,7 @@ pub async fn reset_session_key(
 ) -> Result<HttpResponse> {
     let context = caller.context(&app, None).await?;
     let access = &context.access;
-    let nothing = BodyHash::of_nothing();
+    let nothing = BodyHash::empty();
     let tx = context.begin(&app.db).await?;
     retryable
         .answer(&app, tx, context.principal(), nothing, async |tx| {
@@ -226,20 +226,20 @@ pub async fn reset_session_key(
         .await
 }
 
-/// Make another session the current one, and open it again if it had ended.
+/// Make another session the current one, and reopen it if it had ended.
 #[utoipa::path(
     operation_id = "switch_session_key",
     tag = "session keys",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
-        ("If-Match" = Option<String>, Header, description = "The generation that the caller saw", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
+        ("If-Match" = Option<String>, Header, description = "The expected generation", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
     ),
     request_body = SwitchRequest,
     responses(
         (status = 200, description = "The slot", body = SlotResponse),
-        (status = 412, description = "It was moved since", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 412, description = "The generation has changed", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/session-keys/{key}/switch")]
@@ -264,13 +264,14 @@ pub async fn switch_session_key(
         .await
 }
 
-/// Append messages to the key's current session, made if the key is new. The agent's reset policy may
-/// find that session too old and begin anew.
+/// Append messages to the key's current session.
+///
+/// A new key gets a new session. The agent's reset policy may replace the current session first.
 #[utoipa::path(
     operation_id = "append_to_session_key",
     tag = "session keys",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("key" = inline(SessionKey), Path, description = "The key, percent-encoded")),
     request_body = AppendToKeyRequest,
     responses((status = 201, description = "Written", body = AppendedToKeyResponse))
@@ -298,7 +299,7 @@ pub async fn append_to_session_key(
                     .as_ref()
                     .map(|speaker| speaker.name.platform()),
                 chat_type: None,
-                by_person: messages.iter().any(|message| message.role == Role::User),
+                by_user: messages.iter().any(|message| message.role == Role::User),
             };
             let chosen = sessions::choose_current(tx, access, &key, agent, arrival, now).await?;
             let session = SessionRef::Id(chosen.session_id);

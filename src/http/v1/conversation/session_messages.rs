@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/messages`: a transcript, read and written at its end.
+//! `/v1/sessions/{id}/messages`: read a transcript, and append to it.
 
 use actix_web::{HttpResponse, get, post, web};
 use chrono::{DateTime, Utc};
@@ -22,26 +22,26 @@ use crate::http::request::paging::{ListName, ListResponse};
 use crate::http::request::precondition::{IfMatch, etag};
 use crate::idempotency::Answer;
 use crate::ids::{SessionId, TurnId};
-use crate::sessions::{self, Appended};
+use crate::sessions::{self, AppendResult};
 use crate::store;
 use crate::store::conversation::messages::Order;
 
 #[derive(Debug, Clone, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewMessageRequest {
-    /// Only admin and chat keys write others than `user`.
+    /// Only admin and chat keys may write other roles than `user`.
     pub role: Role,
     pub content: Option<Content>,
-    /// Of an assistant.
+    /// Only for the role `assistant`.
     #[schema(min_items = 1, max_items = 128)]
     pub tool_calls: Option<Vec<ToolCall>>,
-    /// Of a tool: which call it answers.
+    /// Only for the role `tool`: the call it answers.
     #[schema(min_length = 1, max_length = 256)]
     pub tool_call_id: Option<String>,
-    /// Of a user: what its author is called. The model is given it.
+    /// Only for the role `user`: the author's name, which the model receives.
     #[schema(min_length = 1, max_length = 256)]
     pub name: Option<String>,
-    /// As the client counted it; estimated where it did not.
+    /// The client's count; estimated if absent.
     #[schema(maximum = 10_000_000)]
     pub token_count: Option<u32>,
 }
@@ -66,9 +66,9 @@ impl From<NewMessageRequest> for NewMessage {
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct MessageResponse {
-    /// The link it is in.
+    /// The session that holds the message.
     pub session_id: String,
-    /// Without gap in its session.
+    /// Counts without a gap within its session.
     pub seq: i64,
     pub role: Role,
     pub kind: MessageKind,
@@ -77,19 +77,19 @@ pub struct MessageResponse {
     #[schema(value_type = Option<Vec<ToolCall>>)]
     pub tool_calls: Option<Box<RawValue>>,
     pub tool_call_id: Option<String>,
-    /// What its author is called, as the client gave it.
+    /// The author's name, as the client sent it.
     pub name: Option<String>,
-    /// What the model thought before it answered, where it says so. No model is shown it.
+    /// The model's reasoning, if its provider returns it. It is not sent to a model.
     pub reasoning_content: Option<String>,
-    /// Who spoke: `platform:external_id`.
+    /// The sender: `platform:external_id`.
     pub identity: Option<String>,
     pub platform: Option<String>,
     pub token_count: i32,
     pub turn_id: Option<TurnId>,
-    /// Where the original is, of a copy.
+    /// The original, if the message is a copy.
     pub copied_from: Option<CopiedFrom>,
     pub created_at: DateTime<Utc>,
-    /// When it was taken back by `/undo`: it keeps its place, and no model is shown it.
+    /// When `/undo` removed it: it keeps its number, and is not sent to a model.
     pub undone_at: Option<DateTime<Utc>>,
 }
 
@@ -101,10 +101,10 @@ pub struct CopiedFrom {
 
 impl MessageResponse {
     pub fn new(message: Message, chain: &ConversationHandle, access: &Access) -> Self {
-        let shown = |id: SessionId| chain.shown_link(id, access);
+        let public_id = |id: SessionId| chain.shown_link(id, access);
         let extra = message.extra.map_or_else(Extra::default, |extra| *extra);
         Self {
-            session_id: shown(message.session_id),
+            session_id: public_id(message.session_id),
             seq: message.seq,
             role: message.role,
             kind: message.kind,
@@ -118,7 +118,7 @@ impl MessageResponse {
             token_count: message.token_count,
             turn_id: message.turn_id,
             copied_from: message.copied_from.map(|(id, seq)| CopiedFrom {
-                session_id: shown(id),
+                session_id: public_id(id),
                 seq,
             }),
             created_at: message.created_at,
@@ -130,10 +130,10 @@ impl MessageResponse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Scope {
-    /// What is in one session, as a model would see it: summary, kept messages, and what followed.
+    /// The messages of one session, as a model receives them: the summary, the kept messages, and all later ones.
     #[default]
     Session,
-    /// Each original message of the whole chain once, and the summaries, marked by their kind.
+    /// Each original message of the whole chain once, and the summaries, marked by their `kind`.
     Conversation,
 }
 
@@ -150,7 +150,7 @@ pub enum OrderParam {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListMessagesParams {
-    /// Shows the named link as it is, and not the tip of its chain.
+    /// Read the named session itself, and not the tip of its chain.
     #[serde(default)]
     #[param(default = false)]
     exact: bool,
@@ -169,21 +169,21 @@ pub struct ListMessagesParams {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AppendMessagesRequest {
-    /// All of them are written, in this order, or none.
+    /// Written in this order, all or none.
     #[schema(min_items = 1, max_items = 1000)]
     pub messages: Vec<NewMessageRequest>,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct AppendedResponse {
-    /// The tip, which took them.
+    /// The tip, which has the messages.
     pub session_id: String,
     pub messages: Vec<MessageResponse>,
 }
 
-/// What was appended, as it is stored.
+/// The appended messages as they are stored.
 pub fn appended_messages(
-    appended: &Appended,
+    appended: &AppendResult,
     messages: &[NewMessage],
     access: &Access,
     now: DateTime<Utc>,
@@ -196,7 +196,7 @@ pub fn appended_messages(
         .iter()
         .zip(appended.first_seq..)
         .map(|(message, seq)| {
-            let speaker = access
+            let sender = access
                 .speaker
                 .as_ref()
                 .filter(|_| message.role == Role::User);
@@ -211,18 +211,18 @@ pub fn appended_messages(
                 content: message
                     .content
                     .as_ref()
-                    .map(|c| raw(serde_json::to_string(c)))
+                    .map(|content| raw(serde_json::to_string(content)))
                     .transpose()?,
                 tool_calls: message
                     .tool_calls
                     .as_ref()
-                    .map(|c| raw(serde_json::to_string(c)))
+                    .map(|calls| raw(serde_json::to_string(calls)))
                     .transpose()?,
                 tool_call_id: message.tool_call_id.clone(),
                 name: message.name().map(str::to_owned),
                 reasoning_content: None,
-                identity: speaker.map(|speaker| speaker.name.to_string()),
-                platform: speaker.map(|speaker| speaker.name.platform().to_string()),
+                identity: sender.map(|sender| sender.name.to_string()),
+                platform: sender.map(|sender| sender.name.platform().to_string()),
                 token_count: message.tokens(),
                 turn_id: None,
                 copied_from: None,
@@ -233,12 +233,12 @@ pub fn appended_messages(
         .collect()
 }
 
-/// The messages of a session, or of a whole chain.
+/// List the messages of a session, or of a whole chain.
 #[utoipa::path(
     operation_id = "list_messages",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListMessagesParams),
     responses(
         (status = 200, description = "A page; the ETag is the tip's last seq", body = ListResponse<MessageResponse>),
@@ -271,19 +271,20 @@ pub async fn list_messages(
     } else {
         tip.session_id
     };
-    let of = if whole {
+    let listed_id = if whole {
         tip.name.conversation_id
     } else {
         session_id
     };
-    let list = format!("messages/{of}/{:?}/{:?}", params.scope, params.order);
-    let name = ListName::of_acting(&context, list);
+    let list = format!("messages/{listed_id}/{:?}/{:?}", params.scope, params.order);
+    let name = ListName::for_context(&context, list);
     let render = |message: Message| MessageResponse::new(message, &tip.name, access);
     let limit = params.limit;
     let cursor = params.cursor.as_deref();
     let response = if whole {
         let page = name.open(&app.keyring, limit, cursor)?;
-        let page = store::conversation::messages::list_conversation(&mut tx, of, &page).await?;
+        let page =
+            store::conversation::messages::list_conversation(&mut tx, listed_id, &page).await?;
         name.close(&app.keyring, page, |(_, message)| render(message))?
     } else {
         let order = match params.order {
@@ -305,15 +306,15 @@ pub async fn list_messages(
     operation_id = "append_messages",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = inline(SessionRef), Path, description = "Any id of the chain"),
-        ("If-Match" = Option<String>, Header, description = "The last seq that the caller saw", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
+        ("If-Match" = Option<String>, Header, description = "The expected last seq", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
     ),
     request_body = AppendMessagesRequest,
     responses(
         (status = 201, description = "Written; the ETag is the new last seq", body = AppendedResponse),
-        (status = 412, description = "Something was said since", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 412, description = "There are newer messages", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/sessions/{id}/messages")]

@@ -6,7 +6,7 @@ use actix_web::web::Bytes;
 use actix_web::{HttpResponse, get, post, web};
 use serde::Deserialize;
 
-use super::sessions::{SessionResponse, shown};
+use super::sessions::{SessionResponse, session_response};
 use crate::app::App;
 use crate::domain::conversation::session_name::{SessionKey, SessionRef};
 use crate::domain::transfer::document::{Document, DocumentSignature};
@@ -26,10 +26,10 @@ use crate::sessions::{self, Export};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ExportFormat {
-    /// What can be imported again.
+    /// For `POST /v1/sessions/import`.
     #[default]
     Json,
-    /// What people can read.
+    /// For reading.
     Markdown,
 }
 
@@ -46,20 +46,20 @@ pub struct ExportParams {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ImportParams {
-    /// The key it is made under; made if it is new.
+    /// The session key of the conversation. A new key is created.
     #[param(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
     session_key: Option<String>,
 }
 
 /// Export a whole conversation, whichever of its ids is named.
 ///
-/// What is said after the export began is not in it. A document that breaks off is not complete: its
+/// Messages after the beginning of the export are not in it. An interrupted document is incomplete: its
 /// `signature` comes last.
 #[utoipa::path(
     operation_id = "export_session",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ExportParams),
     responses((status = 200, description = "The conversation", content(
         (Document = "application/json"),
@@ -110,7 +110,7 @@ struct Download {
     pages: Pages,
     export: Export,
     format: ExportFormat,
-    /// None before the first chunk.
+    /// `None` before the first chunk.
     writer: Option<Writer>,
 }
 
@@ -120,7 +120,7 @@ enum Writer {
 }
 
 impl Download {
-    /// The next bytes, and what comes after them, if anything does. An error breaks the answer off.
+    /// The next bytes, and the rest of the download, if there is one. An error aborts the answer.
     async fn chunk(mut self) -> Result<(Bytes, Option<Self>)> {
         match self.write().await {
             Ok((bytes, true)) => Ok((bytes, None)),
@@ -182,7 +182,7 @@ impl Download {
         }
     }
 
-    /// In a transaction of its own, which ends before the client reads on.
+    /// Reads in a transaction of its own, which ends before the client reads on.
     async fn read(&mut self) -> Result<Vec<Piece>> {
         let app = self.pages.app.clone();
         let _turn = Pages::turn(&app).await?;
@@ -195,21 +195,20 @@ impl Download {
     }
 }
 
-/// Import a conversation that was exported, with new ids; the caller owns it.
+/// Import an exported conversation with new ids. The caller owns it.
 ///
-/// The body may have 16 MiB, 1000 links and 20000 messages, and with its copies 64 MiB. Every member but
-/// `links` may be left out; ids, identities, platforms and times are read and not used. Only admin and
-/// chat keys may bring in other roles than `user`, notices and handoffs; others may if the `signature`
-/// shows that the document is exactly what this service exported for this tenant. If there is no such
-/// agent, the conversation is `main`'s.
+/// The body may have 16 MiB, 1000 links and 20000 messages, and with its copies 64 MiB. Every member but `links`
+/// is optional. Ids, identities, platforms and times are accepted and ignored. Only admin and chat keys may import
+/// other roles than `user`, notices and handoffs; other callers may if the `signature` proves that this service
+/// exported exactly this document for this tenant. If the agent does not exist, the conversation belongs to `main`.
 #[utoipa::path(
     operation_id = "import_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(ImportParams),
     request_body = Document,
-    responses((status = 201, description = "Made; the tip of the new chain", body = SessionResponse))
+    responses((status = 201, description = "Created; the tip of the new chain", body = SessionResponse))
 )]
 #[post("/sessions/import")]
 pub async fn import_session(
@@ -222,7 +221,7 @@ pub async fn import_session(
     let context = caller.context(&app, None).await?;
     let parse = |key: &String| SessionKey::parse(key, "/query/session_key");
     let session_key = params.session_key.as_ref().map(parse).transpose()?;
-    // The key is part of what is asked.
+    // The key is part of the request.
     let named = params.session_key.unwrap_or_default();
     let hash = body.hash.with(named.as_bytes());
     let document = body.value;
@@ -236,7 +235,7 @@ pub async fn import_session(
             let now = app.clock.now();
             let key = session_key.as_ref();
             let tip = sessions::import(&app, tx, access, &document, key, now).await?;
-            Answer::new(201, &shown(tx, access, tip).await?)
+            Answer::new(201, &session_response(tx, access, tip).await?)
         })
         .await
 }

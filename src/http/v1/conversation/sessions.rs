@@ -1,5 +1,4 @@
-//! `/v1/sessions`: making, listing, showing, naming and deleting sessions. Any id of a chain is good for
-//! all of it.
+//! `/v1/sessions`: create, list, get, update and delete sessions. Every id of a chain names it.
 
 use actix_web::{HttpResponse, delete, get, patch, post, web};
 use chrono::{DateTime, Utc};
@@ -31,27 +30,27 @@ use crate::store::{self, TenantTx};
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct SessionResponse {
-    /// `ses_…`, or the client's own.
+    /// `ses_…`, or the client's own id.
     pub id: String,
-    /// The key it was made under.
+    /// The session key it was created under.
     pub session_key: Option<String>,
     pub user_id: Option<UserId>,
     pub agent: String,
     /// The id of the chain's first session.
     pub conversation_id: String,
     pub parent_id: Option<String>,
-    /// How it came out of its parent.
+    /// How it was derived from its parent.
     pub edge: Option<Edge>,
     pub state: SessionState,
     pub end_reason: Option<EndReason>,
     pub title: Option<String>,
-    /// Compressions before it.
+    /// The number of compressions before it.
     pub depth: i32,
-    /// Whether a key leads to it; in a list of one key's sessions, whether that key does.
+    /// Whether it is current in a session key; in a list with `session_key`, whether it is current in that one.
     pub current: bool,
-    /// Without the copies that a compression took over.
+    /// Without the copies of a compression.
     pub message_count: i64,
-    /// Of its whole transcript.
+    /// The tokens of its whole transcript.
     pub token_count: i64,
     pub created_at: DateTime<Utc>,
     pub last_active_at: DateTime<Utc>,
@@ -89,15 +88,15 @@ impl SessionResponse {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateSessionRequest {
-    /// An id of the client's own, given once. What begins like an id of the service is not taken.
+    /// The client's own id, unique for ever. It must not look like an id of the service.
     #[schema(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
     pub id: Option<String>,
-    /// The key it is made under; made if it is new. The first session of a new key is its current one.
+    /// The session key of the session. A new key is created, and gets the session as its current one.
     #[schema(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
     pub session_key: Option<String>,
-    /// `main` where none is named.
+    /// Default: `main`.
     pub agent: Option<ResourceName>,
-    /// Whose session it is: `usr_…`, `platform:external_id`, or `me` with a user token.
+    /// The owner of the session: `usr_…`, `platform:external_id`, or `me` with a user token.
     pub user: Option<UserName>,
     pub title: Option<DisplayName>,
     #[serde(default)]
@@ -111,9 +110,9 @@ const _: () = assert!(MAX_MESSAGES == 1000);
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListSessionsParams {
-    /// Of this person.
+    /// Only sessions of this user.
     user_id: Option<UserId>,
-    /// Made under this key, or switched to from it.
+    /// Only sessions created under this key, or switched to by it.
     #[param(min_length = 1, max_length = 256, pattern = "^[!-~]+$")]
     session_key: Option<String>,
     agent: Option<ResourceName>,
@@ -129,13 +128,13 @@ pub struct ListSessionsParams {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ExactParams {
-    /// Shows the named link as it is, and not the tip of its chain.
+    /// Read the named session itself, and not the tip of its chain.
     #[serde(default)]
     #[param(default = false)]
     pub exact: bool,
 }
 
-/// What is left out stays as it is; a title of null is taken away. It holds for the whole chain.
+/// Absent members stay as they are; a title of null is removed. A change holds for the whole chain.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UpdateSessionRequest {
@@ -146,20 +145,24 @@ pub struct UpdateSessionRequest {
     pub pinned: Option<bool>,
 }
 
-/// Shows a link that the caller has found.
-pub async fn shown(tx: &mut TenantTx, access: &Access, id: SessionId) -> Result<SessionResponse> {
+/// Renders a link that the caller may see.
+pub async fn session_response(
+    tx: &mut TenantTx,
+    access: &Access,
+    id: SessionId,
+) -> Result<SessionResponse> {
     let session = store::conversation::sessions::get(tx, access, id).await?;
     Ok(SessionResponse::new(session, access))
 }
 
-/// Make a session.
+/// Create a session.
 #[utoipa::path(
     operation_id = "create_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     request_body = CreateSessionRequest,
-    responses((status = 201, description = "Made", body = SessionResponse))
+    responses((status = 201, description = "Created", body = SessionResponse))
 )]
 #[post("/sessions")]
 pub async fn create_session(
@@ -183,17 +186,17 @@ pub async fn create_session(
     retryable
         .answer(&app, tx, context.principal(), body.hash, async |tx| {
             let id = sessions::create(tx, &context.access, new, app.clock.now()).await?;
-            Answer::new(201, &shown(tx, &context.access, id).await?)
+            Answer::new(201, &session_response(tx, &context.access, id).await?)
         })
         .await
 }
 
-/// Sessions by their tips, newest first.
+/// List sessions by their tips, newest first.
 #[utoipa::path(
     operation_id = "list_sessions",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(ListSessionsParams),
     responses((status = 200, description = "A page", body = ListResponse<SessionResponse>))
 )]
@@ -209,7 +212,7 @@ pub async fn list_sessions(
         "sessions?{:?}&{:?}&{:?}&{:?}&{:?}",
         params.user_id, params.session_key, params.agent, params.state, params.archived
     );
-    let name = ListName::of_acting(&context, list);
+    let name = ListName::for_context(&context, list);
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = context.begin(&app.db).await?;
     let mut filter = Filter {
@@ -223,7 +226,7 @@ pub async fn list_sessions(
         let key = SessionKey::parse(key, "/query/session_key")?;
         match sessions::find_slot(&mut tx, access, &key, app.clock.now()).await {
             Ok(slot) => filter.slot_id = Some(slot.id),
-            // Nothing was made under it yet; a reserved one is there or it is not.
+            // No session exists under the key yet. A reserved key exists or does not.
             Err(error) if error.code == session_key_not_found().code && !key.is_reserved() => {
                 return Ok(HttpResponse::Ok().json(ListResponse::<SessionResponse>::empty()));
             }
@@ -238,12 +241,12 @@ pub async fn list_sessions(
     Ok(HttpResponse::Ok().json(response))
 }
 
-/// One session: the tip of its chain, or exactly the named link.
+/// Get a session: the tip of its chain, or exactly the named link.
 #[utoipa::path(
     operation_id = "get_session",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ExactParams),
     responses((status = 200, description = "The session; its ETag is its last seq", body = SessionResponse))
 )]
@@ -259,24 +262,24 @@ pub async fn get_session(
     let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
-    let wanted = if params.exact {
+    let session_id = if params.exact {
         tip.requested_id
     } else {
         tip.session_id
     };
-    let session = store::conversation::sessions::get(&mut tx, access, wanted).await?;
+    let session = store::conversation::sessions::get(&mut tx, access, session_id).await?;
     tx.commit().await?;
     let etag = etag(session.last_seq);
     let response = SessionResponse::new(session, access);
     Ok(HttpResponse::Ok().insert_header(etag).json(response))
 }
 
-/// Name, archive or pin a conversation.
+/// Rename, archive or pin a conversation.
 #[utoipa::path(
     operation_id = "update_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     request_body = UpdateSessionRequest,
     responses((status = 200, description = "The session", body = SessionResponse))
@@ -299,7 +302,7 @@ pub async fn update_session(
     let mut tx = context.begin(&app.db).await?;
     let tip = sessions::find(&mut tx, access, &id, Permission::Manage, app.clock.now()).await?;
     store::conversation::conversations::update(&mut tx, tip.name.conversation_id, &change).await?;
-    let response = shown(&mut tx, access, tip.session_id).await?;
+    let response = session_response(&mut tx, access, tip.session_id).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(response))
 }
@@ -309,7 +312,7 @@ pub async fn update_session(
     operation_id = "delete_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     responses((status = 204, description = "Deleted"))
 )]

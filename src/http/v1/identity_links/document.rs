@@ -1,4 +1,4 @@
-//! `/v1/identity-links`: who is who, as a document that tenants keep themselves.
+//! `/v1/identity-links`: the links between a tenant's users and their identities, as one document.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ use crate::http::auth::callers::{Admin, Reader};
 use crate::http::request::documents::DocumentBody;
 use crate::http::request::extract::Query;
 use crate::ids::UserId;
-use crate::people::{self, Imported, ImportedChange};
+use crate::people::{self, LinkImportChange, LinkImportResult};
 use crate::store;
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PutIdentityLinksParams {
-    /// Answers what would change, and changes nothing.
+    /// Report the changes, and change nothing.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// What is left out or null stays as it is; what is not known here comes back as a warning.
+/// Absent members and nulls stay as they are. Unknown members come back as warnings.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct IdentityLinksDocument {
     pub session: Option<SessionLinks>,
@@ -41,44 +41,44 @@ pub struct IdentityLinksDocument {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionLinks {
-    /// Becomes the tenant's own.
+    /// Becomes the tenant's setting.
     pub dm_scope: Option<DmScope>,
-    /// The tenant's names of people, each with the identities that are theirs. Whoever is no longer
-    /// listed loses what imports linked; an empty object says that there is nobody.
+    /// The tenant's names of its users, each with the user's identities. A user who is no longer listed loses the
+    /// identities that imports linked. An empty object lists no user.
     #[schema(value_type = Option<BTreeMap<ExternalId, Vec<IdentityName>>>)]
     pub identity_links: Option<BTreeMap<String, Vec<String>>>,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct IdentityLinksResponse {
-    /// Whether the document is in force: not after a dry run.
+    /// Whether the document was applied: not in a dry run.
     pub applied: bool,
     pub dry_run: bool,
-    /// The tenant's, with this document.
+    /// The tenant's setting, with this document.
     pub dm_scope: DmScope,
-    /// What changes besides people: `dm_scope`, `toolsets`.
+    /// The changed settings: `dm_scope`, `toolsets`.
     #[schema(value_type = Vec<String>)]
     pub settings: Vec<&'static str>,
     pub changes: Vec<LinkChange>,
-    /// What was left out, or may not be meant so.
+    /// Ignored members, and entries that may be mistakes.
     pub warnings: Vec<FieldError>,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct LinkChange {
     pub action: LinkAction,
-    /// The person's name in the document, or in the one before; null for someone without one.
+    /// The user's name in this document, or in the previous one; null for a user without a name.
     pub name: Option<String>,
-    /// Null for someone who would be made.
+    /// Null for a user whom a dry run would create.
     pub user_id: Option<UserId>,
     #[schema(value_type = Option<IdentityName>)]
     pub identity: Option<String>,
-    /// Whose it was.
+    /// The previous user of the identity.
     pub from_user_id: Option<UserId>,
 }
 
-impl From<ImportedChange> for LinkChange {
-    fn from(change: ImportedChange) -> Self {
+impl From<LinkImportChange> for LinkChange {
+    fn from(change: LinkImportChange) -> Self {
         Self {
             action: change.action,
             name: change.name,
@@ -90,20 +90,21 @@ impl From<ImportedChange> for LinkChange {
 }
 
 impl IdentityLinksResponse {
-    fn new(imported: Imported, dry_run: bool) -> Self {
+    fn new(result: LinkImportResult, dry_run: bool) -> Self {
         Self {
             applied: !dry_run,
             dry_run,
-            dm_scope: imported.dm_scope,
-            settings: imported.settings,
-            changes: imported.changes.into_iter().map(LinkChange::from).collect(),
-            warnings: imported.warnings,
+            dm_scope: result.dm_scope,
+            settings: result.settings,
+            changes: result.changes.into_iter().map(LinkChange::from).collect(),
+            warnings: result.warnings,
         }
     }
 }
 
-/// Put a document of links in force, whole or not at all. It adds and removes only links that imports
-/// made; doing it again changes nothing.
+/// Apply a document of identity links, all of it or nothing.
+///
+/// It adds and removes only links that imports made. A repetition changes nothing.
 #[utoipa::path(
     operation_id = "put_identity_links",
     tag = "people",
@@ -115,7 +116,7 @@ impl IdentityLinksResponse {
         (IdentityLinksDocument = "application/yaml")
     )),
     responses(
-        (status = 200, description = "In force, or what would change", body = IdentityLinksResponse),
+        (status = 200, description = "Applied, or the changes of a dry run", body = IdentityLinksResponse),
         (status = 415, description = "The body is neither JSON nor YAML", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
@@ -129,14 +130,14 @@ pub async fn put_identity_links(
     let document = document::parse(&body.tree)?;
     let dry_run = params.dry_run;
     let mut tx = caller.begin(&app.db).await?;
-    let imported = people::import(&app, &mut tx, &caller.principal(), document, dry_run).await?;
+    let result = people::import(&app, &mut tx, &caller.principal(), document, dry_run).await?;
     if !dry_run {
         tx.commit().await?;
     }
-    Ok(HttpResponse::Ok().json(IdentityLinksResponse::new(imported, dry_run)))
+    Ok(HttpResponse::Ok().json(IdentityLinksResponse::new(result, dry_run)))
 }
 
-/// The document that is in force, as what is stored now says it. Putting it changes nothing.
+/// Get the identity links as a document. To put it unchanged changes nothing.
 #[utoipa::path(
     operation_id = "get_identity_links",
     tag = "people",

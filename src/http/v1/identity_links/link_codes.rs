@@ -1,4 +1,4 @@
-//! `/v1/link-codes`: a person joins two of their accounts by carrying a code from one to the other.
+//! `/v1/link-codes`: a user links two identities by carrying a code from one to the other.
 
 use actix_web::{HttpResponse, post, web};
 use chrono::{DateTime, Utc};
@@ -16,16 +16,16 @@ use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::idempotency::Answer;
 use crate::ids::UserId;
-use crate::people::{self, Redeem, Redeemed};
+use crate::people::{self, RedeemRequest, RedeemResult};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateLinkCodeRequest {
-    /// Whose code it is; else the header `X-Throughline-Identity`, else the token's own account.
+    /// The identity that mints the code; else that of the header `X-Throughline-Identity`, else the token's own.
     pub identity: Option<IdentityName>,
-    /// Where it is shown: a direct chat.
+    /// The chat that shows the code: a direct chat.
     pub chat: Option<Chat>,
-    /// Where it must be redeemed.
+    /// The platform on which the code must be redeemed.
     pub platform: Option<PlatformScope>,
 }
 
@@ -41,36 +41,36 @@ pub struct LinkCodeResponse {
 pub struct RedeemLinkCodeRequest {
     #[schema(min_length = 1, max_length = 64)]
     pub code: String,
-    /// Who redeems it; else the header `X-Throughline-Identity`, else the token's own account.
+    /// The redeeming identity; else that of the header `X-Throughline-Identity`, else the token's own.
     pub identity: Option<IdentityName>,
-    /// Where: a direct chat.
+    /// The chat of the redeeming identity: a direct chat.
     pub chat: Option<Chat>,
-    /// Answers who would be joined, and leaves the code as it is.
+    /// Report who would be merged, and leave the code unused.
     #[serde(default)]
     pub dry_run: bool,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct RedeemedResponse {
-    /// The one person that both are now.
+    /// The merged user.
     pub user_id: UserId,
-    /// The id that the redeeming account's person had; it goes on answering.
+    /// The previous user id of the redeeming identity. It still answers.
     pub merged_user_id: UserId,
-    /// The accounts that joined.
+    /// The identities that were moved.
     #[schema(value_type = Vec<IdentityName>)]
     pub identities: Vec<String>,
-    /// What came along.
+    /// What was moved.
     pub moved: MergeCounts,
-    /// The key of the redeeming account's direct chat with `main`; null in a dry run.
+    /// The key of the redeeming identity's direct chat with `main`; null in a dry run.
     pub session_key: Option<String>,
-    /// What that key leads to; null if nothing was said yet.
+    /// The current session of that key; null if there is none yet.
     pub session_id: Option<String>,
     pub conversation_id: Option<String>,
     pub dry_run: bool,
 }
 
 impl RedeemedResponse {
-    fn new(redeemed: Redeemed, access: &Access, dry_run: bool) -> Self {
+    fn new(redeemed: RedeemResult, access: &Access, dry_run: bool) -> Self {
         let names = redeemed
             .merge
             .identities
@@ -90,8 +90,9 @@ impl RedeemedResponse {
     }
 }
 
-/// Make a code that joins this account with another one of the same person. It is good for ten minutes,
-/// once, and only in a direct chat.
+/// Create a code that links this identity with another one of the same user.
+///
+/// It is valid for ten minutes, once, and only in a direct chat.
 #[utoipa::path(
     operation_id = "create_link_code",
     tag = "people",
@@ -130,8 +131,9 @@ pub async fn create_link_code(
         .await
 }
 
-/// Redeem a code: the account that brings it and the one that showed it become one person. Wrong codes
-/// are counted, and lock the account, the key and the tenant for a while.
+/// Redeem a code: the user of the redeeming identity and the user of the code become one.
+///
+/// Wrong codes are counted, and lock the identity, the key and the tenant for a while.
 #[utoipa::path(
     operation_id = "redeem_link_code",
     tag = "people",
@@ -139,8 +141,8 @@ pub async fn create_link_code(
     extensions(("x-acts-for" = json!("the named identity, or the token's user"))),
     request_body = RedeemLinkCodeRequest,
     responses(
-        (status = 200, description = "Joined, or what would be joined", body = RedeemedResponse),
-        (status = 409, description = "Already one person, or only an admin may merge them", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 200, description = "Merged, or the changes of a dry run", body = RedeemedResponse),
+        (status = 409, description = "Already one user, or only an admin may merge them", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/link-codes/redeem")]
@@ -167,7 +169,7 @@ pub async fn redeem_link_code(
         return Err(refusal);
     }
     let known = verified.contact(&app).await?;
-    let redeem = Redeem {
+    let redeem = RedeemRequest {
         code: &request.code,
         identity: &verified.identity(&known),
         namespace: verified.namespace(),

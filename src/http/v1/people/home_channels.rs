@@ -1,4 +1,4 @@
-//! `/v1/users/{id}/home-channels`: where a person wants to be reached on each platform.
+//! `/v1/users/{id}/home-channels`: where a user wants to be reached on each platform.
 
 use actix_web::{HttpResponse, delete, get, put, web};
 use chrono::{DateTime, Utc};
@@ -21,9 +21,9 @@ use crate::store;
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PutHomeChannelRequest {
-    /// The account on that platform; else the one that speaks, else the only one.
+    /// The identity on that platform; else the sender's, else the only one.
     pub identity: Option<IdentityName>,
-    /// The person's own direct chat; an admin may give another.
+    /// The user's own direct chat; an admin may set any other.
     pub chat: Chat,
 }
 
@@ -37,23 +37,23 @@ pub struct HomeChannelResponse {
 }
 
 impl From<HomeChannel> for HomeChannelResponse {
-    fn from(home: HomeChannel) -> Self {
+    fn from(channel: HomeChannel) -> Self {
         Self {
-            platform: home.platform,
-            identity: home.identity.name.to_string(),
-            chat: home.chat,
-            updated_at: home.updated_at,
+            platform: channel.platform,
+            identity: channel.identity.name.to_string(),
+            chat: channel.chat,
+            updated_at: channel.updated_at,
         }
     }
 }
 
-/// Where a person wants to be reached, by platform. Stored, not used yet: nothing is sent there by itself.
+/// List where a user wants to be reached, by platform. Stored, not used yet: nothing is sent there by itself.
 #[utoipa::path(
     operation_id = "list_home_channels",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
-    params(("id" = UserId, Path, description = "The person")),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
+    params(("id" = UserId, Path, description = "The user")),
     responses((status = 200, description = "All of them", body = ListResponse<HomeChannelResponse>))
 )]
 #[get("/users/{id}/home-channels")]
@@ -65,24 +65,24 @@ pub async fn list_home_channels(
     let context = caller.context(&app, None).await?;
     let mut tx = context.begin(&app.db).await?;
     let user = context.find_user(&mut tx, id).await?;
-    let homes = store::people::home_channels::list(&mut tx, user.id).await?;
+    let channels = store::people::home_channels::list(&mut tx, user.id).await?;
     tx.commit().await?;
-    let list = ListResponse::whole(homes, HomeChannelResponse::from);
+    let list = ListResponse::whole(channels, HomeChannelResponse::from);
     Ok(HttpResponse::Ok().json(list))
 }
 
-/// Say where a person wants to be reached on a platform. Stored, not used yet: nothing is sent there by itself.
+/// Set where a user wants to be reached on a platform. Stored, not used yet: nothing is sent there by itself.
 #[utoipa::path(
     operation_id = "put_home_channel",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
-        ("id" = UserId, Path, description = "The person"),
+        ("id" = UserId, Path, description = "The user"),
         ("platform" = inline(PlatformScope), Path, description = "The platform, percent-encoded")
     ),
     request_body = PutHomeChannelRequest,
-    responses((status = 200, description = "Where", body = HomeChannelResponse))
+    responses((status = 200, description = "The home channel", body = HomeChannelResponse))
 )]
 #[put("/users/{id}/home-channels/{platform}")]
 pub async fn put_home_channel(
@@ -110,24 +110,26 @@ pub async fn put_home_channel(
         },
     )
     .await?;
-    let homes = store::people::home_channels::list(&mut tx, user.id).await?;
+    let channels = store::people::home_channels::list(&mut tx, user.id).await?;
     tx.commit().await?;
-    let home = homes.into_iter().find(|home| home.platform == platform);
-    let home = home.ok_or_else(|| Error::not_found("home channel"))?;
-    Ok(HttpResponse::Ok().json(HomeChannelResponse::from(home)))
+    let channel = channels
+        .into_iter()
+        .find(|channel| channel.platform == platform);
+    let channel = channel.ok_or_else(|| Error::not_found("home channel"))?;
+    Ok(HttpResponse::Ok().json(HomeChannelResponse::from(channel)))
 }
 
-/// Forget where a person wants to be reached on a platform.
+/// Delete where a user wants to be reached on a platform.
 #[utoipa::path(
     operation_id = "delete_home_channel",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
-        ("id" = UserId, Path, description = "The person"),
+        ("id" = UserId, Path, description = "The user"),
         ("platform" = inline(PlatformScope), Path, description = "The platform, percent-encoded")
     ),
-    responses((status = 204, description = "Forgotten"))
+    responses((status = 204, description = "Deleted"))
 )]
 #[delete("/users/{id}/home-channels/{platform}")]
 pub async fn delete_home_channel(

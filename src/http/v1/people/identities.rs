@@ -1,4 +1,4 @@
-//! A person's accounts: `/v1/users/{id}/identities`, where they were heard, and parting from one.
+//! A user's identities: `/v1/users/{id}/identities`, their presence, unlink and its undo.
 
 use actix_web::{HttpResponse, delete, get, post, web};
 use chrono::{DateTime, Utc};
@@ -19,26 +19,26 @@ use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::ListResponse;
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
-use crate::people::{self, Unlinked};
+use crate::people::{self, UnlinkResult};
 use crate::store;
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct IdentityResponse {
     pub id: IdentityId,
     pub user_id: UserId,
-    /// `platform:external_id`, as it is found by.
+    /// `platform:external_id`, normalised.
     #[schema(value_type = IdentityName)]
     pub identity: String,
     /// `platform`, or `platform@scope`.
     pub platform: String,
     pub external_id: String,
-    /// The id as whoever vouched for it wrote it.
+    /// The external id as the bridge, the token or the tenant wrote it.
     pub raw: String,
-    /// The issuer whose tokens prove it; null where a bridge or the tenant vouched.
+    /// The issuer whose tokens prove it; null if a bridge or the tenant vouched for it.
     pub issuer: Option<String>,
     /// Whether an imported document lists it.
     pub imported: bool,
-    /// Since when it belongs to this person.
+    /// Since when it belongs to this user.
     pub linked_at: DateTime<Utc>,
     pub created_at: DateTime<Utc>,
 }
@@ -65,13 +65,13 @@ pub struct PresenceResponse {
     #[schema(value_type = IdentityName)]
     pub identity: String,
     pub platform: String,
-    /// To the minute; null before it was ever heard.
+    /// To the minute; null before its first message.
     pub last_seen_at: Option<DateTime<Utc>>,
-    /// The key it last spoke through.
+    /// The session key of its last message.
     pub session_key: Option<String>,
-    /// What that key leads to now.
+    /// The current session of that key.
     pub session_id: Option<String>,
-    /// Where the person wants to be reached there.
+    /// Where the user wants to be reached there.
     pub home_channel: Option<Chat>,
 }
 
@@ -91,24 +91,24 @@ impl PresenceResponse {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct UnlinkedResponse {
     pub identity_id: IdentityId,
-    /// The account's own person from now on.
+    /// The identity's own user from now on.
     pub user_id: UserId,
-    /// The person it was parted from.
+    /// The user it was unlinked from.
     pub previous_user_id: UserId,
-    /// Conversations that went along: those in which only it spoke.
+    /// The number of moved conversations: those in which only this identity wrote.
     pub conversations: usize,
-    /// Until when it can be taken back.
+    /// The end of the time in which the unlink can be undone.
     pub undo_until: DateTime<Utc>,
 }
 
-impl From<Unlinked> for UnlinkedResponse {
-    fn from(unlinked: Unlinked) -> Self {
+impl From<UnlinkResult> for UnlinkedResponse {
+    fn from(unlinked: UnlinkResult) -> Self {
         Self {
             identity_id: unlinked.identity.id,
-            user_id: unlinked.parting.to_user,
-            previous_user_id: unlinked.parting.from_user,
+            user_id: unlinked.unlink.to_user,
+            previous_user_id: unlinked.unlink.from_user,
             conversations: unlinked.conversations,
-            undo_until: unlinked.parting.undo_until,
+            undo_until: unlinked.unlink.undo_until,
         }
     }
 }
@@ -116,20 +116,20 @@ impl From<Unlinked> for UnlinkedResponse {
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UndoUnlinkRequest {
-    /// A link code that another account of the person showed; an admin needs none.
+    /// A link code from another identity of the user; an admin needs none.
     #[schema(min_length = 1, max_length = 64)]
     pub code: Option<String>,
-    /// Where it is brought: a direct chat.
+    /// The chat of the identity: a direct chat.
     pub chat: Option<Chat>,
 }
 
-/// The accounts of a person, in the order they came.
+/// List the identities of a user, oldest first.
 #[utoipa::path(
     operation_id = "list_identities",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
-    params(("id" = UserId, Path, description = "The person")),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
+    params(("id" = UserId, Path, description = "The user")),
     responses((status = 200, description = "All of them", body = ListResponse<IdentityResponse>))
 )]
 #[get("/users/{id}/identities")]
@@ -141,20 +141,20 @@ pub async fn list_identities(
     let context = caller.context(&app, None).await?;
     let mut tx = context.begin(&app.db).await?;
     let user = context.find_user(&mut tx, id).await?;
-    let accounts = store::people::identities::list(&mut tx, user.id).await?;
+    let identities = store::people::identities::list(&mut tx, user.id).await?;
     tx.commit().await?;
-    let list = ListResponse::whole(accounts, IdentityResponse::from);
+    let list = ListResponse::whole(identities, IdentityResponse::from);
     Ok(HttpResponse::Ok().json(list))
 }
 
-/// When and where each account of a person was last heard, the latest first.
+/// List when and where each identity of a user was last active, the latest first.
 #[utoipa::path(
     operation_id = "list_presence",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
-    params(("id" = UserId, Path, description = "The person")),
-    responses((status = 200, description = "All accounts", body = ListResponse<PresenceResponse>))
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
+    params(("id" = UserId, Path, description = "The user")),
+    responses((status = 200, description = "All identities", body = ListResponse<PresenceResponse>))
 )]
 #[get("/users/{id}/presence")]
 pub async fn list_presence(
@@ -172,16 +172,16 @@ pub async fn list_presence(
     Ok(HttpResponse::Ok().json(list))
 }
 
-/// Unlink an account: it gets a person of its own. What only it said goes with it.
+/// Unlink an identity: it gets a user of its own. Conversations in which only it wrote go with it.
 #[utoipa::path(
     operation_id = "unlink_identity",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
-    params(("id" = IdentityId, Path, description = "The account")),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
+    params(("id" = IdentityId, Path, description = "The identity")),
     responses(
-        (status = 200, description = "Parted", body = UnlinkedResponse),
-        (status = 409, description = "It is the person's only one", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 200, description = "Unlinked", body = UnlinkedResponse),
+        (status = 409, description = "It is the only identity of its user", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[delete("/identities/{id}")]
@@ -197,17 +197,17 @@ pub async fn unlink_identity(
     Ok(HttpResponse::Ok().json(UnlinkedResponse::from(unlinked)))
 }
 
-/// Take an unlinking back within 30 days: an admin, or the account with a fresh code of the other side.
+/// Undo an unlink within 30 days: as an admin, or as the identity with a fresh code of the other side.
 #[utoipa::path(
     operation_id = "undo_unlink_identity",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
-    params(("id" = IdentityId, Path, description = "The account")),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
+    params(("id" = IdentityId, Path, description = "The identity")),
     request_body = UndoUnlinkRequest,
     responses(
-        (status = 200, description = "Joined again", body = MergeResponse),
-        (status = 409, description = "It cannot be taken back", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 200, description = "Merged again", body = MergeResponse),
+        (status = 409, description = "The unlink can no longer be undone", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/identities/{id}/undo-unlink")]
@@ -238,17 +238,17 @@ pub async fn undo_unlink_identity(
     let mut tx = context.begin(&app.db).await?;
     people::find_identity(&mut tx, access, id).await?;
     drop(tx);
-    let speaker = access.speaker.clone().filter(|speaker| speaker.id == id);
-    let (Some(speaker), Some(code)) = (speaker, request.code) else {
-        let detail = "the account itself brings a link code that the other side showed";
+    let sender = access.speaker.clone().filter(|sender| sender.id == id);
+    let (Some(sender), Some(code)) = (sender, request.code) else {
+        let detail = "the identity itself sends a link code of the other side";
         return Err(Error::new(Code::ProofRequired, detail));
     };
-    people::with_charged_attempt(&app, context.caller(), speaker.id, async || {
+    people::with_charged_attempt(&app, context.caller(), sender.id, async || {
         let tx = context.begin(&app.db).await?;
         retryable
             .answer(&app, tx, context.principal(), body.hash, async |tx| {
                 let actor = context.actor();
-                let proven = people::consume(&app, tx, &code, &speaker).await?;
+                let proven = people::consume(&app, tx, &code, &sender).await?;
                 let proven = Some(proven);
                 let merged = people::undo_unlink(&app, tx, &actor, access, id, proven).await?;
                 Answer::new(200, &MergeResponse::new(merged, false))

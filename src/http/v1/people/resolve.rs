@@ -1,4 +1,4 @@
-//! `/v1/resolve`: who speaks, and the session that what they say goes to.
+//! `/v1/resolve`: the user of an identity, and the session of its next message.
 
 use actix_web::{HttpResponse, post, web};
 use serde::{Deserialize, Serialize};
@@ -17,16 +17,16 @@ use crate::http::request::json_body::JsonBody;
 use crate::http::v1::conversation::session_keys::ResetResponse;
 use crate::idempotency::Answer;
 use crate::ids::{IdentityId, UserId};
-use crate::people::{self, Resolved};
+use crate::people::{self, Resolution};
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResolveRequest {
-    /// Who speaks; else the header `X-Throughline-Identity`, else the token's own account.
+    /// The sender; else the header `X-Throughline-Identity`, else the token's own identity.
     pub identity: Option<IdentityName>,
-    /// `main` where none is named.
+    /// Default: `main`.
     pub agent: Option<ResourceName>,
-    /// Where; a direct chat unless it says another.
+    /// The chat of the message. Default: a direct chat.
     pub chat: Option<Chat>,
 }
 
@@ -34,22 +34,22 @@ pub struct ResolveRequest {
 pub struct ResolveResponse {
     pub user_id: UserId,
     pub identity_id: IdentityId,
-    /// Whether the person is or was linked with another account.
+    /// Whether the user has or had several identities.
     pub linked: bool,
     pub session_key: String,
     pub session_id: String,
     pub conversation_id: String,
     /// Whether the session is new.
     pub created: bool,
-    /// Why it began anew, where it did.
+    /// Why the session was reset, if it was.
     pub reset: Option<ResetResponse>,
-    /// A session of theirs that they could continue here.
+    /// A session of the user that could be continued here.
     #[schema(value_type = Option<Object>)]
     pub offer: Option<()>,
 }
 
 impl ResolveResponse {
-    fn new(resolved: Resolved, access: &Access) -> Self {
+    fn new(resolved: Resolution, access: &Access) -> Self {
         Self {
             user_id: resolved.user_id,
             identity_id: resolved.identity_id,
@@ -67,15 +67,16 @@ impl ResolveResponse {
     }
 }
 
-/// Find out who speaks and where it belongs: what a message would do before anything is said. First
-/// contact makes the person, a new place its session, and the agent's reset policy is applied.
+/// Resolve an identity to its user and session, as a message would, before one is sent.
+///
+/// An unknown identity gets a new user, a new chat its session, and the agent's reset policy is applied.
 #[utoipa::path(
     operation_id = "resolve",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
     extensions(("x-acts-for" = json!("the named identity, or the token's user"))),
     request_body = ResolveRequest,
-    responses((status = 200, description = "The person and the session", body = ResolveResponse))
+    responses((status = 200, description = "The user and the session", body = ResolveResponse))
 )]
 #[post("/resolve")]
 pub async fn resolve(
@@ -95,7 +96,7 @@ pub async fn resolve(
         .agent
         .as_ref()
         .map_or(DEFAULT_AGENT, ResourceName::as_str);
-    let asked = people::ResolveRequest {
+    let resolve_request = people::ResolveRequest {
         identity: &verified.identity,
         agent,
         chat: &chat,
@@ -104,7 +105,7 @@ pub async fn resolve(
     let now = app.clock.now();
     let mut tx = verified.begin(&app.db).await?;
     if !retryable.has_key()
-        && let Some(resolved) = people::resolve(&mut tx, asked, now).await?
+        && let Some(resolved) = people::resolve(&mut tx, resolve_request, now).await?
     {
         let response = render(&verified, resolved)?;
         tx.commit().await?;
@@ -115,26 +116,26 @@ pub async fn resolve(
     let tx = verified.begin(&app.db).await?;
     retryable
         .answer(&app, tx, verified.principal(), body.hash, async |tx| {
-            let resolved = people::resolve(tx, asked, now).await?;
+            let resolved = people::resolve(tx, resolve_request, now).await?;
             let resolved = resolved.ok_or_else(|| Error::not_found("identity"))?;
             Answer::new(200, &render(&verified, resolved)?)
         })
         .await
 }
 
-fn render(verified: &VerifiedIdentity, resolved: Resolved) -> Result<ResolveResponse> {
+fn render(verified: &VerifiedIdentity, resolved: Resolution) -> Result<ResolveResponse> {
     verified.check_own(&IdentityOwner {
         id: resolved.identity_id,
         user_id: resolved.user_id,
     })?;
-    let speaker = Identity {
+    let sender = Identity {
         id: resolved.identity_id,
         name: verified.identity.clone(),
     };
     let access = if verified.is_person() {
-        Access::of_user(resolved.user_id, speaker)
+        Access::of_user(resolved.user_id, sender)
     } else {
-        Access::of_service(resolved.user_id, speaker)
+        Access::of_service(resolved.user_id, sender)
     };
     Ok(ResolveResponse::new(resolved, &access))
 }

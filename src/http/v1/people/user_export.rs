@@ -1,4 +1,4 @@
-//! `GET /v1/users/{id}/export`: everything of a person, written while it is read.
+//! `GET /v1/users/{id}/export`: everything of a user, written while it is read.
 
 use actix_web::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use actix_web::web::Bytes;
@@ -14,11 +14,11 @@ use crate::http::response::download::{self, Pages};
 use crate::ids::UserId;
 use crate::people::{self, UserExport};
 
-/// Export everything of a person as one document.
+/// Export everything of a user as one document.
 ///
-/// It has the person's accounts, keys, rights, deliveries and use, their conversations, each as
-/// `/v1/sessions/{id}/export` gives it, and what they said in conversations that are not theirs. What is
-/// made or deleted while it is written may be in it or not. A document that breaks off is not complete.
+/// It has the user's identities, session keys, grants, deliveries and usage, their conversations, each in the form
+/// of `/v1/sessions/{id}/export`, and their messages in conversations of others. Rows that are created or deleted
+/// during the export may be in it or not. An interrupted document is incomplete.
 #[utoipa::path(
     operation_id = "export_user",
     tag = "people",
@@ -43,13 +43,13 @@ pub async fn export_user(
     let mut tx = context.begin(&app.db).await?;
     let user = context.find_user(&mut tx, id).await?;
     let file = format!("attachment; filename=\"person-{}.json\"", user.id);
-    let (export, begun) = people::export(app, &mut tx, &actor, access, user).await?;
+    let (export, unsent) = people::export(app, &mut tx, &actor, access, user).await?;
     tx.commit().await?;
     let credential = pages.credential.clone();
     let download = Download {
         pages,
         export,
-        begun,
+        unsent,
     };
     Ok(HttpResponse::Ok()
         .insert_header((CONTENT_TYPE, "application/json"))
@@ -61,8 +61,8 @@ pub async fn export_user(
 struct Download {
     pages: Pages,
     export: UserExport,
-    /// What is written and not sent.
-    begun: Vec<u8>,
+    /// Bytes that are written and not sent.
+    unsent: Vec<u8>,
 }
 
 impl Download {
@@ -77,7 +77,7 @@ impl Download {
         }
     }
 
-    /// In a transaction of its own, which ends before the client reads on.
+    /// Reads in a transaction of its own, which ends before the client reads on.
     async fn read(&mut self) -> Result<(Vec<u8>, bool)> {
         let app = self.pages.app.clone();
         let _turn = Pages::turn(&app).await?;
@@ -85,7 +85,7 @@ impl Download {
         let access = &self.pages.context.access;
         let (bytes, last) = self.export.next(&app, &mut tx, access).await?;
         tx.commit().await?;
-        let mut out = std::mem::take(&mut self.begun);
+        let mut out = std::mem::take(&mut self.unsent);
         out.extend(bytes);
         Ok((out, last))
     }

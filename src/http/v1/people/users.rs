@@ -1,4 +1,4 @@
-//! `/v1/users`: the tenant's people.
+//! `/v1/users`: the tenant's users.
 
 use actix_web::{HttpResponse, delete, get, patch, post, web};
 use chrono::{DateTime, Utc};
@@ -26,12 +26,12 @@ use crate::store;
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct UserResponse {
     pub id: UserId,
-    /// The tenant's own name of the person.
+    /// The tenant's own name of the user.
     pub external_id: Option<String>,
     pub display_name: Option<String>,
-    /// A name of the IANA database; UTC where it is null.
+    /// An IANA time zone; null means UTC.
     pub time_zone: Option<String>,
-    /// Whether the person is or was linked: then all platforms share one key.
+    /// Whether the user has or had several identities: then all platforms share one session key.
     pub linked: bool,
     pub created_at: DateTime<Utc>,
 }
@@ -52,22 +52,22 @@ impl From<User> for UserResponse {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateUserRequest {
-    /// The tenant's own name of the person, unique within the tenant.
+    /// The tenant's own name of the user, unique within the tenant.
     #[schema(min_length = 1, max_length = 256)]
     pub external_id: Option<String>,
     pub display_name: Option<DisplayName>,
     pub time_zone: Option<TimeZone>,
-    /// Accounts of the person that nobody has yet.
+    /// Identities of the user that belong to no other user yet.
     #[serde(default)]
     #[schema(max_items = 100)]
     pub identities: Vec<IdentityName>,
 }
 
-/// What is left out stays; null takes it away.
+/// Absent members stay as they are; null removes a value.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UpdateUserRequest {
-    /// Only an admin changes it.
+    /// Only an admin may change it.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<String>, min_length = 1, max_length = 256)]
     pub external_id: Option<Option<String>>,
@@ -85,7 +85,7 @@ pub struct UpdateUserRequest {
 pub struct ListUsersParams {
     #[param(min_length = 1, max_length = 256)]
     external_id: Option<String>,
-    /// The person with this account.
+    /// The user of this identity.
     identity: Option<IdentityName>,
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
@@ -96,23 +96,23 @@ pub struct ListUsersParams {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MergeUsersRequest {
-    /// Who joins the person in the path, whole.
+    /// The user that is merged into the user in the path.
     pub from_user_id: UserId,
-    /// Why; kept with the merge.
+    /// The reason; stored with the merge.
     #[schema(min_length = 1, max_length = 500, pattern = r"\S")]
     pub reason: String,
-    /// Answers what would be moved, and moves nothing.
+    /// Report what would be moved, and move nothing.
     #[serde(default)]
     pub dry_run: bool,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct MergeResponse {
-    /// Who stays.
+    /// The user that stays.
     pub user_id: UserId,
-    /// Who is no more; the id goes on answering, as the one who stays.
+    /// The user that no longer exists. Its id still answers, as the user that stays.
     pub merged_user_id: UserId,
-    /// The accounts that joined.
+    /// The identities that were moved.
     #[schema(value_type = Vec<IdentityName>)]
     pub identities: Vec<String>,
     pub moved: MergeCounts,
@@ -137,15 +137,15 @@ impl MergeResponse {
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct ErasedResponse {
-    /// Who is no more. This id and every other of theirs is 404 from now on.
+    /// The erased user. This id and every other id of the user is 404 from now on.
     pub user_id: UserId,
-    /// How many accounts they had.
+    /// The number of identities the user had.
     pub identities: usize,
-    /// How many conversations went with them.
+    /// The number of conversations that were deleted.
     pub conversations: usize,
 }
 
-/// Make a person, with the accounts the tenant knows to be theirs.
+/// Create a user with the identities that belong to it.
 #[utoipa::path(
     operation_id = "create_user",
     tag = "people",
@@ -153,8 +153,8 @@ pub struct ErasedResponse {
     extensions(("x-acts-for" = json!("the tenant"))),
     request_body = CreateUserRequest,
     responses(
-        (status = 201, description = "The person", body = UserResponse),
-        (status = 409, description = "An identity or the external id is someone else's", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 201, description = "The user", body = UserResponse),
+        (status = 409, description = "An identity or the external id belongs to another user", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/users")]
@@ -180,7 +180,7 @@ pub async fn create_user(
         .await
 }
 
-/// People, newest first.
+/// List users, newest first.
 #[utoipa::path(
     operation_id = "list_users",
     tag = "people",
@@ -200,13 +200,13 @@ pub async fn list_users(
         let error = FieldError::new("/query/external_id", "must have 1 to 256 characters");
         return Err(Error::fields(Code::InvalidRequest, vec![error]));
     }
-    let asked = (&params.external_id, &params.identity);
-    let name = ListName::of_key(&caller, format!("users?{asked:?}"));
+    let filter = (&params.external_id, &params.identity);
+    let name = ListName::for_key(&caller, format!("users?{filter:?}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = caller.begin(&app.db).await?;
     let owner = match &params.identity {
         Some(identity) => match store::people::identities::find(&mut tx, identity).await? {
-            Some(known) => Some(known.user_id),
+            Some(owner) => Some(owner.user_id),
             None => return Ok(HttpResponse::Ok().json(ListResponse::<UserResponse>::empty())),
         },
         None => None,
@@ -218,13 +218,13 @@ pub async fn list_users(
     Ok(HttpResponse::Ok().json(page))
 }
 
-/// The person a user token stands for.
+/// Get the user of the user token.
 #[utoipa::path(
     operation_id = "get_own_user",
     tag = "people",
     security(("user_token" = [])),
     extensions(("x-acts-for" = json!("the token's user"))),
-    responses((status = 200, description = "The person", body = UserResponse))
+    responses((status = 200, description = "The user", body = UserResponse))
 )]
 #[get("/users/me")]
 pub async fn get_own_user(app: web::Data<App>, caller: Person) -> Result<HttpResponse> {
@@ -235,14 +235,14 @@ pub async fn get_own_user(app: web::Data<App>, caller: Person) -> Result<HttpRes
     Ok(HttpResponse::Ok().json(UserResponse::from(user)))
 }
 
-/// One person; an id that was merged away answers as the one who stayed.
+/// Get a user. The id of a merged user answers as the user that stayed.
 #[utoipa::path(
     operation_id = "get_user",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
-    params(("id" = UserId, Path, description = "The person")),
-    responses((status = 200, description = "The person", body = UserResponse))
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
+    params(("id" = UserId, Path, description = "The user")),
+    responses((status = 200, description = "The user", body = UserResponse))
 )]
 #[get("/users/{id}")]
 pub async fn get_user(
@@ -257,17 +257,17 @@ pub async fn get_user(
     Ok(HttpResponse::Ok().json(UserResponse::from(user)))
 }
 
-/// Rename a person, or say where they live.
+/// Change a user's names or time zone.
 #[utoipa::path(
     operation_id = "update_user",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
-    params(("id" = UserId, Path, description = "The person")),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
+    params(("id" = UserId, Path, description = "The user")),
     request_body = UpdateUserRequest,
     responses(
-        (status = 200, description = "The person", body = UserResponse),
-        (status = 409, description = "The external id is someone else's", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 200, description = "The user", body = UserResponse),
+        (status = 409, description = "The external id belongs to another user", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[patch("/users/{id}")]
@@ -295,18 +295,17 @@ pub async fn update_user(
     Ok(HttpResponse::Ok().json(UserResponse::from(user)))
 }
 
-/// Erase a person: accounts, conversations, keys, rights, codes, deliveries, stored answers.
+/// Erase a user: identities, conversations, session keys, grants, codes, deliveries, stored answers.
 ///
-/// They are gone at once, by every id they ever had. In conversations that are not theirs, what they said
-/// becomes `[erased]` soon after, and so does what the agent answered them there. An account of theirs that speaks
-/// again is someone new.
+/// The user is gone at once, by every id it ever had. In conversations of others, the user's messages and the
+/// agent's answers to them become `[erased]` soon after. An erased identity that writes again gets a new user.
 #[utoipa::path(
     operation_id = "delete_user",
     tag = "people",
     security(("api_key" = ["admin"])),
     extensions(("x-acts-for" = json!("the tenant"))),
-    params(("id" = UserId, Path, description = "The person")),
-    responses((status = 202, description = "Gone; their rows follow", body = ErasedResponse))
+    params(("id" = UserId, Path, description = "The user")),
+    responses((status = 202, description = "Erased; the rows are deleted soon after", body = ErasedResponse))
 )]
 #[delete("/users/{id}")]
 pub async fn delete_user(
@@ -317,26 +316,26 @@ pub async fn delete_user(
     let mut tx = caller.begin(&app.db).await?;
     let erased = people::erase(&app, &mut tx, &caller.principal(), id).await?;
     tx.commit().await?;
-    let people = &erased.user_ids;
-    app.limits.forget_people(caller.tenant_id(), people).await;
+    let user_ids = &erased.user_ids;
+    app.limits.forget_people(caller.tenant_id(), user_ids).await;
     Ok(HttpResponse::Accepted().json(ErasedResponse {
-        user_id: people.first().copied().unwrap_or(id),
+        user_id: user_ids.first().copied().unwrap_or(id),
         identities: erased.identities,
         conversations: erased.conversations,
     }))
 }
 
-/// Merge another person into this one, whole.
+/// Merge another user into this one, whole.
 #[utoipa::path(
     operation_id = "merge_users",
     tag = "people",
     security(("api_key" = ["admin"])),
     extensions(("x-acts-for" = json!("the tenant"))),
-    params(("id" = UserId, Path, description = "Who stays")),
+    params(("id" = UserId, Path, description = "The user that stays")),
     request_body = MergeUsersRequest,
     responses(
-        (status = 200, description = "Merged, or what would be moved", body = MergeResponse),
-        (status = 409, description = "They are one person already, or would have too many identities", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 200, description = "Merged, or the changes of a dry run", body = MergeResponse),
+        (status = 409, description = "They are one user already, or would have too many identities", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/users/{id}/merge")]

@@ -1,4 +1,4 @@
-//! `/v1/agents`: the tenant's named assistants. An upstream's key goes in and never comes out.
+//! `/v1/agents`: the tenant's named assistants. The answers never contain an upstream's API key.
 
 use actix_web::{HttpResponse, delete, get, put, web};
 use chrono::{DateTime, Utc};
@@ -27,7 +27,7 @@ pub struct AgentResponse {
     pub record: AgentRecord,
 }
 
-/// What an answer says of an agent besides its document.
+/// The members of an agent in an answer besides its specification.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct AgentRecord {
     pub name: String,
@@ -73,7 +73,7 @@ impl ToSchema for AgentResponse {
     }
 }
 
-/// Make an agent, or replace it whole. Everything but `upstream` has a default.
+/// Create an agent, or replace it as a whole. Everything but `upstream` has a default.
 #[utoipa::path(
     operation_id = "put_agent",
     tag = "agents",
@@ -83,7 +83,7 @@ impl ToSchema for AgentResponse {
     request_body = AgentSpec,
     responses(
         (status = 200, description = "Replaced", body = AgentResponse),
-        (status = 201, description = "Made", body = AgentResponse),
+        (status = 201, description = "Created", body = AgentResponse),
     )
 )]
 #[put("/agents/{name}")]
@@ -108,7 +108,7 @@ pub async fn put_agent(
     })
 }
 
-/// All agents of the tenant, by name.
+/// List all agents of the tenant, by name.
 #[utoipa::path(
     operation_id = "list_agents",
     tag = "agents",
@@ -124,7 +124,7 @@ pub async fn list_agents(app: web::Data<App>, caller: Reader) -> Result<HttpResp
     Ok(HttpResponse::Ok().json(ListResponse::whole(agents, AgentResponse::from)))
 }
 
-/// One agent.
+/// Get an agent.
 #[utoipa::path(
     operation_id = "get_agent",
     tag = "agents",
@@ -147,7 +147,7 @@ pub async fn get_agent(
     Ok(HttpResponse::Ok().json(AgentResponse::from(agent)))
 }
 
-/// Delete an agent. `main` stays: it is used where no agent is named.
+/// Delete an agent. `main` cannot be deleted: it is the default agent.
 #[utoipa::path(
     operation_id = "delete_agent",
     tag = "agents",

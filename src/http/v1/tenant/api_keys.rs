@@ -1,4 +1,4 @@
-//! `/v1/api-keys`: a tenant's credentials. A key's text is in the answer that makes it and nowhere else.
+//! `/v1/api-keys`: a tenant's credentials. A key's text is only in the answer that creates it.
 
 use actix_web::{HttpResponse, delete, get, post, web};
 use chrono::{DateTime, Utc};
@@ -27,7 +27,7 @@ pub struct CreateApiKeyRequest {
     pub name: DisplayName,
     #[schema(min_items = 1, max_items = 4)]
     pub scopes: Vec<Scope>,
-    /// Required with the scope `bridge`, refused without: `platform` or `platform@scope`.
+    /// Required with the scope `bridge`, refused without it: `platform` or `platform@scope`.
     #[serde(default)]
     #[schema(max_items = 100)]
     pub platforms: Vec<PlatformScope>,
@@ -39,7 +39,7 @@ pub struct CreateApiKeyRequest {
 pub struct CreatedApiKeyResponse {
     pub id: ApiKeyId,
     pub name: String,
-    /// The key's text, shown once; null when a retry asks after ten minutes.
+    /// The key's text, shown once; null in a retry after ten minutes.
     pub key: Option<String>,
     pub scopes: Vec<Scope>,
     pub platforms: Vec<PlatformScope>,
@@ -85,14 +85,14 @@ pub struct ListApiKeysParams {
     cursor: Option<String>,
 }
 
-/// Make an API key.
+/// Create an API key.
 #[utoipa::path(
     operation_id = "create_api_key",
     tag = "api keys",
     security(("api_key" = ["admin"])),
     extensions(("x-acts-for" = json!("tenant"))),
     request_body = CreateApiKeyRequest,
-    responses((status = 201, description = "Made", body = CreatedApiKeyResponse))
+    responses((status = 201, description = "Created", body = CreatedApiKeyResponse))
 )]
 #[post("/api-keys")]
 pub async fn create_api_key(
@@ -112,17 +112,17 @@ pub async fn create_api_key(
         .answer(&app, tx, caller.principal(), body.hash, async |tx| {
             let actor = caller.principal();
             let now = app.clock.now();
-            let made = api_keys::create(&app.keyring, tx, &actor, &request, now).await?;
+            let created = api_keys::create(&app.keyring, tx, &actor, &request, now).await?;
             let answer = Answer::new(
                 201,
                 &CreatedApiKeyResponse {
-                    id: made.key.id,
-                    name: made.key.name,
-                    key: Some(made.text.expose_secret().to_owned()),
-                    scopes: made.key.scopes,
-                    platforms: made.key.platforms,
-                    expires_at: made.key.expires_at,
-                    created_at: made.key.created_at,
+                    id: created.key.id,
+                    name: created.key.name,
+                    key: Some(created.text.expose_secret().to_owned()),
+                    scopes: created.key.scopes,
+                    platforms: created.key.platforms,
+                    expires_at: created.key.expires_at,
+                    created_at: created.key.created_at,
                 },
             )?;
             Ok(answer.with_secret("key"))
@@ -130,7 +130,7 @@ pub async fn create_api_key(
         .await
 }
 
-/// The tenant's API keys, newest first, revoked ones included.
+/// List the tenant's API keys, newest first, revoked ones included.
 #[utoipa::path(
     operation_id = "list_api_keys",
     tag = "api keys",
@@ -145,7 +145,7 @@ pub async fn list_api_keys(
     caller: Reader,
     Query(params): Query<ListApiKeysParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_key(&caller, "api_keys");
+    let name = ListName::for_key(&caller, "api_keys");
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = caller.begin(&app.db).await?;
     let page = store::tenant::api_keys::list(&mut tx, &request).await?;
@@ -154,14 +154,14 @@ pub async fn list_api_keys(
     Ok(HttpResponse::Ok().json(response))
 }
 
-/// Revoke an API key: within one second it works on no node.
+/// Revoke an API key. Within one second no node accepts it.
 #[utoipa::path(
     operation_id = "revoke_api_key",
     tag = "api keys",
     security(("api_key" = ["admin"])),
     extensions(("x-acts-for" = json!("tenant"))),
     params(("id" = ApiKeyId, Path, description = "The key")),
-    responses((status = 204, description = "Revoked, now or before"))
+    responses((status = 204, description = "Revoked, now or earlier"))
 )]
 #[delete("/api-keys/{id}")]
 pub async fn revoke_api_key(

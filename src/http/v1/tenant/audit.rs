@@ -1,4 +1,4 @@
-//! `/v1/audit`: what was done in a tenant, and where the chain of entries ends.
+//! `/v1/audit`: the actions in a tenant, and the head of the chain of entries.
 
 use actix_web::{HttpResponse, get, web};
 use chrono::{DateTime, Utc};
@@ -16,20 +16,20 @@ use crate::store::tenant::audit::Filter;
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct AuditEntryResponse {
-    /// From 1, without a gap, in the order in which changes took effect.
+    /// From 1, without a gap, in the order in which the changes took effect.
     #[schema(minimum = 1)]
     pub seq: i64,
     pub at: DateTime<Utc>,
-    /// Who did it: the id of an API key, `operator:` and what names the operator, or `retention`: the
-    /// service itself, as the tenant's retention asks.
+    /// The actor: the id of an API key, `operator:` and the operator's name, or `retention`: the service itself,
+    /// on behalf of the tenant's retention.
     pub actor: String,
-    /// What was done, like `api_key.create`.
+    /// The action, like `api_key.create`.
     pub action: String,
-    /// The id of what it was done to.
+    /// The id of the changed object.
     pub target: Option<String>,
     #[schema(value_type = Object)]
     pub detail: Value,
-    /// The entry's place in the chain, in hex.
+    /// The entry's hash in the chain, in hex.
     #[schema(pattern = "^[0-9a-f]{64}$", min_length = 64, max_length = 64)]
     pub hash: String,
 }
@@ -56,7 +56,7 @@ pub struct AuditHeadResponse {
     /// The hash of the last entry, in hex.
     #[schema(pattern = "^[0-9a-f]{64}$", min_length = 64, max_length = 64)]
     pub hash: String,
-    /// When the last entry was made; null before the first.
+    /// The time of the last entry; null before the first.
     pub at: Option<DateTime<Utc>>,
 }
 
@@ -68,7 +68,7 @@ pub struct ListAuditParams {
     pub limit: Option<u32>,
     #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     pub cursor: Option<String>,
-    /// Only entries that tell of this.
+    /// Only entries of this action.
     #[param(inline)]
     action: Option<Action>,
     /// Only entries of this actor.
@@ -90,7 +90,7 @@ impl ListAuditParams {
     }
 }
 
-/// What was done in the tenant, newest first: ids, and no text that a person wrote.
+/// List the actions in the tenant, newest first: ids, and no text that a user wrote.
 #[utoipa::path(
     operation_id = "list_audit",
     tag = "audit",
@@ -105,7 +105,7 @@ pub async fn list_audit(
     caller: Admin,
     Query(params): Query<ListAuditParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_key(&caller, params.list_name());
+    let name = ListName::for_key(&caller, params.list_name());
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let filter = params.into_filter();
     let mut tx = caller.begin(&app.db).await?;
@@ -115,11 +115,11 @@ pub async fn list_audit(
     Ok(HttpResponse::Ok().json(response))
 }
 
-/// Where the tenant's audit ends.
+/// Get the head of the tenant's audit.
 ///
-/// Keep the answer outside of Throughline, from time to time. Each hash covers all entries before it:
-/// if the entry with this `seq` is gone later, or has another `hash`, then an older state of the audit
-/// was put back, which nothing inside the database could show.
+/// Store the answer outside of Throughline from time to time. Each hash covers all entries before it: if the entry
+/// with this `seq` is missing later, or has another `hash`, an older state of the audit was restored. Nothing
+/// inside the database could show that.
 #[utoipa::path(
     operation_id = "get_audit_head",
     tag = "audit",

@@ -1,4 +1,4 @@
-//! `/v1/issuers`: who may sign the tenant's user tokens.
+//! `/v1/issuers`: the issuers of the tenant's user tokens.
 
 use actix_web::{HttpResponse, delete, get, put, web};
 use chrono::{DateTime, Utc};
@@ -17,17 +17,17 @@ use crate::http::request::paging::ListResponse;
 use crate::store;
 use crate::tenants::issuers::{self, NewIssuer};
 
-/// Exactly one of `secret` (with HS256), `jwks` and `jwks_url` (with the others) is given.
+/// Exactly one of `secret` (with HS256), `jwks` and `jwks_url` (with the other algorithms) is required.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PutIssuerRequest {
     /// The `iss` of its tokens.
     #[schema(min_length = 1, max_length = 512)]
     pub issuer: String,
-    /// An `aud` its tokens must have. Without it, they must have the tenant's id, or no `aud` at all.
+    /// The `aud` that its tokens must have. Without it, they must have the tenant's id, or no `aud` at all.
     #[schema(min_length = 1, max_length = 512)]
     pub audience: Option<String>,
-    /// A token's `sub` is the identity `platform:sub`. One issuer or bridge keys vouch for a platform.
+    /// A token's `sub` is the identity `platform:sub`. Either one issuer or bridge keys vouch for a platform.
     #[schema(
         value_type = String,
         max_length = 32,
@@ -35,12 +35,12 @@ pub struct PutIssuerRequest {
     )]
     pub platform: PlatformScope,
     pub algorithm: TokenAlgorithm,
-    /// 32 bytes or more, which may be as few as 8 characters; never returned.
+    /// At least 32 bytes, which may be as few as 8 characters; never returned.
     #[schema(min_length = 8, max_length = 4096)]
     pub secret: Option<String>,
     #[schema(value_type = Option<Object>)]
     pub jwks: Option<Value>,
-    /// Fetched when needed, and again once when a token names an unknown key.
+    /// Fetched on demand, and once more when a token names an unknown key.
     #[schema(max_length = 2048)]
     pub jwks_url: Option<String>,
 }
@@ -80,7 +80,7 @@ impl From<Issuer> for IssuerResponse {
     }
 }
 
-/// Register an issuer, or replace it whole.
+/// Register an issuer, or replace it as a whole.
 #[utoipa::path(
     operation_id = "put_issuer",
     tag = "issuers",
@@ -91,7 +91,7 @@ impl From<Issuer> for IssuerResponse {
     responses(
         (status = 200, description = "Replaced", body = IssuerResponse),
         (status = 201, description = "Registered", body = IssuerResponse),
-        (status = 409, description = "Platform or issuer are taken", body = crate::http::response::problem::Problem,
+        (status = 409, description = "The platform or the issuer is in use already", body = crate::http::response::problem::Problem,
          content_type = "application/problem+json"),
     )
 )]
@@ -124,7 +124,7 @@ pub async fn put_issuer(
     })
 }
 
-/// All issuers of the tenant, by name.
+/// List all issuers of the tenant, by name.
 #[utoipa::path(
     operation_id = "list_issuers",
     tag = "issuers",
@@ -140,7 +140,7 @@ pub async fn list_issuers(app: web::Data<App>, caller: Reader) -> Result<HttpRes
     Ok(HttpResponse::Ok().json(ListResponse::whole(issuers, IssuerResponse::from)))
 }
 
-/// One issuer.
+/// Get an issuer.
 #[utoipa::path(
     operation_id = "get_issuer",
     tag = "issuers",
@@ -163,14 +163,14 @@ pub async fn get_issuer(
     Ok(HttpResponse::Ok().json(IssuerResponse::from(issuer)))
 }
 
-/// Remove an issuer: within one second its tokens work on no node.
+/// Delete an issuer. Within one second no node accepts its tokens.
 #[utoipa::path(
     operation_id = "delete_issuer",
     tag = "issuers",
     security(("api_key" = ["admin"])),
     extensions(("x-acts-for" = json!("tenant"))),
     params(("name" = ResourceName, Path, description = "The issuer's name")),
-    responses((status = 204, description = "Removed"))
+    responses((status = 204, description = "Deleted"))
 )]
 #[delete("/issuers/{name}")]
 pub async fn delete_issuer(

@@ -1,4 +1,4 @@
-//! `/v1/operator/tenants/{id}/limits`: what the operator lets a tenant use.
+//! `/v1/operator/tenants/{id}/limits`: the limits that the operator sets for a tenant.
 
 use actix_web::{HttpResponse, put, web};
 
@@ -11,7 +11,7 @@ use crate::http::request::json_body::JsonBody;
 use crate::ids::TenantId;
 use crate::tenants;
 
-/// Set a tenant's limits. What is left out has its default; all nodes follow within a second.
+/// Set a tenant's limits. Absent members get their defaults; all nodes follow within a second.
 #[utoipa::path(
     operation_id = "set_tenant_limits",
     tag = "tenants",

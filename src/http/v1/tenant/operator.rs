@@ -1,4 +1,4 @@
-//! `/v1/operator/…`: keys for tenants that lost theirs, the nodes that run, and the operator's own audit.
+//! `/v1/operator/…`: admin keys for tenants that lost theirs, the nodes, and the operator's own audit.
 
 use actix_web::{HttpResponse, get, post, web};
 use chrono::{DateTime, Utc};
@@ -21,19 +21,19 @@ use crate::store;
 use crate::store::db::nodes::NodeRow;
 use crate::tenants;
 
-const UNNAMED: &str = "admin key of the operator";
+const DEFAULT_KEY_NAME: &str = "admin key of the operator";
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateAdminKeyRequest {
-    /// Unless given: `admin key of the operator`.
+    /// Default: `admin key of the operator`.
     pub name: Option<DisplayName>,
 }
 
-/// Make an admin key for a tenant that lost its own. It does not expire.
+/// Create an admin key for a tenant that lost its own. It does not expire.
 ///
-/// It stands in the tenant's audit and in the operator's. It is also made where the tenant has as many keys as its
-/// limits allow, and while the tenant is suspended.
+/// The tenant's audit and the operator's have an entry. The key is created even if the tenant has reached its limit
+/// of keys, and while the tenant is suspended.
 #[utoipa::path(
     operation_id = "create_admin_key",
     tag = "operator",
@@ -41,7 +41,7 @@ pub struct CreateAdminKeyRequest {
     extensions(("x-acts-for" = json!("nobody"))),
     params(("id" = TenantId, Path, description = "The tenant")),
     request_body = Option<CreateAdminKeyRequest>,
-    responses((status = 201, description = "Made", body = CreatedApiKeyResponse))
+    responses((status = 201, description = "Created", body = CreatedApiKeyResponse))
 )]
 #[post("/operator/tenants/{id}/api-keys")]
 pub async fn create_admin_key(
@@ -54,23 +54,23 @@ pub async fn create_admin_key(
     let hash = body.hash();
     let name = match body.0.and_then(|body| body.value.name) {
         Some(name) => name,
-        None => UNNAMED.parse().map_err(Error::internal)?,
+        None => DEFAULT_KEY_NAME.parse().map_err(Error::internal)?,
     };
     let tx = operator.begin(&app.db).await?;
     let actor = operator.principal();
     retryable
         .answer(&app, tx, actor.clone(), hash, async |tx| {
-            let made = tenants::create_admin_key(&app, tx, &actor, id, name).await?;
+            let created = tenants::create_admin_key(&app, tx, &actor, id, name).await?;
             let answer = Answer::new(
                 201,
                 &CreatedApiKeyResponse {
-                    id: made.key.id,
-                    name: made.key.name,
-                    key: Some(made.text.expose_secret().to_owned()),
-                    scopes: made.key.scopes,
-                    platforms: made.key.platforms,
-                    expires_at: made.key.expires_at,
-                    created_at: made.key.created_at,
+                    id: created.key.id,
+                    name: created.key.name,
+                    key: Some(created.text.expose_secret().to_owned()),
+                    scopes: created.key.scopes,
+                    platforms: created.key.platforms,
+                    expires_at: created.key.expires_at,
+                    created_at: created.key.created_at,
                 },
             )?;
             Ok(answer.with_secret("key"))
@@ -80,15 +80,15 @@ pub async fn create_admin_key(
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct NodeResponse {
-    /// Names one start of a node.
+    /// Identifies one start of a node.
     pub id: BootId,
-    /// Where other nodes reach it; null if that is not configured.
+    /// The address for other nodes; null if none is configured.
     pub address: Option<String>,
-    /// The version it runs; null for one that does not say.
+    /// The version of the node; null if it reports none.
     pub version: Option<String>,
-    /// When it last said that it lives, by the clock of the database.
+    /// The time of its last heartbeat, by the clock of the database.
     pub last_seen_at: DateTime<Utc>,
-    /// Whether it missed less than two of its signs of life, which come every five seconds.
+    /// Whether it missed fewer than two heartbeats, which come every five seconds.
     pub live: bool,
 }
 
@@ -104,7 +104,7 @@ impl From<NodeRow> for NodeResponse {
     }
 }
 
-/// The nodes that run, and those that were lost in the last minute.
+/// List the running nodes, and those that were lost in the last minute.
 #[utoipa::path(
     operation_id = "list_nodes",
     tag = "operator",
@@ -119,8 +119,9 @@ pub async fn list_nodes(app: web::Data<App>, _operator: Operator) -> Result<Http
     Ok(HttpResponse::Ok().json(response))
 }
 
-/// What operators did, newest first. What they did to a tenant stands in that tenant's audit too, until it is
-/// deleted.
+/// List the actions of operators, newest first.
+///
+/// An action on a tenant is in that tenant's audit too, until the tenant is deleted.
 #[utoipa::path(
     operation_id = "list_operator_audit",
     tag = "operator",
@@ -135,7 +136,7 @@ pub async fn list_operator_audit(
     Operator(operator): Operator,
     Query(params): Query<ListAuditParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_operator(&operator, params.list_name());
+    let name = ListName::for_operator(&operator, params.list_name());
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = operator.begin(&app.db).await?;
     let page = store::tenant::audit::list(&mut tx, &params.into_filter(), &request).await?;

@@ -1,4 +1,4 @@
-//! `/v1/tenant`: a tenant's view of itself, and what it decides about itself.
+//! `/v1/tenant`: a tenant's view of itself, and its own settings.
 
 use actix_web::{HttpResponse, get, patch, web};
 use serde::{Deserialize, Serialize};
@@ -24,13 +24,13 @@ pub struct OwnTenantResponse {
     pub tenant: TenantResponse,
     #[serde(flatten)]
     pub settings: TenantSettings,
-    /// Pages that may call from a browser with the tenant's credentials.
+    /// The origins of web pages that may call with the tenant's credentials.
     pub allowed_origins: Vec<String>,
-    /// What it may use; set by the operator.
+    /// The tenant's limits; the operator sets them.
     pub limits: Limits,
 }
 
-/// What is left out stays as it is.
+/// Absent members stay as they are.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UpdateTenantRequest {
@@ -41,7 +41,7 @@ pub struct UpdateTenantRequest {
     pub retention: Option<Retention>,
 }
 
-/// The tenant of the calling key.
+/// Get the tenant of the calling key.
 #[utoipa::path(
     operation_id = "get_tenant",
     tag = "tenant",
@@ -51,7 +51,7 @@ pub struct UpdateTenantRequest {
 )]
 #[get("/tenant")]
 pub async fn get_tenant(app: web::Data<App>, caller: Reader) -> Result<HttpResponse> {
-    show(&app, &caller).await
+    render(&app, &caller).await
 }
 
 /// Change the tenant's own settings.
@@ -78,10 +78,10 @@ pub async fn update_tenant(
     let mut tx = caller.begin(&app.db).await?;
     tenants::update_settings(&app, &mut tx, &caller.principal(), change).await?;
     tx.commit().await?;
-    show(&app, &caller).await
+    render(&app, &caller).await
 }
 
-async fn show(app: &App, caller: &KeyCaller) -> Result<HttpResponse> {
+async fn render(app: &App, caller: &KeyCaller) -> Result<HttpResponse> {
     let mut tx = caller.begin(&app.db).await?;
     let own = store::tenant::tenants::get_own(&mut tx).await?;
     tx.end().await?;

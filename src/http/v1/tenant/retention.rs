@@ -1,4 +1,4 @@
-//! `/v1/retention`: how long a tenant keeps conversations, what a sweep would delete, and how far it is.
+//! `/v1/retention`: how long a tenant keeps conversations, a preview of a sweep, and its progress.
 
 use actix_web::{HttpResponse, get, post, web};
 use chrono::{DateTime, Utc};
@@ -11,31 +11,31 @@ use crate::http::auth::callers::{Admin, Reader};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::idempotency::Answer;
-use crate::sessions::retention::{self, Overview, Rehearsal};
+use crate::sessions::retention::{self, Overview, SweepPreview};
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct RetentionResponse {
-    /// Conversations in which nobody wrote for this many days are deleted, pinned and archived ones too;
-    /// null keeps them for ever. Set with `PATCH /v1/tenant`.
+    /// Conversations without a message for this many days are deleted, pinned and archived ones too; null keeps
+    /// them for ever. Set with `PATCH /v1/tenant`.
     #[schema(minimum = 1, maximum = 36_500)]
     pub conversations_days: Option<u32>,
-    /// What was last written to before this is old now.
+    /// Conversations that were idle since before this time are too old.
     pub cutoff: Option<DateTime<Utc>>,
-    /// The sweep that runs, or the last one; null before the first.
+    /// The running sweep, or the last one; null before the first.
     #[schema(inline)]
     pub sweep: Option<SweepResponse>,
 }
 
-/// A pass over all conversations. It runs once in the whole cluster: when a retention is set, when it is
-/// asked for, and each hour. A sweep ends early when the retention is lengthened or taken away.
+/// A pass over all conversations. It runs once in the whole cluster: when a retention is set, on request, and each
+/// hour. A sweep ends early when the retention is extended or removed.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct SweepResponse {
-    /// What was last written to before this is deleted, unless someone is writing to it.
+    /// Conversations that were idle since before this time are deleted, unless they are in use.
     pub cutoff: DateTime<Utc>,
     pub started_at: DateTime<Utc>,
     /// Null while it runs.
     pub finished_at: Option<DateTime<Utc>>,
-    /// Conversations that it has looked at so far.
+    /// Conversations that it has examined so far.
     #[schema(minimum = 0)]
     pub examined: i64,
     /// Conversations that it has deleted so far.
@@ -43,7 +43,7 @@ pub struct SweepResponse {
     pub deleted: i64,
 }
 
-/// What a sweep would delete now.
+/// A preview of a sweep.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct DryRunResponse {
     /// Always true.
@@ -53,7 +53,7 @@ pub struct DryRunResponse {
     pub cutoff: DateTime<Utc>,
     #[schema(minimum = 0)]
     pub conversations: i64,
-    /// Each once: copies that compression made are not counted.
+    /// Counts each message once: copies of a compression are not counted.
     #[schema(minimum = 0)]
     pub messages: i64,
 }
@@ -91,19 +91,19 @@ impl From<Sweep> for SweepResponse {
     }
 }
 
-impl From<Rehearsal> for DryRunResponse {
-    fn from(rehearsal: Rehearsal) -> Self {
+impl From<SweepPreview> for DryRunResponse {
+    fn from(preview: SweepPreview) -> Self {
         Self {
             dry_run: true,
-            conversations_days: rehearsal.conversations_days,
-            cutoff: rehearsal.cutoff,
-            conversations: rehearsal.old.conversations,
-            messages: rehearsal.old.messages,
+            conversations_days: preview.conversations_days,
+            cutoff: preview.cutoff,
+            conversations: preview.old.conversations,
+            messages: preview.old.messages,
         }
     }
 }
 
-/// How long the tenant keeps conversations, and how far its sweep is.
+/// Get the tenant's retention, and the progress of its sweep.
 #[utoipa::path(
     operation_id = "get_retention",
     tag = "tenant",
@@ -119,9 +119,9 @@ pub async fn get_retention(app: web::Data<App>, caller: Reader) -> Result<HttpRe
     Ok(HttpResponse::Ok().json(RetentionResponse::from(overview)))
 }
 
-/// Sweep now, or tell what a sweep would delete.
+/// Sweep now, or preview a sweep.
 ///
-/// Without a retention to go by it is 422 `retention_not_set`.
+/// Without a retention the answer is 422 `retention_not_set`.
 #[utoipa::path(
     operation_id = "sweep_retention",
     tag = "tenant",
@@ -129,9 +129,9 @@ pub async fn get_retention(app: web::Data<App>, caller: Reader) -> Result<HttpRe
     extensions(("x-acts-for" = json!("tenant"))),
     request_body = SweepRequest,
     responses(
-        (status = 200, description = "What a sweep would delete now; nothing is changed", body = DryRunResponse),
-        (status = 202, description = "A sweep is planned for now; `sweep` is still the one before, or the \
-                                      one that runs", body = RetentionResponse)
+        (status = 200, description = "A preview; nothing is changed", body = DryRunResponse),
+        (status = 202, description = "A sweep is planned for now; `sweep` is still the previous one, or the \
+                                      running one", body = RetentionResponse)
     )
 )]
 #[post("/retention/sweeps")]
@@ -152,8 +152,8 @@ pub async fn sweep_retention(
         .answer(&app, tx, caller.principal(), body.hash, async |tx| {
             let now = app.clock.now();
             if request.dry_run {
-                let told = retention::rehearse(tx, request.conversations_days, now).await?;
-                return Answer::new(200, &DryRunResponse::from(told));
+                let preview = retention::preview(tx, request.conversations_days, now).await?;
+                return Answer::new(200, &DryRunResponse::from(preview));
             }
             let overview = retention::sweep_now(tx, now).await?;
             Answer::new(202, &RetentionResponse::from(overview))

@@ -1,4 +1,4 @@
-//! `/v1/tenants`: the operator's view of the customers.
+//! `/v1/tenants`: the operator's view of the tenants.
 
 use actix_web::{HttpResponse, delete, get, patch, post, web};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -24,8 +24,8 @@ use crate::tenants::{self, LimitsChange, OperatorChange, TenantView};
 
 use super::usage::usage_period;
 
-/// How much use is summed where nothing else is asked for.
-const UNLESS_GIVEN: TimeDelta = TimeDelta::days(30);
+/// The default length of the summed usage.
+const DEFAULT_PERIOD: TimeDelta = TimeDelta::days(30);
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -39,7 +39,7 @@ pub struct CreatedTenantResponse {
     pub name: String,
     pub state: TenantState,
     pub created_at: DateTime<Utc>,
-    /// The tenant's first admin key, shown once; null when a retry asks after ten minutes.
+    /// The tenant's first admin key, shown once; null in a retry after ten minutes.
     pub api_key: Option<String>,
 }
 
@@ -72,14 +72,14 @@ pub struct ListTenantsParams {
     cursor: Option<String>,
 }
 
-/// Make a tenant and its first admin key.
+/// Create a tenant and its first admin key.
 #[utoipa::path(
     operation_id = "create_tenant",
     tag = "tenants",
     security(("operator_key" = [])),
     extensions(("x-acts-for" = json!("nobody"))),
     request_body = CreateTenantRequest,
-    responses((status = 201, description = "Made", body = CreatedTenantResponse))
+    responses((status = 201, description = "Created", body = CreatedTenantResponse))
 )]
 #[post("/tenants")]
 pub async fn create_tenant(
@@ -94,15 +94,15 @@ pub async fn create_tenant(
         .answer(&app, tx, operator.principal(), body.hash, async |tx| {
             let actor = operator.principal();
             let now = app.clock.now();
-            let made = tenants::create(&app.keyring, tx, &actor, &request.name, now).await?;
+            let created = tenants::create(&app.keyring, tx, &actor, &request.name, now).await?;
             let answer = Answer::new(
                 201,
                 &CreatedTenantResponse {
-                    id: made.tenant.id,
-                    name: made.tenant.name,
-                    state: made.tenant.state,
-                    created_at: made.tenant.created_at,
-                    api_key: Some(made.api_key.expose_secret().to_owned()),
+                    id: created.tenant.id,
+                    name: created.tenant.name,
+                    state: created.tenant.state,
+                    created_at: created.tenant.created_at,
+                    api_key: Some(created.api_key.expose_secret().to_owned()),
                 },
             )?;
             Ok(answer.with_secret("api_key"))
@@ -110,7 +110,7 @@ pub async fn create_tenant(
         .await
 }
 
-/// All tenants, newest first.
+/// List all tenants, newest first.
 #[utoipa::path(
     operation_id = "list_tenants",
     tag = "tenants",
@@ -125,14 +125,14 @@ pub async fn list_tenants(
     Operator(operator): Operator,
     Query(params): Query<ListTenantsParams>,
 ) -> Result<HttpResponse> {
-    let name = ListName::of_operator(&operator, "tenants");
+    let name = ListName::for_operator(&operator, "tenants");
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = store::tenant::tenants::list(&app.db, &request).await?;
     let response = name.close(&app.keyring, page, TenantResponse::from)?;
     Ok(HttpResponse::Ok().json(response))
 }
 
-/// A tenant as its operator sees it: what it may use and what it used, and nothing of what its users wrote.
+/// A tenant as its operator sees it: its limits and its usage, and no text of its users.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct TenantViewResponse {
     #[serde(flatten)]
@@ -142,7 +142,7 @@ pub struct TenantViewResponse {
     pub usage: UsageSumsResponse,
 }
 
-/// Everything that the tenant used in the hours from `from` until before `to`.
+/// The tenant's whole usage in the hours from `from` until before `to`.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct UsageSumsResponse {
     pub from: DateTime<Utc>,
@@ -157,29 +157,29 @@ pub struct UsageSumsResponse {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ViewTenantParams {
-    /// The usage is summed from the hour of this time on; unless given, the one 30 days before `to`.
+    /// The first hour is the one of this time. Default: 30 days before `to`.
     #[serde(default, deserialize_with = "timestamp::optional")]
     from: Option<DateTime<Utc>>,
-    /// Until before this time; unless given, until now. At most 31 days.
+    /// The usage ends before this time. Default: now. At most 31 days after `from`.
     #[serde(default, deserialize_with = "timestamp::optional")]
     to: Option<DateTime<Utc>>,
 }
 
-/// What is left out stays. All of it is changed, or nothing.
+/// Absent members stay as they are. The change is applied as a whole or not at all.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeTenantRequest {
     pub name: Option<DisplayName>,
     /// `suspended` and `active` do the same as suspending and resuming.
     pub state: Option<ServiceState>,
-    /// Single limits: a number sets one, null gives it its default again, one that is left out stays. Null instead
-    /// of the object gives all their defaults.
+    /// Single limits: a number sets one, null resets one to its default, an absent one stays. Null instead of the
+    /// object resets all of them.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<LimitChanges>)]
     pub limits: Option<Option<LimitChanges>>,
 }
 
-/// A tenant: its name and state, its limits, and sums of what it used.
+/// Get a tenant: its name and state, its limits, and sums of its usage.
 #[utoipa::path(
     operation_id = "view_tenant",
     tag = "tenants",
@@ -195,7 +195,7 @@ pub async fn view_tenant(
     PathId(id): PathId<TenantId>,
     Query(params): Query<ViewTenantParams>,
 ) -> Result<HttpResponse> {
-    let (from, to) = usage_period(params.from, params.to, app.clock.now(), UNLESS_GIVEN)?;
+    let (from, to) = usage_period(params.from, params.to, app.clock.now(), DEFAULT_PERIOD)?;
     let mut tx = operator.begin(&app.db).await?;
     let view = tenants::view(&mut tx, id, from, to).await?;
     tx.commit().await?;
@@ -229,14 +229,14 @@ pub async fn change_tenant(
             Some(Some(limits)) => LimitsChange::Some(limits),
         },
     };
-    let (from, to) = usage_period(None, None, app.clock.now(), UNLESS_GIVEN)?;
+    let (from, to) = usage_period(None, None, app.clock.now(), DEFAULT_PERIOD)?;
     let mut tx = operator.begin(&app.db).await?;
     tenants::update(&app, &mut tx, &operator.principal(), id, &change).await?;
     tx.commit().await?;
     if change.state == Some(ServiceState::Suspended) {
         stop_turns(&app, id).await;
     }
-    // After the commit: sums take a while, and everybody who writes to the tenant's audit would wait.
+    // After the commit: the sums take a while, and every writer of the tenant's audit would wait.
     let mut tx = operator.begin(&app.db).await?;
     let view = tenants::view(&mut tx, id, from, to).await?;
     tx.commit().await?;
@@ -258,7 +258,7 @@ fn render(view: TenantView, from: DateTime<Utc>, to: DateTime<Utc>) -> TenantVie
     }
 }
 
-/// Refuse all of a tenant's credentials until it is resumed.
+/// Suspend a tenant: all its credentials are refused until it is resumed.
 #[utoipa::path(
     operation_id = "suspend_tenant",
     tag = "tenants",
@@ -276,7 +276,7 @@ pub async fn suspend_tenant(
     set_state(&app, &operator, id, TenantState::Suspended).await
 }
 
-/// Take a suspended tenant's credentials again.
+/// Resume a suspended tenant: its credentials are accepted again.
 #[utoipa::path(
     operation_id = "resume_tenant",
     tag = "tenants",
@@ -294,7 +294,7 @@ pub async fn resume_tenant(
     set_state(&app, &operator, id, TenantState::Active).await
 }
 
-/// Delete a tenant and everything of it. Its credentials stop at once, its rows go in the background.
+/// Delete a tenant with all its data. Its credentials stop at once, its rows are deleted in the background.
 #[utoipa::path(
     operation_id = "delete_tenant",
     tag = "tenants",
@@ -331,7 +331,7 @@ async fn set_state(
     Ok(HttpResponse::Ok().json(TenantResponse::from(tenant)))
 }
 
-/// What cannot be stopped now is left to the job.
+/// Stops the turns. The job stops those that cannot be stopped now.
 async fn stop_turns(app: &App, id: TenantId) {
     if let Err(error) = tenants::stop_turns(app, id).await {
         tracing::warn!(tenant = %id, error = %error, "turns of a suspended tenant are stopped later");

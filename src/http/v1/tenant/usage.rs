@@ -1,4 +1,4 @@
-//! `/v1/usage`: what a tenant used, by the hour.
+//! `/v1/usage`: a tenant's usage, by the hour.
 
 use actix_web::{HttpResponse, get, web};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -15,10 +15,10 @@ use crate::ids::UserId;
 use crate::store;
 use crate::store::tenant::usage::{UsageFilter, UsageRow};
 
-const MOST: TimeDelta = TimeDelta::days(31);
-const UNLESS_TOLD: TimeDelta = TimeDelta::days(1);
+const MAX_PERIOD: TimeDelta = TimeDelta::days(31);
+const DEFAULT_PERIOD: TimeDelta = TimeDelta::days(1);
 
-/// Sums. A member that the report is not grouped by is null, as is one that there is none of.
+/// Sums. A member is null if the report is not grouped by it, or if the usage has no such value.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct UsageResponse {
     /// The beginning of the hour.
@@ -54,14 +54,14 @@ impl From<UsageRow> for UsageResponse {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct GetUsageParams {
-    /// The hour of this time is the first; unless told, the one a day before `to`.
+    /// The first hour is the one of this time. Default: a day before `to`.
     #[serde(default, deserialize_with = "timestamp::optional")]
     from: Option<DateTime<Utc>>,
-    /// Hours that begin before this time are covered; unless told, until now. At most 31 days.
+    /// Covers the hours that begin before this time. Default: now. At most 31 days after `from`.
     #[serde(default, deserialize_with = "timestamp::optional")]
     to: Option<DateTime<Utc>>,
-    /// By what rows are told apart, parted by commas: `hour`, `source`, `agent`, `model`, `user_id`.
-    /// Unless told, by all of them.
+    /// The groups of the report, separated by commas: `hour`, `source`, `agent`, `model`, `user_id`. Default:
+    /// all of them.
     #[param(
         pattern = "^(hour|source|agent|model|user_id)(,(hour|source|agent|model|user_id)){0,4}$"
     )]
@@ -78,7 +78,7 @@ fn wrong(name: &str, detail: &str) -> Error {
 }
 
 fn filter(params: &GetUsageParams, now: DateTime<Utc>) -> Result<UsageFilter> {
-    let (from, to) = usage_period(params.from, params.to, now, UNLESS_TOLD)?;
+    let (from, to) = usage_period(params.from, params.to, now, DEFAULT_PERIOD)?;
     Ok(UsageFilter {
         from,
         to,
@@ -86,45 +86,45 @@ fn filter(params: &GetUsageParams, now: DateTime<Utc>) -> Result<UsageFilter> {
     })
 }
 
-/// The hours that `?from=` and `?to=` ask for; unless `from` is given, from `usual` before `to` on.
+/// The period of `?from=` and `?to=`. Without `from` it begins `default` before `to`.
 pub(in crate::http::v1) fn usage_period(
     from: Option<DateTime<Utc>>,
     to: Option<DateTime<Utc>>,
     now: DateTime<Utc>,
-    usual: TimeDelta,
+    default: TimeDelta,
 ) -> Result<(DateTime<Utc>, DateTime<Utc>)> {
     let to = to.unwrap_or(now);
     let from = match from {
         Some(from) => from,
         None => to
-            .checked_sub_signed(usual)
+            .checked_sub_signed(default)
             .ok_or_else(|| wrong("to", "too early"))?,
     };
     if from > to {
         return Err(wrong("from", "must not be after to"));
     }
-    if to - from > MOST {
+    if to - from > MAX_PERIOD {
         return Err(wrong("from", "must be at most 31 days before to"));
     }
     Ok((hour_of(from), to))
 }
 
-/// In one order, each once: what asks for the same has the same cursors.
+/// In one order, each once: equal reports have equal cursors.
 fn groups(text: Option<&str>) -> Result<Vec<UsageGroup>> {
     let Some(text) = text else {
         return Ok(UsageGroup::ALL.to_vec());
     };
     let named: Vec<&str> = text.split(',').collect();
-    let known = |name: &&str| UsageGroup::ALL.iter().any(|group| group.as_str() == *name);
-    if !named.iter().all(known) || named.len() > UsageGroup::ALL.len() {
-        let detail = "must be some of hour, source, agent, model and user_id, parted by commas";
+    let is_group = |name: &&str| UsageGroup::ALL.iter().any(|group| group.as_str() == *name);
+    if !named.iter().all(is_group) || named.len() > UsageGroup::ALL.len() {
+        let detail = "must be some of hour, source, agent, model and user_id, separated by commas";
         return Err(wrong("group_by", detail));
     }
     let wanted = |group: &UsageGroup| named.contains(&group.as_str());
     Ok(UsageGroup::ALL.into_iter().filter(wanted).collect())
 }
 
-/// What the tenant used, newest hour first. It is up to date within a few seconds.
+/// List the tenant's usage, newest hour first. It is up to date within a few seconds.
 #[utoipa::path(
     operation_id = "get_usage",
     tag = "tenant",
@@ -140,7 +140,7 @@ pub async fn get_usage(
     Query(params): Query<GetUsageParams>,
 ) -> Result<HttpResponse> {
     let filter = filter(&params, app.clock.now())?;
-    let name = ListName::of_key(&caller, list_name(&params, &filter));
+    let name = ListName::for_key(&caller, list_name(&params, &filter));
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = caller.begin(&app.db).await?;
     let page = store::tenant::usage::list(&mut tx, &filter, &request).await?;
@@ -149,7 +149,7 @@ pub async fn get_usage(
     Ok(HttpResponse::Ok().json(response))
 }
 
-/// Of what was asked, not of what it came to: `now` moves between two pages.
+/// Named by the request and not by the resulting period: `now` moves between two pages.
 fn list_name(params: &GetUsageParams, filter: &UsageFilter) -> String {
     format!(
         "usage/{:?}/{:?}/{:?}",

@@ -1,4 +1,4 @@
-//! `/v1/whoami`: what the credential of a request is. Never a secret, and nothing of anybody else.
+//! `/v1/whoami`: describes the credential of a request. Never a secret, and nothing about other credentials.
 
 use actix_web::{HttpResponse, get, web};
 use chrono::{DateTime, Utc};
@@ -13,12 +13,12 @@ use crate::http::auth::callers::AnyCaller;
 use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
 use crate::store;
 
-/// The members depend on `kind`, which is named as in `securitySchemes`.
+/// The members depend on `kind`, which has the names of `securitySchemes`.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum WhoamiResponse {
     OperatorKey {
-        /// As the audit names this key.
+        /// The name of this key in the audit.
         actor: String,
     },
     ApiKey {
@@ -37,12 +37,12 @@ pub enum WhoamiResponse {
         /// The one identity that the token proves.
         identity: String,
         platform: String,
-        /// The name under which the tenant registered who signed the token.
+        /// The tenant's name of the issuer that signed the token.
         issuer: Option<String>,
     },
 }
 
-/// What the credential of this request is.
+/// Describe the credential of this request.
 #[utoipa::path(
     operation_id = "whoami",
     tag = "whoami",
@@ -64,7 +64,7 @@ pub async fn whoami(app: web::Data<App>, AnyCaller(caller): AnyCaller) -> Result
             let mut tx = key.begin(&app.db).await?;
             let stored = store::tenant::api_keys::find(&mut tx, key.key_id()).await?;
             tx.commit().await?;
-            let stored = stored.ok_or_else(|| Error::unauthorized("the API key is not known"))?;
+            let stored = stored.ok_or_else(|| Error::unauthorized("the API key does not exist"))?;
             WhoamiResponse::ApiKey {
                 tenant_id: key.tenant_id(),
                 id: stored.id,

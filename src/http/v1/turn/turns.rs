@@ -1,5 +1,5 @@
-//! `/v1/turns/{id}` and what happens in conversations: turns as they stand, cancelling them, and streams of
-//! events that can be resumed on any node.
+//! `/v1/turns/{id}` and the events of conversations: get, list and cancel turns, and stream events, which any node
+//! can resume.
 
 use actix_web::{FromRequest, HttpRequest, HttpResponse, dev::Payload, get, post, web};
 use chrono::{DateTime, Utc};
@@ -28,7 +28,7 @@ use crate::turns::{self, Follower};
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct TurnResponse {
     pub id: TurnId,
-    /// Where it is, or ended.
+    /// The session in which it runs, or ended.
     pub session_id: String,
     pub conversation_id: String,
     pub session_key: Option<String>,
@@ -37,9 +37,9 @@ pub struct TurnResponse {
     /// Why it ended without an answer.
     pub reason: Option<String>,
     pub detail: Option<String>,
-    /// Of the model call: above 1 after a node was lost.
+    /// The attempt of the model call: above 1 after the loss of a node.
     pub attempt: i32,
-    /// What the agent said; null while it has not.
+    /// The agent's answer; null before the first part.
     #[schema(value_type = Option<Object>)]
     pub message: Option<Value>,
     pub usage: TurnUsage,
@@ -52,7 +52,7 @@ pub struct TurnResponse {
 pub struct TurnUsage {
     pub input_tokens: i64,
     pub output_tokens: i64,
-    /// Whether the provider did not tell, so that they are an estimate.
+    /// Whether the counts are an estimate, because the provider reported none.
     pub estimated: bool,
 }
 
@@ -81,22 +81,22 @@ impl TurnResponse {
     }
 }
 
-/// A turn that the viewer may see, with its conversation: foreign ones are not there.
+/// A turn that `access` may see, with its conversation. A foreign turn is not found.
 async fn find(
     app: &App,
     tx: &mut TenantTx,
     access: &Access,
     id: TurnId,
-    need: Permission,
+    permission: Permission,
 ) -> Result<(Turn, Tip)> {
     let no_such_turn = || Error::not_found("turn");
     let turn = rows::find(tx, id).await?;
-    // Of a turn that is not there a conversation that is not there: the way is as long as to a foreign one.
+    // Without a turn, a random conversation: the lookup takes as long as for a foreign one.
     let conversation_id = turn
         .as_ref()
         .map_or_else(SessionId::generate, |turn| turn.conversation_id);
     let session = SessionRef::Id(conversation_id);
-    let found = sessions::find(tx, access, &session, need, app.clock.now()).await;
+    let found = sessions::find(tx, access, &session, permission, app.clock.now()).await;
     match found {
         Ok(tip) => Ok((turn.ok_or_else(no_such_turn)?, tip)),
         Err(error) if error.code == Code::SessionNotFound => Err(no_such_turn()),
@@ -104,13 +104,13 @@ async fn find(
     }
 }
 
-async fn show(tx: &mut TenantTx, turn: Turn, tip: &Tip, access: &Access) -> Result<TurnResponse> {
-    let said = rows::find_last_answer(tx, turn.id).await?;
-    let message = said.map(|said| {
+async fn render(tx: &mut TenantTx, turn: Turn, tip: &Tip, access: &Access) -> Result<TurnResponse> {
+    let answer = rows::find_last_answer(tx, turn.id).await?;
+    let message = answer.map(|answer| {
         let mut message = serde_json::json!({
-            "role": "assistant", "content": said.content.map(|content| content.0),
+            "role": "assistant", "content": answer.content.map(|content| content.0),
         });
-        if let Some(calls) = said.tool_calls {
+        if let Some(calls) = answer.tool_calls {
             message["tool_calls"] = calls.0;
         }
         message
@@ -118,12 +118,12 @@ async fn show(tx: &mut TenantTx, turn: Turn, tip: &Tip, access: &Access) -> Resu
     Ok(TurnResponse::new(turn, message, &tip.name, access))
 }
 
-/// A turn as it stands.
+/// Get a turn.
 #[utoipa::path(
     operation_id = "get_turn",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(TurnId), Path, description = "The turn")),
     responses((status = 200, description = "The turn", body = TurnResponse))
 )]
@@ -137,21 +137,22 @@ pub async fn get_turn(
     let access = &context.access;
     let mut tx = context.begin(&app.db).await?;
     let (turn, tip) = find(&app, &mut tx, access, id, Permission::Participate).await?;
-    let response = show(&mut tx, turn, &tip, access).await?;
+    let response = render(&mut tx, turn, &tip, access).await?;
     sessions::audit_read(&app, &mut tx, &context.actor(), access, &tip).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(response))
 }
 
-/// Stop a turn. One that runs is stopped by its node, at once; what it has said so far stays. One that has
-/// ended stays as it is.
+/// Cancel a turn.
+///
+/// The node that runs it stops it at once; the answer so far stays. A turn that has ended stays as it is.
 #[utoipa::path(
     operation_id = "cancel_turn",
     tag = "turns",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(TurnId), Path, description = "The turn")),
-    responses((status = 202, description = "The turn, which ends or has ended", body = TurnResponse))
+    responses((status = 202, description = "The turn, which is ending or has ended", body = TurnResponse))
 )]
 #[post("/turns/{id}/cancel")]
 pub async fn cancel_turn(
@@ -163,14 +164,14 @@ pub async fn cancel_turn(
     let access = &context.access;
     let mut tx = context.begin(&app.db).await?;
     let (turn, tip) = find(&app, &mut tx, access, id, Permission::Participate).await?;
-    // A guest stops what they said themselves.
-    let own = access.speaker.as_ref().map(|speaker| speaker.id) == turn.identity_id;
-    if !own {
+    // A guest may cancel only their own turns.
+    let is_own = access.speaker.as_ref().map(|sender| sender.id) == turn.identity_id;
+    if !is_own {
         tip.owner.check(access, Permission::Manage)?;
     }
     let next = turns::cancel(&app, &mut tx, &turn, app.clock.now()).await?;
     let turn = rows::get(&mut tx, id).await?;
-    let response = show(&mut tx, turn, &tip, access).await?;
+    let response = render(&mut tx, turn, &tip, access).await?;
     tx.commit().await?;
     if let Some(next) = next {
         turns::start(&app, context.tenant_id(), next, None);
@@ -188,14 +189,14 @@ pub struct ListTurnsParams {
     cursor: Option<String>,
 }
 
-/// The turns of a conversation, newest first.
+/// List the turns of a conversation, newest first.
 #[utoipa::path(
     operation_id = "list_turns",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListTurnsParams),
-    responses((status = 200, description = "A page of turns, without what was said", body = ListResponse<TurnResponse>))
+    responses((status = 200, description = "A page of turns, without their messages", body = ListResponse<TurnResponse>))
 )]
 #[get("/sessions/{id}/turns")]
 pub async fn list_turns(
@@ -216,7 +217,7 @@ pub async fn list_turns(
     )
     .await?;
     let conversation_id = tip.name.conversation_id;
-    let name = ListName::of_acting(&context, format!("turns/{conversation_id}"));
+    let name = ListName::for_context(&context, format!("turns/{conversation_id}"));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let page = rows::list(&mut tx, conversation_id, &page).await?;
     tx.commit().await?;
@@ -224,7 +225,7 @@ pub async fn list_turns(
     Ok(HttpResponse::Ok().json(name.close(&app.keyring, page, show)?))
 }
 
-/// The last event that a client has seen, if it comes back.
+/// The header `Last-Event-ID`: the last event that a reconnecting client has received.
 pub struct LastEvent(Option<i64>);
 
 impl FromRequest for LastEvent {
@@ -245,7 +246,7 @@ impl FromRequest for LastEvent {
     }
 }
 
-/// Somebody who wants to watch, before it is known what.
+/// A client that opens a stream, before the stream's subject is determined.
 struct StreamOpener {
     app: web::Data<App>,
     context: CallerContext,
@@ -298,15 +299,15 @@ impl StreamOpener {
     }
 }
 
-/// What happens in a turn, from its beginning or after the event that `Last-Event-ID` names, until it ends.
+/// Stream the events of a turn, from its beginning or after `Last-Event-ID`, until it ends.
 #[utoipa::path(
     operation_id = "stream_turn_events",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = inline(TurnId), Path, description = "The turn"),
-        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen", max_length = 19, pattern = r"^[0-9]+$")
+        ("Last-Event-ID" = Option<String>, Header, description = "The last received event", max_length = 19, pattern = r"^[0-9]+$")
     ),
     responses((status = 200, description = "Events", content_type = "text/event-stream", body = String))
 )]
@@ -329,16 +330,15 @@ pub async fn stream_turn_events(
     opener.open(tx, tip, Some(turn.id), None, last).await
 }
 
-/// What happens in a conversation, from the beginning of the turn that is active or after the event that
-/// `Last-Event-ID` names.
+/// Stream the events of a conversation, from the beginning of its active turn or after `Last-Event-ID`.
 #[utoipa::path(
     operation_id = "stream_session_events",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = inline(SessionRef), Path, description = "Any id of the chain"),
-        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen", max_length = 19, pattern = r"^[0-9]+$")
+        ("Last-Event-ID" = Option<String>, Header, description = "The last received event", max_length = 19, pattern = r"^[0-9]+$")
     ),
     responses((status = 200, description = "Events", content_type = "text/event-stream", body = String))
 )]
@@ -363,15 +363,17 @@ pub async fn stream_session_events(
     opener.open(tx, tip, None, None, last).await
 }
 
-/// The same for what a key leads to. When it is led elsewhere the stream closes with `session_moved`.
+/// Stream the events of a key's current session.
+///
+/// When another session becomes current, the stream closes with `session_moved`.
 #[utoipa::path(
     operation_id = "stream_session_key_events",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
+    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
-        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen", max_length = 19, pattern = r"^[0-9]+$")
+        ("Last-Event-ID" = Option<String>, Header, description = "The last received event", max_length = 19, pattern = r"^[0-9]+$")
     ),
     responses((status = 200, description = "Events", content_type = "text/event-stream", body = String))
 )]

@@ -1,4 +1,4 @@
-//! Where `dev` keeps its files, and as whom its servers run. Postgres refuses to run as root, so root
+//! The directories of `dev`, and the account its servers run as. Postgres refuses to run as root, so root
 //! lends it an unprivileged account, and that account must be able to reach its files.
 
 use std::fs;
@@ -12,7 +12,7 @@ use nix::unistd::{User, geteuid};
 use crate::child_guard::UnixUser;
 use crate::crypto;
 
-/// For root whose data directory lies where no other account may look, such as below /root.
+/// For root whose data directory no other account may enter, such as one below /root.
 const REACHABLE: &str = "/var/lib/throughline-dev";
 
 /// `None` when we are not root: the servers then run as we do.
@@ -31,14 +31,14 @@ pub fn account() -> anyhow::Result<Option<UnixUser>> {
     anyhow::bail!("started as root, but there is no account postgres or nobody to run Postgres as")
 }
 
-/// The directory for the servers' files: in the data directory if `account` can get there.
+/// The directory for the servers' files: in the data directory if `account` can enter that.
 pub fn server_dir(data_dir: &Path, account: Option<UnixUser>) -> anyhow::Result<PathBuf> {
-    let beside = data_dir.join("servers");
+    let inside = data_dir.join("servers");
     let Some(account) = account else {
-        return Ok(beside);
+        return Ok(inside);
     };
     if data_dir.ancestors().all(|dir| can_enter(dir, account)) {
-        return Ok(beside);
+        return Ok(inside);
     }
     let name = hex::encode(&crypto::sha256(data_dir.as_os_str().as_encoded_bytes())[..8]);
     Ok(Path::new(REACHABLE).join(name))
@@ -57,7 +57,7 @@ fn can_enter(dir: &Path, account: UnixUser) -> bool {
     })
 }
 
-/// Makes `dir` for one owner alone.
+/// Creates `dir` for one owner alone.
 pub fn make_private_dir(dir: &Path, account: Option<UnixUser>) -> anyhow::Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     if let Some(account) = account {
@@ -67,7 +67,7 @@ pub fn make_private_dir(dir: &Path, account: Option<UnixUser>) -> anyhow::Result
     Ok(())
 }
 
-/// Writes a file that holds secrets: readable by its owner alone, and there as a whole or not at all.
+/// Writes a file with secrets: only its owner can read it, and it appears as a whole or not at all.
 pub fn write_private(path: &Path, text: &str, account: Option<UnixUser>) -> anyhow::Result<()> {
     let draft = path.with_extension("tmp");
     let write = || -> anyhow::Result<()> {
