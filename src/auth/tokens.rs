@@ -275,7 +275,7 @@ impl PresentedToken<'_> {
     fn refused(&self, reason: &'static str) -> Error {
         Error {
             cause: Some(anyhow::anyhow!(reason)),
-            ..invalid("no issuer that the tenant registered has signed the token for it")
+            ..invalid("no issuer registered by the tenant signed the token")
         }
     }
 }

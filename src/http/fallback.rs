@@ -56,7 +56,7 @@ pub async fn refuse(request: HttpRequest, paths: web::Data<KnownPaths>) -> Resul
     Err(match known {
         Some((_, allow)) => Error {
             allow: Some(allow.clone()),
-            ..Error::new(Code::MethodNotAllowed, format!("this path takes {allow}"))
+            ..Error::new(Code::MethodNotAllowed, format!("this path allows {allow}"))
         },
         None if is_of_responses(request.path()) => Error::new(
             Code::NotFound,

@@ -59,7 +59,7 @@ pub async fn wrap_request(
         request.head_mut().method = Method::GET;
     }
     let outcome = if uri_length(request.uri()) > MAX_URI {
-        Err(Error::new(Code::UriTooLong, "the address is too long").into())
+        Err(Error::new(Code::UriTooLong, "the URI is too long").into())
     } else if let Some(error) = passed_before(&request) {
         Err(error.into())
     } else if let Some(answer) = cors::preflight(&method, request.headers()) {

@@ -135,31 +135,34 @@ fn share(method: &str, shape: Shape, operation: &mut Value) {
         .as_array()
         .is_some_and(|scopes| scopes.contains(&json!("bridge")));
     let mut refusals = vec![
-        (400, "The request does not have the documented shape"),
-        (414, "The address is too long"),
-        (500, "Something went wrong on our side"),
-        (503, "A dependency does not answer"),
-        (504, "The answer took too long"),
+        (400, "Invalid request"),
+        (414, "URI too long"),
+        (500, "Internal server error"),
+        (503, "Service temporarily unavailable"),
+        (504, "Request timed out"),
     ];
     if !public {
-        refusals.push((401, "The credential is missing or not valid"));
-        refusals.push((403, "The credential lacks the right to do this"));
+        refusals.push((401, "Missing or invalid credential"));
+        refusals.push((403, "Insufficient scope, or not allowed"));
         // Also where nothing is named: what is not a person's own is not there for their token.
-        refusals.push((404, "There is no such thing, or it is not yours"));
+        refusals.push((404, "Not found, or not visible to the caller"));
         // Also for the operator's: a key is counted before it is refused.
-        refusals.push((429, "There were too many requests"));
+        refusals.push((429, "Rate limit exceeded"));
     }
     if has_body {
-        refusals.push((408, "The body did not arrive in time"));
-        refusals.push((413, "The body is too large"));
-        refusals.push((415, "The body is not application/json"));
-        refusals.push((422, "A value breaks a rule"));
+        refusals.push((408, "Request timeout"));
+        refusals.push((413, "Payload too large"));
+        refusals.push((
+            415,
+            "Unsupported media type: the body is not application/json",
+        ));
+        refusals.push((422, "Invalid value"));
     }
     if creates {
-        let text = "The Idempotency-Key was used with another request, or somebody else did the same at this moment";
+        let text = "The Idempotency-Key was used with another request, or the same was changed concurrently";
         refusals.push((409, text));
     } else if method != "get" && !public {
-        refusals.push((409, "Somebody else changed the same at this moment"));
+        refusals.push((409, "Concurrent change"));
     }
     if creates {
         push_parameter(operation, idempotency_key());

@@ -111,7 +111,7 @@ async fn hold_user(tx: &mut TenantTx, speaker: &Sender) -> Result<Sender> {
     }
     Err(Error::unavailable(
         "the user",
-        anyhow::anyhow!("the identity is linked and unlinked again and again"),
+        anyhow::anyhow!("the identity is linked and unlinked repeatedly"),
     ))
 }
 

@@ -4,6 +4,7 @@ use chrono::TimeDelta;
 
 use super::{After, CommandAnswer, Done, Message, Sender};
 use crate::app::App;
+use crate::domain::bridge::chat_text::chat_text;
 use crate::domain::bridge::command::{Command, Link};
 use crate::domain::people::user::KnownIdentity;
 use crate::error::{Code, Error, Result};
@@ -18,8 +19,7 @@ const CONFIRMED_WITHIN: TimeDelta = TimeDelta::minutes(2);
 
 /// What is said where others read: no code, no name, no title.
 pub fn refuse_in_public() -> Done {
-    let answer = CommandAnswer::saying("This is only done in a direct chat with me.")
-        .with_notice(Code::PrivateChatRequired);
+    let answer = refused(Code::PrivateChatRequired);
     Done::Answered(Box::new(answer), After::default())
 }
 
@@ -117,7 +117,7 @@ async fn show(app: &App, tx: &mut TenantTx, speaker: &Sender) -> Result<CommandA
 }
 
 fn refused(code: Code) -> CommandAnswer {
-    CommandAnswer::saying(format!("{}.", code.title())).with_notice(code)
+    CommandAnswer::saying(chat_text(code)).with_notice(code)
 }
 
 /// Keeps a good code until it is confirmed.

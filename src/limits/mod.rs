@@ -117,7 +117,7 @@ impl Allowance {
     /// The answer of a limit that is used up.
     pub fn refusal(&self) -> Error {
         let detail = format!(
-            "the limit \"{}\" is {} in {} seconds; it begins anew in {} seconds",
+            "the limit \"{}\" is {} in {} seconds; it resets in {} seconds",
             self.policy, self.limit, self.window_seconds, self.resets_in
         );
         Error {

@@ -50,7 +50,7 @@ pub async fn mint(
     };
     if !link_codes::insert(tx, &new, now).await? {
         let free_at = link_codes::find_next_expiry(tx, minted_by.user_id).await?;
-        let detail = "three codes are pending: use one, or wait until one has run out";
+        let detail = "three codes are pending: use one, or wait until one expires";
         return Err(Error {
             retry_after: Some(seconds_until(free_at, now)),
             ..Error::new(Code::TooManyCodes, detail)

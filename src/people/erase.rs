@@ -95,7 +95,7 @@ async fn lock(tx: &mut TenantTx, id: UserId) -> Result<(User, Vec<IdentityRecord
     }
     Err(Error::unavailable(
         "the person",
-        anyhow::anyhow!("they are being merged again and again"),
+        anyhow::anyhow!("the users are merged repeatedly"),
     ))
 }
 

@@ -77,7 +77,7 @@ fn choose<'a>(
         let found = there.iter().find(|account| account.name == *named);
         return found
             .copied()
-            .ok_or_else(|| wrong("is no identity of this person on this platform"));
+            .ok_or_else(|| wrong("is not an identity of this user on this platform"));
     }
     let speaker = access.speaker.as_ref().map(|speaker| speaker.id);
     let speaking = there.iter().find(|account| Some(account.id) == speaker);

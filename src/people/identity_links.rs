@@ -152,7 +152,7 @@ async fn settle(tx: &mut TenantTx, entries: &[LinkEntry]) -> Result<Plan> {
     }
     Err(Error::unavailable(
         "the tenant's people",
-        anyhow::anyhow!("they are being joined and parted again and again"),
+        anyhow::anyhow!("the users are merged and unlinked repeatedly"),
     ))
 }
 
@@ -303,7 +303,9 @@ impl Doing<'_> {
         if free {
             Ok(())
         } else {
-            Err(overtaken("a name was given to someone else in this moment"))
+            Err(overtaken(
+                "a name was given to another user at the same time",
+            ))
         }
     }
 

@@ -100,7 +100,7 @@ async fn lock_both(tx: &mut TenantTx, request: &MergeRequest<'_>) -> Result<(Use
     }
     let [into, from] = ids;
     if into == from {
-        let detail = "both are the same person already";
+        let detail = "both are the same user already";
         return Err(Error::new(Code::AlreadyLinked, detail));
     }
     let held = users::lock(tx, &[into, from]).await?;
@@ -116,9 +116,12 @@ async fn overtaken(tx: &mut TenantTx, into: UserId, from: UserId) -> Result<Erro
     let into = users::find(tx, into).await?.map(|user| user.id);
     let from = users::find(tx, from).await?.map(|user| user.id);
     Ok(if into == from {
-        Error::new(Code::AlreadyLinked, "both are the same person already")
+        Error::new(Code::AlreadyLinked, "both are the same user already")
     } else {
-        Error::new(Code::Conflict, "one of them was merged at the same time")
+        Error::new(
+            Code::Conflict,
+            "one of the users was merged at the same time",
+        )
     })
 }
 
@@ -217,7 +220,7 @@ pub fn check_reason(reason: &str) -> Result<()> {
     if (1..=500).contains(&reason.trim().chars().count()) {
         Ok(())
     } else {
-        let detail = "say why, in 1 to 500 characters";
+        let detail = "a reason of 1 to 500 characters is required";
         Err(Error::invalid(vec![FieldError::new("/reason", detail)]))
     }
 }

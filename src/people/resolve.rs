@@ -199,7 +199,7 @@ async fn settle(
     }
     Err(Error::unavailable(
         "the person",
-        anyhow::anyhow!("they are being joined and parted again and again"),
+        anyhow::anyhow!("the users are merged and unlinked repeatedly"),
     ))
 }
 

@@ -62,7 +62,7 @@ pub async fn unlink(
 }
 
 fn last_identity() -> Error {
-    let detail = "it is the only identity of its person";
+    let detail = "it is the user's only identity";
     Error::new(Code::LastIdentity, detail)
 }
 
@@ -88,7 +88,7 @@ async fn lock_seen(
         // The user it has now is not held; whoever unlinked it first left it alone there.
         false if identities::list(tx, target.user_id).await?.len() < 2 => Err(last_identity()),
         false => {
-            let detail = "the identity was given to another user at the same time";
+            let detail = "the identity was moved to another user at the same time";
             Err(Error::new(Code::Conflict, detail))
         }
     }
@@ -207,7 +207,7 @@ pub async fn undo_unlink(
     let parting = parting.ok_or_else(|| not_possible("it was not unlinked within 30 days"))?;
     // Nor if that person was merged away: whoever they became is not asked here.
     if parting.to_user != target.user_id {
-        return Err(not_possible("it belongs to someone else by now"));
+        return Err(not_possible("it belongs to another user by now"));
     }
     let before = users::find(tx, parting.from_user).await?;
     let before = before.ok_or_else(|| not_possible("the person it belonged to is no more"))?;

@@ -25,7 +25,7 @@ pub struct NewUser {
 pub async fn create(app: &App, tx: &mut TenantTx, actor: &str, new: &NewUser) -> Result<User> {
     check_external_id(new.external_id.as_deref())?;
     if new.identities.len() > MAX_IDENTITIES {
-        let detail = format!("a person has at most {MAX_IDENTITIES} identities");
+        let detail = format!("a user has at most {MAX_IDENTITIES} identities");
         return Err(Error::new(Code::TooManyIdentities, detail));
     }
     let now = app.clock.now();
@@ -53,7 +53,7 @@ pub async fn create(app: &App, tx: &mut TenantTx, actor: &str, new: &NewUser) ->
             .await?
             .is_none()
         {
-            let detail = format!("{name} belongs to someone already");
+            let detail = format!("{name} already belongs to another user");
             taken.push(FieldError::new(format!("/identities/{place}"), detail));
         }
     }
@@ -109,7 +109,7 @@ pub async fn update(
 }
 
 fn external_id_taken() -> Error {
-    let error = FieldError::new("/external_id", "belongs to someone else");
+    let error = FieldError::new("/external_id", "belongs to another user");
     Error::fields(Code::ExternalIdTaken, vec![error])
 }
 

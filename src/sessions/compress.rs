@@ -210,7 +210,7 @@ pub async fn uncompress(
     let parent = sessions::undo_child(tx, tip.session_id, now)
         .await?
         .ok_or_else(|| {
-            let detail = "it can only be taken back while nothing was said since";
+            let detail = "it can only be undone while there are no messages after it";
             Error::new(Code::HasNewMessages, detail)
         })?;
     conversations::update_tip(tx, tip.name.conversation_id, parent).await?;

@@ -116,7 +116,7 @@ impl Export {
         if seen.asked_undone {
             Err(Error::new(
                 Code::PreconditionFailed,
-                "the newest compression was taken back meanwhile",
+                "the newest compression was undone in the meantime",
             ))
         } else {
             Ok(pieces)

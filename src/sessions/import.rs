@@ -75,7 +75,8 @@ fn check_roles(app: &App, tx: &TenantTx, access: &Access, document: &Import) -> 
         Some(_) => "the document was changed since it was exported, or not exported here",
         None => "the document has no signature",
     };
-    let detail = format!("only admin and chat keys bring in what others said, and {detail}");
+    let detail =
+        format!("only admin and chat keys may import the messages of others, and {detail}");
     Err(Error::fields(
         Code::RoleNotAllowed,
         vec![FieldError::new(pointer, detail)],

@@ -74,7 +74,7 @@ async fn lock_slot(
     }
     Err(Error::unavailable(
         "the key",
-        anyhow::anyhow!("it is being linked and parted again and again"),
+        anyhow::anyhow!("the user is merged and unlinked repeatedly"),
     ))
 }
 
@@ -179,7 +179,7 @@ pub async fn switch(
         return Err(Error::new(Code::AgentMismatch, detail));
     }
     if target.owner.user_id != slot.user_id {
-        let detail = "the session and the key do not belong to the same person";
+        let detail = "the session and the key belong to different users";
         return Err(Error::new(Code::SessionKeyMismatch, detail));
     }
     let to = target.name.conversation_id;

@@ -10,17 +10,16 @@ use super::launch::LiveUpdate;
 use super::outcome::{Outcome, Said};
 use crate::app::App;
 use crate::auth::ServiceCaller;
+use crate::domain::bridge::chat_text::{EMPTY_ANSWER, no_answer_text};
 use crate::domain::bridge::delivery::{DeliveryKind, NewDelivery, ReplyTo};
 use crate::domain::conversation::message::shown_text;
 use crate::domain::turn::StopReason;
-use crate::error::{Code, Result};
+use crate::error::Result;
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::TenantTx;
 use crate::store::bridge::{outbox, replies};
 use crate::store::turn::{turn_claims, turns};
 
-/// The reason of a notice about an answer that has no text.
-const EMPTY_ANSWER: &str = "empty_answer";
 /// As many as one look takes.
 const BATCH: i32 = 50;
 
@@ -66,11 +65,7 @@ pub fn failure_notice(reason: &str) -> Option<String> {
     if StopReason::ALL.iter().any(|stop| stop.as_str() == reason) {
         return None;
     }
-    let why = match reason {
-        EMPTY_ANSWER => "the agent said nothing",
-        _ => Code::of(reason).map_or("something went wrong", Code::title),
-    };
-    Some(format!("There is no answer to your message: {why}."))
+    Some(no_answer_text(reason))
 }
 
 /// An answer without a word is nothing that a platform could show.

@@ -273,7 +273,10 @@ impl NewMessage {
             refuse("tool_calls", detail);
         }
         match (&self.tool_call_id, self.role) {
-            (None, Role::Tool) => refuse("tool_call_id", "says which call this answers".to_owned()),
+            (None, Role::Tool) => refuse(
+                "tool_call_id",
+                "is required: the tool call this message answers".to_owned(),
+            ),
             (Some(id), Role::Tool) if long(id) => {
                 refuse(
                     "tool_call_id",

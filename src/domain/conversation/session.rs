@@ -131,7 +131,7 @@ impl Ownership {
             (true, _, _) | (false, true, Permission::Participate) => Ok(()),
             (false, true, Permission::Manage) => Err(Error::new(
                 Code::GuestNotAllowed,
-                "a guest may read and speak here, and nothing else",
+                "a guest may only read and write messages here",
             )),
             (false, false, _) => Err(super::session_name::session_not_found()),
         }

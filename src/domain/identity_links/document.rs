@@ -202,7 +202,7 @@ impl Reader {
             });
         }
         if entry.accounts.len() > MAX_IDENTITIES {
-            let detail = format!("a person has at most {MAX_IDENTITIES} identities");
+            let detail = format!("a user has at most {MAX_IDENTITIES} identities");
             self.refuse(at, detail);
         }
         entry

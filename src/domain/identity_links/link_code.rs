@@ -109,7 +109,7 @@ impl FromStr for LinkCode {
 
 /// The one answer to a code that is wrong, has run out, was used, or is someone else's.
 pub fn code_not_found() -> Error {
-    let detail = "the code is not good, or no longer: ask for a new one";
+    let detail = "the code is invalid, used or expired; ask for a new one";
     Error::new(ErrorCode::CodeNotFound, detail)
 }
 

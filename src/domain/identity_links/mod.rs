@@ -63,15 +63,15 @@ impl MergeCandidates {
     pub fn check(&self) -> Result<()> {
         let has_login = |side: &[IdentityRecord]| side.iter().any(|one| one.issuer.is_some());
         if !self.kind.joins_logins() && has_login(&self.into) && has_login(&self.from) {
-            let detail = "both people sign in with an issuer: only an admin may merge them";
+            let detail = "both users sign in with an issuer: only an admin may merge them";
             return Err(Error::new(Code::MergeRequired, detail));
         }
         if self.into.len() + self.from.len() > MAX_IDENTITIES {
-            let detail = format!("a person has at most {MAX_IDENTITIES} identities");
+            let detail = format!("a user has at most {MAX_IDENTITIES} identities");
             return Err(Error::new(Code::TooManyIdentities, detail));
         }
         if MoveKind::COUNTED.contains(&self.kind) && self.merges_lately >= MAX_MERGES {
-            let detail = format!("at most {MAX_MERGES} people are merged into one within a day");
+            let detail = format!("at most {MAX_MERGES} users are merged into one within a day");
             return Err(Error::new(Code::TooManyMerges, detail));
         }
         Ok(())
@@ -120,7 +120,7 @@ pub fn check_unlink(speaker: Option<&IdentityRecord>, target: &IdentityRecord) -
     } else {
         Err(Error::new(
             Code::OlderIdentity,
-            "a person may unlink the identity that speaks, or a newer one",
+            "a user may unlink the calling identity, or a newer one",
         ))
     }
 }

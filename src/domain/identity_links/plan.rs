@@ -313,7 +313,7 @@ impl<'a> Planner<'a> {
         let may_leave = group.imported && !(group.is_base && named_otherwise);
         if group.wanted.len() > 1 {
             let detail =
-                "is linked with one that is listed under another name, and not by an import";
+                "is linked with an identity listed under another name, and not by an import";
             self.refuse(group, detail);
             return Fate::Stays;
         }
@@ -420,7 +420,7 @@ impl<'a> Planner<'a> {
         let name = name.filter(|name| self.names.contains(name));
         let pointer = name.map_or_else(|| LINKS.to_owned(), pointer_of);
         let detail = format!(
-            "{} is no longer listed, and stays with {}: no import linked it",
+            "{} is no longer listed, and stays linked with {}: no import linked it",
             account.name, person.id
         );
         self.plan.warnings.push(FieldError::new(pointer, detail));
@@ -457,7 +457,7 @@ impl<'a> Planner<'a> {
         for (entry, size) in self.entries.iter().zip(&self.sizes) {
             if *size > MAX_IDENTITIES {
                 let detail =
-                    format!("the person would have {size} identities, of {MAX_IDENTITIES} at most");
+                    format!("the user would have {size} identities, of {MAX_IDENTITIES} at most");
                 self.errors.push(FieldError::new(entry.pointer(), detail));
             }
         }

@@ -55,7 +55,7 @@ pub fn plan(
 ) -> Result<Plan> {
     let refuse = |detail: &str| Err(Error::new(Code::NothingToCompress, detail));
     if totals.messages == 0 {
-        return refuse("nothing was said yet");
+        return refuse("the session has no messages");
     }
     let head_length = messages
         .iter()

@@ -153,7 +153,7 @@ impl Reader {
         };
         self.hasher.link(depth, link.compression.as_ref())?;
         if depth > 0 && self.known.last().is_some_and(Vec::is_empty) {
-            let detail = "nothing was said there that could have been compressed";
+            let detail = "the session has no messages to compress";
             self.refuse(format!("/links/{}/messages", depth - 1), detail);
         }
         self.known.push(Vec::new());
@@ -165,7 +165,7 @@ impl Reader {
             }
         }
         if depth > 0 && link.originals.is_empty() {
-            let detail = "has no summary, with which a compression begins a link";
+            let detail = "has no summary; a compressed session begins with one";
             self.refuse(format!("{at}/messages"), detail);
         }
         Ok(link)
@@ -205,7 +205,7 @@ impl Reader {
         link: &mut NewLink,
     ) -> Result<()> {
         if given.seq != seq {
-            let detail = format!("must be {seq}: numbers have no gap");
+            let detail = format!("must be {seq}: sequence numbers have no gaps");
             self.refuse(format!("{at}/seq"), detail);
         }
         let known = match given.copied_from {
@@ -307,7 +307,7 @@ impl Reader {
         if depth > 0 && link.originals.is_empty() {
             if message.kind != MessageKind::Summary {
                 let detail =
-                    "must be summary: a compression begins a link with copies and one summary";
+                    "must be summary: a compressed session begins with copies and one summary";
                 self.refuse(format!("{at}/kind"), detail);
             }
             link.born_seq = seq;

@@ -162,16 +162,16 @@ impl CompletionRequest {
                 },
                 _ => {
                     let pointer = format!("{at}/role");
-                    errors.push(FieldError::new(pointer, "is not taken in a session"));
+                    errors.push(FieldError::new(pointer, "is not supported in a session"));
                 }
             }
         }
         if messages.is_empty() && errors.is_empty() {
-            let detail = "nothing is said after the last message of the assistant";
+            let detail = "there is no message after the last message of the assistant";
             errors.push(FieldError::new("/messages", detail));
         }
         if self.members.get("n").is_some_and(|n| n != "1") {
-            errors.push(FieldError::new("/n", "a session has one answer"));
+            errors.push(FieldError::new("/n", "a session has exactly one choice"));
         }
         if !errors.is_empty() {
             return Err(Error::fields(Code::InvalidRequest, errors));

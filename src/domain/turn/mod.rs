@@ -216,7 +216,7 @@ impl Turn {
         let reason = self.reason.as_deref().unwrap_or_default();
         let code = match self.state {
             TurnState::Cancelled | TurnState::Interrupted => Code::TurnStopped,
-            TurnState::Failed => Code::of(reason).unwrap_or(Code::Internal),
+            TurnState::Failed => Code::parse(reason).unwrap_or(Code::Internal),
             TurnState::Queued
             | TurnState::Running
             | TurnState::WaitingClient
@@ -275,7 +275,7 @@ impl ConversationLoad {
 
     fn queue(&self) -> Result<Admission> {
         if self.queued >= MAX_QUEUED {
-            let detail = format!("{MAX_QUEUED} messages wait in this conversation");
+            let detail = format!("{MAX_QUEUED} messages are queued in this conversation");
             return Err(Error {
                 retry_after: Some(1),
                 ..Error::new(Code::QueueFull, detail)
@@ -323,7 +323,7 @@ pub fn match_results<'a>(
 
 pub fn unknown_call(place: usize) -> Error {
     let pointer = format!("/messages/{place}/tool_call_id");
-    let error = FieldError::new(pointer, "no turn waits for this call");
+    let error = FieldError::new(pointer, "no turn is waiting for this tool call");
     Error::fields(Code::ToolCallUnknown, vec![error])
 }
 

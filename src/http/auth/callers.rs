@@ -107,7 +107,7 @@ fn presented(headers: &HeaderMap) -> Presented {
 
 /// Anything but a person's own is not there for that person.
 fn not_there() -> Error {
-    Error::new(Code::NotFound, "no such thing")
+    Error::new(Code::NotFound, "no such resource")
 }
 
 /// Who calls. Every extractor asks here, so that on no endpoint a user token names somebody else in the header.
@@ -144,7 +144,7 @@ fn named_in_header(request: &HttpRequest) -> Option<IdentityName> {
 /// For what a user token claims and does not prove.
 pub fn not_proven() -> Error {
     let detail =
-        "a user token speaks for its own account, in its own direct chat, under its own name";
+        "a user token acts for its own identity, in its own direct chat, under its own name";
     Error::new(Code::NotFound, detail)
 }
 

@@ -245,7 +245,7 @@ async fn viewer_of_key(
         }
         Scope::Bridge => viewer_of_bridge(app, key, named).await,
         Scope::Chat if named.is_some() => {
-            let detail = "a chat key acts for no person";
+            let detail = "a chat key does not act for users";
             Err(Error::new(Code::MissingScope, detail))
         }
         Scope::Chat => Ok(Access::of_chat_key()),
@@ -280,7 +280,7 @@ async fn find_user_of_identity(
 
 async fn viewer_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) -> Result<Access> {
     let named = named.ok_or_else(|| {
-        let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
+        let detail = "name an identity in the body or in the header X-Throughline-Identity";
         Error::new(Code::IdentityRequired, detail)
     })?;
     let (person, speaker) = match named {
@@ -304,7 +304,7 @@ async fn viewer_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) 
 
 async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Identity)> {
     if !name.is_covered_by(key.platforms()) {
-        let detail = "the identity is of none of the key's platforms";
+        let detail = "the key does not cover the identity's platform";
         return Err(Error::new(Code::PlatformNotAllowed, detail));
     }
     known_or_new(app, key, name).await
@@ -361,7 +361,7 @@ pub(in crate::http) async fn find_present_user(
 }
 
 fn key_is_nobody() -> Error {
-    let detail = "an API key is nobody: give a user's id or an identity";
+    let detail = "an API key has no user of its own: give a user's id or an identity";
     Error::invalid(vec![FieldError::new("/user", detail)])
 }
 

@@ -76,11 +76,11 @@ impl IdentityCaller {
                 named
             }
             (TenantCredential::Key(key), None) if key.has_scope(Scope::Admin) => {
-                let error = FieldError::new("/identity", "say for whom");
+                let error = FieldError::new("/identity", "name an identity");
                 return Err(Error::invalid(vec![error]));
             }
             (TenantCredential::Key(_), None) => {
-                let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
+                let detail = "name an identity in the body or in the header X-Throughline-Identity";
                 return Err(Error::new(Code::IdentityRequired, detail));
             }
         };
@@ -111,7 +111,7 @@ fn check_covered(key: &KeyCaller, named: &IdentityName, chat: Option<&Chat>) -> 
     if covers(named.platform()) && in_chat {
         Ok(())
     } else {
-        let detail = "the identity is of none of the key's platforms";
+        let detail = "the key does not cover the identity's platform";
         Err(Error::new(Code::PlatformNotAllowed, detail))
     }
 }

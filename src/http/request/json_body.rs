@@ -325,7 +325,7 @@ impl Incoming<'_> {
             .await
             .map_err(|_| late())?
         {
-            let broken = |_| Error::new(Code::InvalidRequest, "the body broke off");
+            let broken = |_| Error::new(Code::InvalidRequest, "the body ended early");
             let chunk = chunk.map_err(broken)?;
             let length = bytes.len() + chunk.len();
             if length > self.max_bytes {

@@ -115,10 +115,9 @@ pub async fn upsert(tx: &mut TenantTx, issuer: &Issuer) -> Result<bool> {
     .fetch_one(tx.connection())
     .await;
     inserted.map_err(|error| match violated(&error) {
-        Some("issuers_platform_once") => Error::new(
-            Code::PlatformTaken,
-            "another issuer vouches for this platform",
-        ),
+        Some("issuers_platform_once") => {
+            Error::new(Code::PlatformTaken, "another issuer covers this platform")
+        }
         Some("issuers_iss_once") => Error::new(
             Code::IssuerTaken,
             "this issuer and audience are registered under another name",

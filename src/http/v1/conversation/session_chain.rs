@@ -236,7 +236,7 @@ const MAX_SUMMARY_CHARS: usize = 1_000_000;
 
 fn read_compress(request: CompressRequest) -> Result<Compress> {
     let Some(summary) = request.summary else {
-        let detail = "the service writes no summaries yet: give one";
+        let detail = "the service does not write summaries yet: give one";
         let error = FieldError::new("/summary", detail);
         return Err(Error::fields(Code::SummaryRequired, vec![error]));
     };
@@ -246,7 +246,7 @@ fn read_compress(request: CompressRequest) -> Result<Compress> {
         errors.push(FieldError::new("/summary", detail));
     }
     if request.focus.is_some() {
-        let detail = "is for a summary that the service writes: leave it out when you give one";
+        let detail = "is for a summary written by the service: leave it out when you give one";
         errors.push(FieldError::new("/focus", detail));
     }
     Error::check(errors)?;

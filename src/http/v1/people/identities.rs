@@ -208,7 +208,7 @@ pub async fn unlink_identity(
     request_body = UndoUnlinkRequest,
     responses(
         (status = 200, description = "Joined again", body = MergeResponse),
-        (status = 409, description = "It cannot be taken back", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 409, description = "The unlink can no longer be undone", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/identities/{id}/undo-unlink")]
@@ -241,7 +241,7 @@ pub async fn undo_unlink_identity(
     drop(tx);
     let speaker = access.speaker.clone().filter(|speaker| speaker.id == id);
     let (Some(speaker), Some(code)) = (speaker, request.code) else {
-        let detail = "the account itself brings a link code that the other side showed";
+        let detail = "link with a code: the user redeems a code shown to the other identity";
         return Err(Error::new(Code::ProofRequired, detail));
     };
     guarded(&app, context.credential(), speaker.id, async || {

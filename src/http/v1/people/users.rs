@@ -154,7 +154,7 @@ pub struct ErasedResponse {
     request_body = CreateUserRequest,
     responses(
         (status = 201, description = "The person", body = UserResponse),
-        (status = 409, description = "An identity or the external id is someone else's", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 409, description = "An identity or the external id belongs to another user", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[post("/users")]
@@ -267,7 +267,7 @@ pub async fn get_user(
     request_body = UpdateUserRequest,
     responses(
         (status = 200, description = "The person", body = UserResponse),
-        (status = 409, description = "The external id is someone else's", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
+        (status = 409, description = "The external id belongs to another user", body = crate::http::response::problem::Problem, content_type = "application/problem+json")
     )
 )]
 #[patch("/users/{id}")]
@@ -280,7 +280,7 @@ pub async fn update_user(
     let context = caller.context(&app, None).await?;
     let request = body.value;
     if request.external_id.is_some() && context.access.reach != Visibility::Tenant {
-        let detail = "only an admin changes the external id";
+        let detail = "only an admin may change the external id";
         return Err(Error::new(Code::MissingScope, detail));
     }
     let change = UserChange {

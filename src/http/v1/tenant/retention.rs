@@ -143,7 +143,7 @@ pub async fn sweep_retention(
 ) -> Result<HttpResponse> {
     let request = body.value;
     if request.conversations_days.is_some() && !request.dry_run {
-        let detail = "is for a dry run: a sweep goes by the tenant's setting";
+        let detail = "is only allowed in a dry run: a sweep uses the tenant's setting";
         let error = FieldError::new("/conversations_days", detail);
         return Err(Error::invalid(vec![error]));
     }

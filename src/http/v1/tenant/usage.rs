@@ -117,7 +117,7 @@ fn groups(text: Option<&str>) -> Result<Vec<UsageGroup>> {
     let named: Vec<&str> = text.split(',').collect();
     let known = |name: &&str| UsageGroup::ALL.iter().any(|group| group.as_str() == *name);
     if !named.iter().all(known) || named.len() > UsageGroup::ALL.len() {
-        let detail = "must be some of hour, source, agent, model and user_id, parted by commas";
+        let detail = "must be a comma-separated list of hour, source, agent, model and user_id";
         return Err(wrong("group_by", detail));
     }
     let wanted = |group: &UsageGroup| named.contains(&group.as_str());

@@ -64,7 +64,7 @@ pub async fn whoami(app: web::Data<App>, AnyCaller(caller): AnyCaller) -> Result
             let mut tx = key.begin(&app.db).await?;
             let stored = store::tenant::api_keys::find(&mut tx, key.key_id()).await?;
             tx.commit().await?;
-            let stored = stored.ok_or_else(|| Error::unauthorized("the API key is not known"))?;
+            let stored = stored.ok_or_else(|| Error::unauthorized("unknown API key"))?;
             WhoamiResponse::ApiKey {
                 tenant_id: key.tenant_id(),
                 id: stored.id,
