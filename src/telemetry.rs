@@ -166,7 +166,7 @@ pub fn warn_of_failed_call(failed: &FailedCall, called_for: CalledFor) {
         request_id,
         host = %failed.host,
         reason = %failed.reason,
-        "a model call failed"
+        "model call failed"
     );
 }
 

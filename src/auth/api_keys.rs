@@ -100,7 +100,7 @@ impl KeyVerifier {
             return;
         }
         if let Err(error) = self.write_use(key, now, due).await {
-            tracing::warn!(key = %key.id, error = %error, "cannot note that a key was used");
+            tracing::warn!(tenant = %key.tenant_id, key = %key.id, error = %error, "key usage update failed");
         }
     }
 

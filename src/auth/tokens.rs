@@ -285,7 +285,7 @@ fn log_refusal(tenant_id: TenantId, mut error: Error) -> Error {
     if error.code == Code::InvalidToken
         && let Some(reason) = error.cause.take()
     {
-        tracing::info!(tenant = %tenant_id, %reason, "a user token is refused");
+        tracing::info!(tenant = %tenant_id, %reason, "user token rejected");
     }
     error
 }

@@ -71,7 +71,7 @@ async fn hand_over(app: &App) -> Result<()> {
 pub async fn run(app: App, stop: CancellationToken) {
     while !stop.is_cancelled() {
         if let Err(error) = tick(&app).await {
-            tracing::warn!(error = %error, "cannot ask for due jobs");
+            tracing::warn!(error = %error, "job poll failed");
         }
         tokio::select! {
             () = stop.cancelled() => {}
@@ -160,8 +160,8 @@ async fn run_and_plan(app: &App, job: DueJob) -> Step {
                 for_good: job.attempts >= FAILURES,
             };
             tracing::warn!(
-                job.kind, tenant = %job.tenant_id, attempt = job.attempts,
-                error = %error, cause = ?error.cause, "a job failed and will run again"
+                job.kind, tenant = %job.tenant_id, job.attempt = job.attempts,
+                error = %error, cause = ?error.cause, "job failed"
             );
             (app.clock.now() + backoff(job.attempts), failed)
         }
@@ -170,7 +170,7 @@ async fn run_and_plan(app: &App, job: DueJob) -> Step {
     if let Err(error) = planned {
         tracing::warn!(
             job.kind, tenant = %job.tenant_id, error = %error,
-            "cannot plan a job; it runs again when its lease ends"
+            "job reschedule failed"
         );
     }
     Step::Ended(job.tenant_id)

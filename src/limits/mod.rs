@@ -203,7 +203,7 @@ impl Limiter {
         };
         let names: Vec<String> = people.iter().flat_map(windows).collect();
         if let Err(error) = self.inner.redis.forget_limits(&names).await {
-            tracing::warn!(error = %error, "what an erased person spent is in Redis until it runs out");
+            tracing::warn!(tenant = %tenant_id, error = %error, "rate limit cleanup failed");
         }
     }
 
@@ -415,7 +415,7 @@ impl Inner {
             tracing::warn!(
                 nodes,
                 cause,
-                "limits are not counted in Redis: this node keeps its share of them"
+                "Redis unavailable; enforcing local shares of limits"
             );
         }
     }

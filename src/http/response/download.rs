@@ -80,7 +80,7 @@ impl Pages {
             tenant = %self.context.tenant_id(),
             code = error.code.as_str(),
             cause = error.cause.as_ref().map(|cause| format!("{cause:#}")),
-            "an export broke off"
+            "export aborted"
         );
     }
 }

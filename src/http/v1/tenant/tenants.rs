@@ -334,6 +334,6 @@ async fn set_state(
 /// What cannot be stopped now is left to the job.
 async fn stop_turns(app: &App, id: TenantId) {
     if let Err(error) = tenants::stop_turns(app, id).await {
-        tracing::warn!(tenant = %id, error = %error, "turns of a suspended tenant are stopped later");
+        tracing::warn!(tenant = %id, error = %error, "turn stop deferred");
     }
 }
