@@ -18,7 +18,7 @@
 //! - `store`, `redis`: the only rooms with SQL and with Redis
 //! - `upstream`: the only way out to a URL that a tenant gives
 //! - `domain`: types and rules, without IO
-//! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`, `recent`, `shutdown`, `descriptors`,
+//! - `ids`, `clock`, `crypto`, `error`, `config`, `telemetry`, `guard`, `recent`, `retry`, `shutdown`, `descriptors`,
 //!   `fair_queue`, `wire_text`: the ground
 
 #[macro_use]
@@ -34,6 +34,7 @@ pub mod error;
 pub mod fair_queue;
 pub mod ids;
 pub mod recent;
+pub mod retry;
 pub mod shutdown;
 pub mod telemetry;
 

@@ -17,6 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::idempotency;
 use crate::ids::TenantId;
 use crate::people;
+use crate::retry::{self, Backoff};
 use crate::sessions;
 use crate::store::db::jobs::{self, DueJob, Ended};
 use crate::store::db::nodes;
@@ -48,17 +49,23 @@ const AT_ONCE: usize = 4;
 const OF_ONE_TENANT: usize = 2;
 /// Then operators should look at it.
 const FAILURES: i32 = 10;
-const MAX_BACKOFF: TimeDelta = TimeDelta::hours(1);
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(3600);
+/// The bounds of the pauses between attempts to hand over.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LAST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Called when nothing else of this node runs: hands over what it still holds. Connections that a
 /// listener's thread opened ended with it, which shows when one is used: hence the attempts.
 pub async fn finish(app: &App) -> Result<()> {
     let mut attempts = app.config.database_pool;
+    let mut backoff = Backoff::new(FIRST_PAUSE, LAST_PAUSE);
     loop {
         match hand_over(app).await {
             Err(error) if attempts > 0 && error.code == Code::Unavailable => attempts -= 1,
             outcome => return outcome,
         }
+        tokio::time::sleep(backoff.next_pause()).await;
     }
 }
 
@@ -201,7 +208,9 @@ async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
     }
 }
 
-fn backoff(attempts: i32) -> TimeDelta {
-    let doubled = TimeDelta::seconds(1i64 << attempts.clamp(0, 12));
-    doubled.min(MAX_BACKOFF)
+/// Spread by a quarter, so that jobs which failed together do not run together.
+fn backoff(attempts: i32) -> Duration {
+    let attempts = u32::try_from(attempts).unwrap_or_default();
+    let pause = retry::exponential(FIRST_BACKOFF, MAX_BACKOFF, attempts);
+    pause + retry::full_jitter(pause / 4)
 }

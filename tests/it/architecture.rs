@@ -158,7 +158,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     ("redis", &["ground"]),
     ("upstream", &["domain", "ground"]),
 ];
-const GROUND: [&str; 13] = [
+const GROUND: [&str; 14] = [
     "cache",
     "clock",
     "config",
@@ -169,6 +169,7 @@ const GROUND: [&str; 13] = [
     "child_guard",
     "ids",
     "recent",
+    "retry",
     "shutdown",
     "telemetry",
     "wire_text",

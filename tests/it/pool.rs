@@ -360,7 +360,7 @@ async fn what_was_planned_for_few_rows_is_planned_anew_for_many() {
     let fill = format!(
         "set session_replication_role = replica;
          insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, request_hash, input,
-                            told, created_at, ended_at)
+                            session_info, created_at, ended_at)
          select '{}', gen_random_uuid(), gen_random_uuid(), 1, 'completed', 'main', 'any', '', '{{}}', '{{}}',
                 now(), now()
            from generate_series(1, 20000)",

@@ -15,12 +15,14 @@ use crate::error::{Error, Result};
 use crate::fair_queue::Permit;
 use crate::http::auth::callers::RawCredential;
 use crate::http::auth::conversation::CallerContext;
+use crate::retry::Backoff;
 use crate::store::TenantTx;
 use crate::streams::CheckedCredential;
 
-/// How often a page is tried that the database has no connection for, and how long after.
+/// How often a page is tried that the database has no connection for, and the bounds of the pauses between.
 const ATTEMPTS: usize = 5;
-const PAUSE: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_secs(4);
 
 /// For whom the pages are.
 pub struct Pages {
@@ -55,6 +57,7 @@ impl Pages {
     /// without the database.
     pub async fn begin(&self) -> Result<TenantTx> {
         let mut attempt = 1;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LAST_PAUSE);
         loop {
             let begun = match self.credential.check(&self.app.verifiers).await {
                 Ok(()) => self.begin_present().await,
@@ -65,7 +68,7 @@ impl Pages {
                 Ok(_) | Err(_) => return begun,
             }
             attempt += 1;
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(backoff.next_pause()).await;
         }
     }
 

@@ -21,14 +21,16 @@ use crate::http::auth::callers::RawCredential;
 use crate::http::auth::conversation::CallerContext;
 use crate::ids::{SessionId, SlotId, TurnId};
 use crate::limits::StreamGuard;
+use crate::retry::Backoff;
 use crate::shutdown::Departure;
 use crate::streams::{CheckedCredential, Right, Subject};
 use crate::turns::Follower;
 
 /// How often whoever reads looks at the shared verdict on its rights, which costs nothing.
 const CHECKED: Duration = Duration::from_secs(1);
-/// Before a check is tried again that the database did not answer.
-const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// The bounds of the pauses before a check is tried again that the database did not answer.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a check is tried again for which the tenant has too many requests; then the answer breaks off.
 const BUSY_LIMIT: Duration = Duration::from_secs(15);
 /// So that nobody in between takes a quiet stream for a dead one; and a reader who has left, which shows
@@ -130,13 +132,14 @@ impl Allowed {
     /// Repeats a check while the tenant is too busy for it: nothing is shown until somebody knows.
     async fn until_known(&self, check: impl AsyncFn() -> Result<()>) -> Result<()> {
         let until = Instant::now() + BUSY_LIMIT;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LAST_PAUSE);
         loop {
             match check().await {
                 Err(error) if error.code == Code::Busy && Instant::now() < until => {}
                 checked => return checked,
             }
             tokio::select! {
-                () = tokio::time::sleep(RETRY_PAUSE) => {}
+                () = tokio::time::sleep(backoff.next_pause()) => {}
                 () = self.lost() => {
                     self.credential.read()?;
                     return self.right.read();
@@ -338,9 +341,10 @@ async fn next_events(
     until: Instant,
 ) -> Result<Vec<Arc<Event>>> {
     let events = follower.next(until).await?;
+    let mut backoff = Backoff::new(FIRST_PAUSE, LAST_PAUSE);
     while !events.is_empty() {
         match allowed.check_since(follower.read_at()).await {
-            Err(error) if error.is_transient() => tokio::time::sleep(RETRY_PAUSE).await,
+            Err(error) if error.is_transient() => tokio::time::sleep(backoff.next_pause()).await,
             checked => {
                 checked?;
                 break;
