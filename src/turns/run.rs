@@ -197,9 +197,9 @@ impl Run {
             let gone = || Error::internal(anyhow::anyhow!("a turn lost its writer"));
             writer = returned.ok_or_else(gone)?;
             let said_something = answer.said() > 0;
-            let used = answer
-                .usage
-                .or_else(|| said_something.then(|| estimate(asked_bytes, &answer)));
+            let used = answer.usage.or_else(|| {
+                said_something.then(|| TokenUsage::estimate(asked_bytes, answer.said()))
+            });
             self.usage.add(used.unwrap_or(TokenUsage::NONE));
             self.usage_details.add(answer.usage_details.clone());
             match called {
@@ -474,14 +474,4 @@ async fn read_outcome(writer: &Writer, lease: &TurnLease) -> Result<Outcome> {
 fn unknown_tool(call: &ToolCall) -> NewMessage {
     let text = format!("[there is no tool {}]", call.function.name);
     NewMessage::tool_result(&call.id, &text)
-}
-
-/// Of a provider that tells no usage: by length.
-fn estimate(asked_bytes: usize, answer: &Answer) -> TokenUsage {
-    let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
-    TokenUsage {
-        input: tokens(asked_bytes),
-        output: tokens(answer.said()),
-        estimated: true,
-    }
 }

@@ -11,6 +11,7 @@ use utoipa::openapi::{RefOr, Schema};
 
 use crate::domain::conversation::message_extra::Extra;
 use crate::domain::conversation::session::words;
+use crate::domain::turn::token_estimate::{self, weight_of_text, weight_of_value};
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{SessionId, TurnId};
 
@@ -313,14 +314,16 @@ impl NewMessage {
     }
 
     fn estimate(&self) -> u32 {
-        let content = self.content.as_ref().map_or(0, |content| weigh(&content.0));
+        let content = self.content.as_ref();
+        let content = content.map_or(0, |content| weight_of_value(&content.0));
         let calls = self
             .tool_calls
             .iter()
             .flatten()
-            .map(|call| weigh_text(&call.function.name) + weigh_text(&call.function.arguments));
-        let quarters = content + calls.sum::<u64>();
-        PER_MESSAGE + u32::try_from(quarters.div_ceil(4)).unwrap_or(u32::MAX - PER_MESSAGE)
+            .map(|call| &call.function)
+            .map(|call| weight_of_text(&call.name) + weight_of_text(&call.arguments));
+        let tokens = token_estimate::tokens(content + calls.sum::<u64>());
+        PER_MESSAGE + u32::try_from(tokens).unwrap_or(u32::MAX - PER_MESSAGE)
     }
 }
 
@@ -365,21 +368,6 @@ pub fn check_all(messages: &[NewMessage], pointer: &str, every_role: bool) -> Re
         }
         Some(_) | None => Ok(()),
     }
-}
-
-/// The size of every text in a value, in quarters of a token.
-fn weigh(value: &Value) -> u64 {
-    match value {
-        Value::String(text) => weigh_text(text),
-        Value::Array(items) => items.iter().map(weigh).sum(),
-        Value::Object(members) => members.values().map(weigh).sum(),
-        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-    }
-}
-
-/// Four ASCII characters are about a token; a character of another script is about one.
-fn weigh_text(text: &str) -> u64 {
-    text.chars().map(|c| if c.is_ascii() { 1 } else { 4 }).sum()
 }
 
 /// A message as it is stored.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::domain::conversation::message::{MessageKind, NewMessage, Role};
 use crate::domain::conversation::message_extra::Extra;
 use crate::domain::tenant::agent::{AgentSpec, UpstreamKind};
-use crate::domain::turn::TurnInput;
+use crate::domain::turn::{TurnInput, token_estimate};
 use crate::domain::values::raw_members::RawMembers;
 use crate::error::{Code, Error, FieldError, Result};
 
@@ -352,9 +352,10 @@ impl TokenUsage {
         })
     }
 
-    /// By length: some four bytes are a token.
+    /// By length.
     pub fn estimate(asked_bytes: usize, answered_bytes: usize) -> Self {
-        let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
+        let tokens =
+            |bytes: usize| i64::try_from(token_estimate::tokens(bytes as u64)).unwrap_or(i64::MAX);
         Self {
             input: tokens(asked_bytes),
             output: tokens(answered_bytes),
