@@ -4,11 +4,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::domain::bridge::chat::Chat;
-use crate::domain::conversation::session::words;
 use crate::domain::conversation::session_key::encode;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::tenant::agent::ChatType;
-use crate::error::{Error, Result};
+use crate::domain::values::text_enum::text_enum;
 use crate::ids::{DeliveryId, IdentityId, SessionId, TurnId};
 
 /// How long a bridge has for one delivery.
@@ -16,7 +15,7 @@ pub const VISIBILITY: TimeDelta = TimeDelta::seconds(60);
 /// Then it is dead.
 pub const MAX_ATTEMPTS: i32 = 10;
 
-words!(
+text_enum!(
     DeliveryKind { Reply = "reply", Handoff = "handoff", Notice = "notice", Security = "security" }
 );
 
@@ -62,7 +61,7 @@ pub struct ReplyTo {
     pub message_id: Option<String>,
 }
 
-words!(
+text_enum!(
     /// How the answer of a turn gets to who asked. `Failed`: it could not become a delivery.
     ReplyVia { Waiting = "waiting", Returned = "returned", Delivery = "delivery", Failed = "failed" }
 );

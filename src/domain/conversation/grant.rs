@@ -1,13 +1,11 @@
 //! Grants: the right of another person to read and speak in one conversation, for a time.
 
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
 
-use crate::domain::conversation::session::words;
-use crate::error::{Error, Result};
+use crate::domain::values::text_enum::text_enum;
 use crate::ids::UserId;
 
-words!(
+text_enum!(
     /// How a grant came to be.
     GrantVia { Continuation = "continuation" }
 );

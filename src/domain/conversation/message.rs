@@ -10,8 +10,8 @@ use utoipa::openapi::schema::{
 use utoipa::openapi::{RefOr, Schema};
 
 use crate::domain::conversation::message_extra::Extra;
-use crate::domain::conversation::session::words;
 use crate::domain::turn::token_estimate::{self, weight_of_text, weight_of_value};
+use crate::domain::values::text_enum::text_enum;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{SessionId, TurnId};
 
@@ -27,11 +27,11 @@ const VALUE_CHARS: usize = 16;
 const FRAME_CHARS: usize = 64 * MAX_PARTS;
 pub const MAX_TOKENS: u32 = 10_000_000;
 
-words!(
+text_enum!(
     /// Who says it.
     Role { System = "system", User = "user", Assistant = "assistant", Tool = "tool" }
 );
-words!(
+text_enum!(
     /// What it is to the conversation.
     MessageKind { Normal = "normal", Summary = "summary", Handoff = "handoff", Notice = "notice" }
 );

@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::conversation::message::{Content, MessageKind, NewMessage, Role, ToolCall};
-use crate::domain::conversation::session::words;
 use crate::domain::tenant::agent::OnBusy;
 use crate::domain::turn::completion::TokenUsage;
 use crate::domain::values::raw_members::RawMembers;
+use crate::domain::values::text_enum::text_enum;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{BootId, IdentityId, SessionId, TurnId};
 
@@ -28,7 +28,7 @@ pub const MAX_LOST: i32 = 5;
 /// How long a turn waits for its client's tools.
 pub const CLIENT_TOOL_TIMEOUT: TimeDelta = TimeDelta::minutes(10);
 
-words!(
+text_enum!(
     /// How a turn stands. The last four are its end.
     TurnState {
         Queued = "queued",
@@ -50,41 +50,22 @@ impl TurnState {
     }
 }
 
-/// Why a turn was stopped. A turn that failed has the code of its error as its reason.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
-    /// Somebody asked for it.
-    Cancelled,
-    /// Another message came, and the agent lets messages interrupt.
-    Superseded,
-    /// Nobody brought the results of the client's tools.
-    ToolResultsMissing,
-    TenantSuspended,
-    ConversationDeleted,
-    PersonErased,
-}
+text_enum!(
+    /// Why a turn was stopped. A turn that failed has the code of its error as its reason.
+    StopReason {
+        /// Somebody asked for it.
+        Cancelled = "cancelled",
+        /// Another message came, and the agent lets messages interrupt.
+        Superseded = "superseded",
+        /// Nobody brought the results of the client's tools.
+        ToolResultsMissing = "tool_results_missing",
+        TenantSuspended = "tenant_suspended",
+        ConversationDeleted = "conversation_deleted",
+        PersonErased = "person_erased",
+    }
+);
 
 impl StopReason {
-    pub const ALL: [Self; 6] = [
-        Self::Cancelled,
-        Self::Superseded,
-        Self::ToolResultsMissing,
-        Self::TenantSuspended,
-        Self::ConversationDeleted,
-        Self::PersonErased,
-    ];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Cancelled => "cancelled",
-            Self::Superseded => "superseded",
-            Self::ToolResultsMissing => "tool_results_missing",
-            Self::TenantSuspended => "tenant_suspended",
-            Self::ConversationDeleted => "conversation_deleted",
-            Self::PersonErased => "person_erased",
-        }
-    }
-
     /// In which state a turn ends that is stopped for this.
     pub const fn state(self) -> TurnState {
         match self {
@@ -97,7 +78,7 @@ impl StopReason {
     }
 
     /// What was asked of a running turn, as its row holds it.
-    pub fn from_column(text: Option<&str>) -> Self {
+    pub fn from_stop_request(text: Option<&str>) -> Self {
         match text {
             Some("superseded") => Self::Superseded,
             Some(_) | None => Self::Cancelled,

@@ -359,7 +359,7 @@ fn read_stop(row: &PgRow) -> Result<Option<StopReason>> {
     }
     let cancelled: bool = row.try_get("cancelled")?;
     let reason: Option<String> = row.try_get("cancel_reason")?;
-    Ok(cancelled.then(|| StopReason::from_column(reason.as_deref())))
+    Ok(cancelled.then(|| StopReason::from_stop_request(reason.as_deref())))
 }
 
 /// Gives a turn back: any node may take it at once.

@@ -121,7 +121,7 @@ fn groups(text: Option<&str>) -> Result<Vec<UsageGroup>> {
         return Err(wrong("group_by", detail));
     }
     let wanted = |group: &UsageGroup| named.contains(&group.as_str());
-    Ok(UsageGroup::ALL.into_iter().filter(wanted).collect())
+    Ok(UsageGroup::ALL.iter().copied().filter(wanted).collect())
 }
 
 /// What the tenant used, newest hour first. It is up to date within a few seconds.
