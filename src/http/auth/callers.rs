@@ -19,6 +19,7 @@ use crate::error::{Code, Error, Result};
 use crate::http::{cors, limits};
 use crate::ids::TenantId;
 use crate::streams::CheckedCredential;
+use crate::telemetry;
 
 pub(in crate::http) const IDENTITY: &str = "x-throughline-identity";
 const TENANT: &str = "x-throughline-tenant";
@@ -79,6 +80,9 @@ pub async fn authenticate(
         });
         let mut admitted = None;
         if let Ok(caller) = &judged {
+            if let Some(tenant_id) = caller.tenant_id() {
+                telemetry::record_tenant(tenant_id);
+            }
             admitted = limits::admit(&app, caller).await;
         }
         request

@@ -8,6 +8,7 @@ use actix_web::web::Bytes;
 use actix_web::{rt, web};
 use futures_util::stream;
 use tokio::sync::SemaphorePermit;
+use tracing::Instrument;
 
 use super::slow_readers::{Patience, Watched};
 use crate::app::App;
@@ -102,7 +103,7 @@ where
     let chunks = stream::try_unfold(Some(download), move |download| async move {
         match download {
             // As a task of its own it comes to its end, also when nobody polls the answer any more.
-            Some(download) => rt::spawn(chunk(download))
+            Some(download) => rt::spawn(chunk(download).in_current_span())
                 .await
                 .map_err(Error::internal)?
                 .map(Some),
