@@ -11,6 +11,7 @@ use throughline::app::App;
 use throughline::auth::ServiceCaller;
 use throughline::clock::Clock;
 use throughline::config::Config;
+use throughline::dev::service_caller;
 use throughline::domain::conversation::message::{Content, MessageKind, NewMessage, Role};
 use throughline::domain::conversation::session_name::SessionRef;
 use throughline::domain::people::access::Access;
@@ -73,7 +74,7 @@ impl Service {
         let said = [Role::User, Role::Assistant].map(|role| json!({"role": role, "content": TEXT}));
         let client = ServiceClient {
             app,
-            caller: ServiceCaller::for_tenant(database::tenant_id(dev)?),
+            caller: service_caller(database::tenant_id(dev)?),
             viewer: Access::of_admin_key(None, None),
             http: Client::new(),
             url: format!("http://{}/v1/sessions", node.address),

@@ -11,7 +11,7 @@ use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpRequest, HttpResponse, error::InternalError, web};
 use tracing::Instrument;
 
-use super::auth::callers::Authenticated;
+use super::auth::middleware::Authenticated;
 use super::response::problem::{self, Shape};
 use super::response::{held_answer, in_span};
 use super::{cors, hops, limits};

@@ -194,7 +194,7 @@ pub async fn within<T>(limit: Duration, asking: impl Future<Output = Result<T>>)
 
 /// Runs a job and answers when it wants to run next.
 async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
-    let caller = ServiceCaller::new(job);
+    let caller = ServiceCaller::for_job(job);
     match job.kind.as_str() {
         idempotency::EXPIRY_JOB => expire_answers::run(app, &caller).await,
         tenants::EXPIRE_EVENTS_JOB => expire_events::run(app, &caller).await,

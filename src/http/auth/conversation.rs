@@ -3,14 +3,14 @@
 //! right: whose it is, is looked up at every call.
 
 use std::future::{Ready, ready};
-use std::str::FromStr;
 
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 
-use super::callers::{IDENTITY, caller, key_with, missing_scope, not_proven};
+use super::credential::{TenantCredential, read_header};
+use super::keys::{missing_scope, not_covered, not_proven};
 use crate::app::App;
-use crate::auth::{Caller, KeyCaller, UserCaller};
+use crate::auth::{KeyCaller, UserCaller};
 use crate::domain::bridge::chat::Chat;
 use crate::domain::people::access::{Access, Visibility, scope_in_use, speaker_through};
 use crate::domain::people::identity::{IdentityName, UserName};
@@ -18,63 +18,9 @@ use crate::domain::people::user::{Identity, IdentityRecord, NewIdentity, User};
 use crate::domain::tenant::api_key::Scope;
 use crate::domain::tenant::limits::Limits;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
+use crate::ids::{IdentityId, TenantId, UserId};
 use crate::store::people::{identities, users};
 use crate::store::{Db, TenantTx};
-
-/// What acts for people; the operator never does.
-pub(in crate::http) enum TenantCredential {
-    Key(KeyCaller),
-    User(UserCaller),
-}
-
-impl TenantCredential {
-    /// A person's token, or a key with one of `scopes`.
-    pub(in crate::http) fn of(request: &HttpRequest, scopes: &[Scope]) -> Result<Self> {
-        match caller(request)? {
-            Caller::User(user) => Ok(Self::User(user)),
-            Caller::Key(_) | Caller::Operator(_) => key_with(request, scopes).map(Self::Key),
-        }
-    }
-
-    pub(in crate::http) async fn begin(&self, db: &Db) -> Result<TenantTx> {
-        match self {
-            Self::Key(key) => key.begin(db).await,
-            Self::User(user) => user.begin(db).await,
-        }
-    }
-
-    pub(in crate::http) fn tenant_id(&self) -> TenantId {
-        match self {
-            Self::Key(key) => key.tenant_id(),
-            Self::User(user) => user.tenant_id(),
-        }
-    }
-
-    pub(in crate::http) fn key_id(&self) -> Option<ApiKeyId> {
-        match self {
-            Self::Key(key) => Some(key.key_id()),
-            Self::User(_) => None,
-        }
-    }
-
-    /// Names it, for the audit.
-    pub(in crate::http) fn principal(&self) -> String {
-        match self {
-            Self::Key(key) => key.principal(),
-            Self::User(user) => user.principal(),
-        }
-    }
-
-    /// A user token proves one account, and so its direct chat. Every other chat, and a direct chat by an id or in
-    /// a scope that the token does not prove, is a bridge's to name.
-    pub(in crate::http) fn check_chat(&self, chat: &Chat) -> Result<()> {
-        match self {
-            Self::User(_) if *chat != Chat::DM => Err(not_proven()),
-            Self::User(_) | Self::Key(_) => Ok(()),
-        }
-    }
-}
 
 /// A call that has not yet said, or not in full, for whom it is.
 struct Call {
@@ -89,11 +35,23 @@ macro_rules! extractor {
         $(#[$doc])*
         pub struct $name(Call);
 
+        #[allow(dead_code, reason = "some endpoints need a transaction at once, others later")]
         impl $name {
             /// For whom the call is. `named` is the person in the body, which wins over the header.
             /// Call it before a transaction is open: it opens its own.
             pub async fn context(self, app: &App, named: Option<&UserName>) -> Result<CallerContext> {
                 self.0.context(app, named).await
+            }
+
+            /// The same, and a transaction in which it acts.
+            pub async fn begin(
+                self,
+                app: &App,
+                named: Option<&UserName>,
+            ) -> Result<(CallerContext, TenantTx)> {
+                let context = self.0.context(app, named).await?;
+                let tx = context.begin(&app.db).await?;
+                Ok((context, tx))
             }
         }
 
@@ -202,32 +160,6 @@ impl Call {
     }
 }
 
-/// Who the header `X-Throughline-Identity` names: an identity, or with a user's token `me`.
-pub(in crate::http) fn read_header(
-    request: &HttpRequest,
-    credential: &TenantCredential,
-) -> Result<Option<UserName>> {
-    let Some(value) = request.headers().get(IDENTITY) else {
-        return Ok(None);
-    };
-    let malformed = |detail: String| {
-        let error = FieldError::new("/header/X-Throughline-Identity", detail);
-        Error::fields(Code::InvalidRequest, vec![error])
-    };
-    let text =
-        std::str::from_utf8(value.as_bytes()).map_err(|error| malformed(error.to_string()))?;
-    if text == "me" {
-        return match credential {
-            TenantCredential::User(_) => Ok(Some(UserName::Me)),
-            TenantCredential::Key(_) => Err(malformed(
-                "an API key is nobody: name an identity in X-Throughline-Identity".to_owned(),
-            )),
-        };
-    }
-    let name = IdentityName::from_str(text).map_err(|error| malformed(error.to_string()))?;
-    Ok(Some(UserName::Identity(name)))
-}
-
 async fn viewer_of_key(
     app: &App,
     key: &KeyCaller,
@@ -304,8 +236,7 @@ async fn viewer_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) 
 
 async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Identity)> {
     if !name.is_covered_by(key.platforms()) {
-        let detail = "the key does not cover the identity's platform";
-        return Err(Error::new(Code::PlatformNotAllowed, detail));
+        return Err(not_covered());
     }
     known_or_new(app, key, name).await
 }

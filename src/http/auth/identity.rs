@@ -6,14 +6,14 @@ use std::future::{Ready, ready};
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 
-use super::callers::not_proven;
-use super::conversation::{TenantCredential, read_header};
+use super::credential::{TenantCredential, read_header};
+use super::keys::{not_covered, not_proven};
 use crate::app::App;
 use crate::auth::KeyCaller;
 use crate::domain::bridge::chat::Chat;
 use crate::domain::people::access::Namespace;
 use crate::domain::people::identity::{IdentityName, UserName};
-use crate::domain::people::platform::PlatformScope;
+use crate::domain::people::platform::covers;
 use crate::domain::people::user::{Identity, KnownIdentity, NewIdentity};
 use crate::domain::tenant::api_key::Scope;
 use crate::error::{Code, Error, FieldError, Result};
@@ -100,20 +100,11 @@ pub struct Claim<'a> {
 }
 
 fn check_covered(key: &KeyCaller, named: &IdentityName, chat: Option<&Chat>) -> Result<()> {
-    let covers = |platform: &PlatformScope| {
-        let name = platform.platform();
-        let scope = platform.scope();
-        key.platforms()
-            .iter()
-            .any(|entry| entry.covers(name, scope))
-    };
-    let in_chat = chat.is_none_or(|chat| covers(&chat.platform_of(named)));
-    if covers(named.platform()) && in_chat {
-        Ok(())
-    } else {
-        let detail = "the key does not cover the identity's platform";
-        Err(Error::new(Code::PlatformNotAllowed, detail))
+    let in_chat = chat.is_none_or(|chat| covers(key.platforms(), &chat.platform_of(named)));
+    if !in_chat || !named.is_covered_by(key.platforms()) {
+        return Err(not_covered());
     }
+    Ok(())
 }
 
 /// A call and the account it speaks for.

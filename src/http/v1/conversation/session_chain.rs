@@ -105,9 +105,8 @@ pub async fn get_tip(
     caller: ConversationReader,
     PathSession(id): PathSession,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     tx.commit().await?;
@@ -135,9 +134,8 @@ pub async fn list_lineage(
     PathSession(id): PathSession,
     Query(params): Query<LineageParams>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let chain = tip.name.conversation_id;
@@ -275,9 +273,8 @@ pub async fn uncompress_session(
     caller: ConversationWriter,
     PathSession(id): PathSession,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let parent = sessions::uncompress(&mut tx, access, &id, app.clock.now()).await?;
     let response = shown(&mut tx, access, parent).await?;
     tx.commit().await?;

@@ -11,7 +11,7 @@ use crate::domain::people::access::Access;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::platform::PlatformScope;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::conversation::TenantCredential;
+use crate::http::auth::credential::TenantCredential;
 use crate::http::auth::identity::{Claim, IdentityCaller};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::app::App;
 use crate::domain::tenant::retention::Sweep;
 use crate::error::{Error, FieldError, Result};
-use crate::http::auth::callers::{Admin, Reader};
+use crate::http::auth::keys::{Admin, Reader};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::idempotency::Answer;

@@ -12,7 +12,7 @@ use crate::domain::tenant::limits::{LimitChanges, Limits};
 use crate::domain::tenant::{ServiceState, Tenant, TenantState};
 use crate::domain::values::timestamp;
 use crate::error::Result;
-use crate::http::auth::callers::Operator;
+use crate::http::auth::keys::Operator;
 use crate::http::request::extract::{PathId, Query, given};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;

@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::domain::tenant::usage::{UsageGroup, hour_of};
 use crate::domain::values::timestamp;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::callers::Reader;
+use crate::http::auth::keys::Reader;
 use crate::http::request::extract::Query;
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::ids::UserId;

@@ -13,8 +13,8 @@ use crate::domain::conversation::session_name::{SessionKey, SessionRef, session_
 use crate::domain::people::access::Access;
 use crate::domain::turn::{Turn, TurnState};
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::callers::RawCredential;
 use crate::http::auth::conversation::{CallerContext, ConversationReader, ConversationWriter};
+use crate::http::auth::credential::RawCredential;
 use crate::http::request::extract::{PathId, PathKey, PathSession, Query};
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::http::response::event_stream::{self, Allowed, Watch};
@@ -132,9 +132,8 @@ pub async fn get_turn(
     caller: ConversationReader,
     PathId(id): PathId<TurnId>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let (turn, tip) = find(&app, &mut tx, access, id, Permission::Participate).await?;
     let response = show(&mut tx, turn, &tip, access).await?;
     sessions::audit_read(&app, &mut tx, &context.actor(), access, &tip).await?;
@@ -158,9 +157,8 @@ pub async fn cancel_turn(
     caller: ConversationWriter,
     PathId(id): PathId<TurnId>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let (turn, tip) = find(&app, &mut tx, access, id, Permission::Participate).await?;
     // A guest stops what they said themselves.
     let own = access.speaker.as_ref().map(|speaker| speaker.id) == turn.identity_id;
@@ -206,9 +204,8 @@ pub async fn list_turns(
     PathSession(id): PathSession,
     Query(params): Query<ListTurnsParams>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let tip = sessions::find(
         &mut tx,
         access,
@@ -316,8 +313,7 @@ pub async fn stream_turn_events(
     PathId(id): PathId<TurnId>,
     LastEvent(last): LastEvent,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let (turn, tip) = find(&app, &mut tx, &context.access, id, Permission::Participate).await?;
     let watcher = StreamOpener {
         app,
@@ -348,8 +344,7 @@ pub async fn stream_session_events(
     PathSession(id): PathSession,
     LastEvent(last): LastEvent,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
@@ -381,8 +376,7 @@ pub async fn stream_session_key_events(
     PathKey(key): PathKey,
     LastEvent(last): LastEvent,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
     let now = app.clock.now();
     let slot = sessions::find_slot(&mut tx, access, &key, now).await?;
