@@ -100,7 +100,7 @@ impl Guarded {
     pub fn stop(mut self) {
         drop(self.pipe.take());
         if let Err(error) = self.guard.wait() {
-            tracing::warn!(%error, "cannot wait for a guard");
+            tracing::warn!(%error, "child guard wait failed");
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Every environment variable of the service, typed, checked and documented. This is the only room
 //! that reads the environment; a mistake is one line that names the variable and never its value.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use secrecy::SecretString;
 use url::Url;
 
@@ -46,14 +47,7 @@ pub struct ConfigError {
 pub enum PrivateUpstreams {
     Refused,
     Allowed,
-    Only(Vec<Cidr>),
-}
-
-/// A network, `address/prefix length`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cidr {
-    pub address: IpAddr,
-    pub prefix: u8,
+    Only(Vec<IpNet>),
 }
 
 /// How tool servers are kept apart from the service and from each other.
@@ -326,19 +320,11 @@ fn private_upstreams(text: &str) -> Parse<PrivateUpstreams> {
         "true" => Ok(PrivateUpstreams::Allowed),
         list => list
             .split(',')
-            .map(|part| cidr(part.trim()))
-            .collect::<Option<Vec<Cidr>>>()
+            .map(|part| part.trim().parse())
+            .collect::<Result<Vec<IpNet>, _>>()
             .map(PrivateUpstreams::Only)
-            .ok_or_else(|| "must be false, true, or networks like 10.0.0.0/8,fd00::/8".to_owned()),
+            .map_err(|_| "must be false, true, or networks like 10.0.0.0/8,fd00::/8".to_owned()),
     }
-}
-
-fn cidr(text: &str) -> Option<Cidr> {
-    let (address, prefix) = text.split_once('/')?;
-    let address: IpAddr = address.parse().ok()?;
-    let prefix: u8 = prefix.parse().ok()?;
-    let widest = if address.is_ipv4() { 32 } else { 128 };
-    (prefix <= widest).then_some(Cidr { address, prefix })
 }
 
 fn isolation(text: &str) -> Parse<McpIsolation> {

@@ -17,7 +17,7 @@ pub fn raise_limit() {
         return;
     }
     if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) {
-        tracing::warn!(%error, soft, wanted, "the limit of open files was not raised");
+        tracing::warn!(%error, soft, wanted, "raising the open file limit failed");
     }
 }
 

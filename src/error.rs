@@ -32,7 +32,7 @@ macro_rules! error_codes {
             }
 
             /// The row of a stored code.
-            pub fn of(code: &str) -> Option<Self> {
+            pub fn parse(code: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|row| row.as_str() == code)
             }
 
@@ -50,93 +50,93 @@ enum RetryHint {
 }
 
 error_codes! {
-    InvalidJson, "invalid_json", 400, Final, "The body is not valid JSON";
-    InvalidYaml, "invalid_yaml", 400, Final, "The body is not valid YAML";
-    InvalidRequest, "invalid_request", 400, Final, "The request does not have the documented shape";
-    InvalidCursor, "invalid_cursor", 400, Final, "The cursor is not one of this list";
-    InvalidIdempotencyKey, "invalid_idempotency_key", 400, Final, "The Idempotency-Key is not valid";
-    InvalidSessionId, "invalid_session_id", 400, Final, "The session id is not valid";
-    ToolCallUnknown, "tool_call_unknown", 400, Final, "No turn waits for the result of this call";
-    UpstreamRefused, "upstream_refused", 400, Final, "The model's server refuses the request";
-    ContextLengthExceeded, "context_length_exceeded", 400, Final, "The conversation is too long for the model";
-    LoopDetected, "loop_detected", 400, Final, "The request has passed through this service before";
-    InvalidSessionKey, "invalid_session_key", 400, Final, "The session key is not valid";
-    Unauthorized, "unauthorized", 401, Final, "The credential is missing or not valid";
-    KeyExpired, "key_expired", 401, Final, "The API key has expired";
-    KeyRevoked, "key_revoked", 401, Final, "The API key was revoked";
-    InvalidToken, "invalid_token", 401, Final, "The token is not valid";
-    TokenExpired, "token_expired", 401, Final, "The token has expired";
-    TokenNotYetValid, "token_not_yet_valid", 401, Final, "The token is not valid yet";
-    TokenLivesTooLong, "token_lives_too_long", 401, Final, "The token is valid for more than 24 hours";
-    WrongAudience, "wrong_audience", 401, Final, "The token is for someone else";
-    TenantAmbiguous, "tenant_ambiguous", 401, Final, "The token does not say for which one tenant it is";
-    MissingScope, "missing_scope", 403, Final, "The credential lacks the right to do this";
-    IdentityRequired, "identity_required", 403, Final, "A bridge must say for whom it calls";
-    PlatformNotAllowed, "platform_not_allowed", 403, Final, "The key does not vouch for this platform";
-    TenantSuspended, "tenant_suspended", 403, Final, "The tenant is suspended";
-    OriginNotAllowed, "origin_not_allowed", 403, Final, "The tenant has not allowed calls from this origin";
-    GuestNotAllowed, "guest_not_allowed", 403, Final, "A guest may only read and speak";
-    RoleNotAllowed, "role_not_allowed", 403, Final, "The credential may write only messages of the role user";
-    PrivateChatRequired, "private_chat_required", 403, Final, "This is only done in a direct chat";
-    ProofRequired, "proof_required", 403, Final, "This needs a fresh proof of the other side";
-    OlderIdentity, "older_identity", 403, Final, "A person may not unlink an older identity than the one that speaks";
-    CodeNotFound, "code_not_found", 404, Final, "The code is not good, or no longer";
-    SessionNotFound, "session_not_found", 404, Final, "There is no such session";
-    SessionKeyNotFound, "session_key_not_found", 404, Final, "There is no such session key";
-    NotFound, "not_found", 404, Final, "There is no such thing";
-    ModelNotFound, "model_not_found", 404, Final, "There is no such agent";
-    MethodNotAllowed, "method_not_allowed", 405, Final, "The path does not take this method";
-    RequestTimeout, "request_timeout", 408, Retryable, "The request did not arrive in time";
-    IdempotencyConflict, "idempotency_conflict", 409, Final, "The Idempotency-Key was used with another request";
-    PlatformTaken, "platform_taken", 409, Final, "The platform is vouched for by someone else";
-    IssuerTaken, "issuer_taken", 409, Final, "Issuer and audience are registered under another name";
-    AgentInUse, "agent_in_use", 409, Final, "The agent is in use";
+    InvalidJson, "invalid_json", 400, Final, "Invalid JSON";
+    InvalidYaml, "invalid_yaml", 400, Final, "Invalid YAML";
+    InvalidRequest, "invalid_request", 400, Final, "Invalid request";
+    InvalidCursor, "invalid_cursor", 400, Final, "Invalid cursor";
+    InvalidIdempotencyKey, "invalid_idempotency_key", 400, Final, "Invalid Idempotency-Key";
+    InvalidSessionId, "invalid_session_id", 400, Final, "Invalid session id";
+    ToolCallUnknown, "tool_call_unknown", 400, Final, "Unknown tool call";
+    UpstreamRefused, "upstream_refused", 400, Final, "The model provider rejected the request";
+    ContextLengthExceeded, "context_length_exceeded", 400, Final, "Context length exceeded";
+    LoopDetected, "loop_detected", 400, Final, "Loop detected";
+    InvalidSessionKey, "invalid_session_key", 400, Final, "Invalid session key";
+    Unauthorized, "unauthorized", 401, Final, "Missing or invalid credential";
+    KeyExpired, "key_expired", 401, Final, "API key expired";
+    KeyRevoked, "key_revoked", 401, Final, "API key revoked";
+    InvalidToken, "invalid_token", 401, Final, "Invalid token";
+    TokenExpired, "token_expired", 401, Final, "Token expired";
+    TokenNotYetValid, "token_not_yet_valid", 401, Final, "Token not yet valid";
+    TokenLivesTooLong, "token_lives_too_long", 401, Final, "Token lifetime exceeds 24 hours";
+    WrongAudience, "wrong_audience", 401, Final, "Wrong audience";
+    TenantAmbiguous, "tenant_ambiguous", 401, Final, "Ambiguous tenant";
+    MissingScope, "missing_scope", 403, Final, "Insufficient scope";
+    IdentityRequired, "identity_required", 403, Final, "An identity is required";
+    PlatformNotAllowed, "platform_not_allowed", 403, Final, "The key does not cover this platform";
+    TenantSuspended, "tenant_suspended", 403, Final, "Tenant suspended";
+    OriginNotAllowed, "origin_not_allowed", 403, Final, "Origin not allowed";
+    GuestNotAllowed, "guest_not_allowed", 403, Final, "Not allowed for guests";
+    RoleNotAllowed, "role_not_allowed", 403, Final, "Message role not allowed";
+    PrivateChatRequired, "private_chat_required", 403, Final, "A direct chat is required";
+    ProofRequired, "proof_required", 403, Final, "Proof of the other identity is required";
+    OlderIdentity, "older_identity", 403, Final, "Cannot unlink an older identity";
+    CodeNotFound, "code_not_found", 404, Final, "Invalid or expired code";
+    SessionNotFound, "session_not_found", 404, Final, "Session not found";
+    SessionKeyNotFound, "session_key_not_found", 404, Final, "Session key not found";
+    NotFound, "not_found", 404, Final, "Not found";
+    ModelNotFound, "model_not_found", 404, Final, "Model not found";
+    MethodNotAllowed, "method_not_allowed", 405, Final, "Method not allowed";
+    RequestTimeout, "request_timeout", 408, Retryable, "Request timeout";
+    IdempotencyConflict, "idempotency_conflict", 409, Final, "Idempotency-Key reused with another request";
+    PlatformTaken, "platform_taken", 409, Final, "Platform already claimed";
+    IssuerTaken, "issuer_taken", 409, Final, "Issuer already registered";
+    AgentInUse, "agent_in_use", 409, Final, "Agent in use";
     AgentMismatch, "agent_mismatch", 409, Final, "The session belongs to another agent";
-    SessionIdTaken, "session_id_taken", 409, Final, "The session id was given before";
-    SessionKeyMismatch, "session_key_mismatch", 409, Final, "The session was made under another key";
+    SessionIdTaken, "session_id_taken", 409, Final, "Session id already used";
+    SessionKeyMismatch, "session_key_mismatch", 409, Final, "The session belongs to another session key";
     NotCompressed, "not_compressed", 409, Final, "The session is not a compressed one";
-    HasNewMessages, "has_new_messages", 409, Final, "Something was said since the compression";
-    StaleLease, "stale_lease", 409, Final, "The delivery was given out again, or has ended";
-    SessionBusy, "session_busy", 409, Retryable, "A turn is active in the conversation";
-    SessionMoved, "session_moved", 409, Retryable, "The key leads to another session now";
-    TurnStopped, "turn_stopped", 409, Final, "The turn was stopped before it had an answer";
-    TurnRestarted, "turn_restarted", 409, Final, "What was shown is void: the turn began anew on another node";
-    IdentityTaken, "identity_taken", 409, Final, "The identity belongs to someone else";
-    ExternalIdTaken, "external_id_taken", 409, Final, "The external id belongs to someone else";
-    AlreadyLinked, "already_linked", 409, Final, "Both are the same person already";
-    MergeRequired, "merge_required", 409, Final, "Only an admin may merge two people who both sign in";
-    LastAdminKey, "last_admin_key", 409, Final, "A tenant keeps at least one admin key that does not expire";
-    LimitReached, "limit_reached", 409, Final, "The tenant has as many of these as its limits allow";
-    LastIdentity, "last_identity", 409, Final, "A person keeps at least one identity";
-    UndoNotPossible, "undo_not_possible", 409, Final, "The parting cannot be taken back";
-    Conflict, "conflict", 409, Retryable, "Someone else changed it at the same time";
-    TooManyIdentities, "too_many_identities", 409, Final, "The person would have too many identities";
-    PreconditionFailed, "precondition_failed", 412, Final, "It has changed since it was read";
-    PayloadTooLarge, "payload_too_large", 413, Final, "The body is too large";
-    UriTooLong, "uri_too_long", 414, Final, "The address is too long";
-    UnsupportedMediaType, "unsupported_media_type", 415, Final, "The body is not of a type that is read here";
-    InvalidValue, "invalid_value", 422, Final, "A value breaks a rule";
-    NothingToCompress, "nothing_to_compress", 422, Final, "Compression would not make the session smaller";
-    SummaryRequired, "summary_required", 422, Final, "Give the summary";
-    RetentionNotSet, "retention_not_set", 422, Final, "The tenant keeps its conversations for ever";
-    SecretRequired, "secret_required", 422, Final, "The address changed: give its secret anew, or null";
-    UpstreamBusy, "upstream_busy", 429, Retryable, "The model's server asks to wait";
-    QueueFull, "queue_full", 429, Retryable, "Too many messages wait in the conversation";
-    TooManyTurns, "too_many_turns", 429, Retryable, "Too many turns run at one time";
-    TooManyCalls, "too_many_calls", 429, Retryable, "Too many calls of models run at one time";
-    TooManyStreams, "too_many_streams", 429, Retryable, "Too many streams are open at one time";
-    Busy, "busy", 429, Retryable, "Too many requests wait for the same thing";
-    RateLimited, "rate_limited", 429, Retryable, "There were too many requests";
-    TooManyAttempts, "too_many_attempts", 429, Retryable, "There were too many wrong codes";
-    TooManyCodes, "too_many_codes", 429, Retryable, "Too many codes are pending";
-    TooManyMerges, "too_many_merges", 429, Retryable, "Too many people were merged into one";
-    Internal, "internal", 500, Retryable, "Something went wrong on our side";
-    TurnAbandoned, "turn_abandoned", 500, Final, "The turn was lost with its node again and again";
-    TooManyToolRounds, "too_many_tool_rounds", 502, Final, "The model went on calling tools";
-    UpstreamFailed, "upstream_failed", 502, Retryable, "The model's server failed";
-    Unavailable, "unavailable", 503, Retryable, "The service cannot answer right now";
-    UpstreamTimeout, "upstream_timeout", 504, Retryable, "The model's server did not answer in time";
-    Timeout, "timeout", 504, Retryable, "The answer took too long";
+    HasNewMessages, "has_new_messages", 409, Final, "The session has new messages since the compression";
+    StaleLease, "stale_lease", 409, Final, "The lease has expired";
+    SessionBusy, "session_busy", 409, Retryable, "A turn is already active";
+    SessionMoved, "session_moved", 409, Retryable, "The session key leads to another session now";
+    TurnStopped, "turn_stopped", 409, Final, "The turn was stopped";
+    TurnRestarted, "turn_restarted", 409, Final, "The turn was restarted on another node; discard the partial output";
+    IdentityTaken, "identity_taken", 409, Final, "The identity belongs to another user";
+    ExternalIdTaken, "external_id_taken", 409, Final, "The external id belongs to another user";
+    AlreadyLinked, "already_linked", 409, Final, "The identities are already linked";
+    MergeRequired, "merge_required", 409, Final, "Only an admin may merge these users";
+    LastAdminKey, "last_admin_key", 409, Final, "Cannot revoke the last admin key that does not expire";
+    LimitReached, "limit_reached", 409, Final, "Tenant limit reached";
+    LastIdentity, "last_identity", 409, Final, "Cannot unlink the last identity";
+    UndoNotPossible, "undo_not_possible", 409, Final, "The unlink can no longer be undone";
+    Conflict, "conflict", 409, Retryable, "Concurrent change";
+    TooManyIdentities, "too_many_identities", 409, Final, "Too many identities";
+    PreconditionFailed, "precondition_failed", 412, Final, "Precondition failed";
+    PayloadTooLarge, "payload_too_large", 413, Final, "Payload too large";
+    UriTooLong, "uri_too_long", 414, Final, "URI too long";
+    UnsupportedMediaType, "unsupported_media_type", 415, Final, "Unsupported media type";
+    InvalidValue, "invalid_value", 422, Final, "Invalid value";
+    NothingToCompress, "nothing_to_compress", 422, Final, "Nothing to compress";
+    SummaryRequired, "summary_required", 422, Final, "A summary is required";
+    RetentionNotSet, "retention_not_set", 422, Final, "Retention is not set";
+    SecretRequired, "secret_required", 422, Final, "The secret is required again";
+    UpstreamBusy, "upstream_busy", 429, Retryable, "The model provider is rate limiting";
+    QueueFull, "queue_full", 429, Retryable, "The conversation's queue is full";
+    TooManyTurns, "too_many_turns", 429, Retryable, "Too many concurrent turns";
+    TooManyCalls, "too_many_calls", 429, Retryable, "Too many concurrent model calls";
+    TooManyStreams, "too_many_streams", 429, Retryable, "Too many open streams";
+    Busy, "busy", 429, Retryable, "Too many concurrent requests";
+    RateLimited, "rate_limited", 429, Retryable, "Rate limit exceeded";
+    TooManyAttempts, "too_many_attempts", 429, Retryable, "Too many wrong codes";
+    TooManyCodes, "too_many_codes", 429, Retryable, "Too many pending codes";
+    TooManyMerges, "too_many_merges", 429, Retryable, "Too many merges";
+    Internal, "internal", 500, Retryable, "Internal server error";
+    TurnAbandoned, "turn_abandoned", 500, Final, "The turn was abandoned after repeated failures";
+    TooManyToolRounds, "too_many_tool_rounds", 502, Final, "Too many tool rounds";
+    UpstreamFailed, "upstream_failed", 502, Retryable, "The model provider failed";
+    Unavailable, "unavailable", 503, Retryable, "Service temporarily unavailable";
+    UpstreamTimeout, "upstream_timeout", 504, Retryable, "The model provider timed out";
+    Timeout, "timeout", 504, Retryable, "Request timed out";
 }
 
 /// One field that is wrong: `pointer` is a JSON pointer into the body, or `/query/…`, `/path/…`,
@@ -310,7 +310,8 @@ mod tests {
             .iter()
             .map(|code| {
                 let retry = if code.retry_helps() { "retry" } else { "final" };
-                format!("{} {} {retry}", code.status(), code.as_str())
+                let status = code.status();
+                format!("{status} {} {retry}: {}", code.as_str(), code.title())
             })
             .collect();
         insta::assert_snapshot!(rows.join("\n"));

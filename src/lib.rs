@@ -33,6 +33,7 @@ pub mod fair_queue;
 pub mod ids;
 pub mod notification;
 pub mod recent;
+pub mod retry;
 pub mod shutdown;
 pub mod telemetry;
 

@@ -209,7 +209,7 @@ impl Node {
             while self.tasks.join_next().await.is_some() {}
         };
         if timeout_at(app.shutdown.deadline(), finish).await.is_err() {
-            tracing::warn!("some requests did not finish within the grace period");
+            tracing::warn!("shutdown grace period exceeded");
         }
         self.end().await;
     }
@@ -223,7 +223,7 @@ impl Node {
         for server in &self.servers {
             // The server holds its socket until its threads end: this closes it for both.
             if let Err(error) = SockRef::from(&server.socket).shutdown(Shutdown::Both) {
-                tracing::warn!(%error, "cannot close a listening socket");
+                tracing::warn!(%error, "listener close failed");
             }
         }
     }
@@ -237,7 +237,7 @@ impl Node {
         }
         let finished = timeout(LAST_WRITES_TIMEOUT, jobs::finish(&self.app)).await;
         if !matches!(finished, Ok(Ok(()))) {
-            tracing::warn!("the database did not take what this node had left");
+            tracing::warn!("final flush failed");
         }
         self.app.db.close().await;
     }
@@ -245,7 +245,7 @@ impl Node {
 
 async fn run(server: actix_web::dev::Server) {
     if let Err(error) = server.await {
-        tracing::error!(%error, "a listener failed");
+        tracing::error!(%error, "listener failed");
     }
 }
 

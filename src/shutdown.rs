@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use crate::config::Config;
-use crate::crypto;
 use crate::error::{Error, Result};
+use crate::retry::full_jitter;
 
 /// The part of the grace period in which turns may end. The rest of them is released then.
 const TURNS_PART: f64 = 0.6;
@@ -95,11 +95,7 @@ impl Shutdown {
     fn departure(&self) -> Instant {
         let end = self.drained_at();
         let earliest = Instant::now().max(end - self.drain / 2);
-        let [random] = crypto::random().unwrap_or_default();
-        earliest
-            + end
-                .saturating_duration_since(earliest)
-                .mul_f64(f64::from(random) / 256.0)
+        earliest + full_jitter(end.saturating_duration_since(earliest))
     }
 }
 

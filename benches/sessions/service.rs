@@ -11,6 +11,7 @@ use throughline::app::App;
 use throughline::auth::ServiceCaller;
 use throughline::clock::Clock;
 use throughline::config::Config;
+use throughline::dev::service_caller;
 use throughline::domain::conversation::message::{Content, MessageKind, NewMessage, Role};
 use throughline::domain::conversation::session_name::SessionRef;
 use throughline::domain::people::access::Access;

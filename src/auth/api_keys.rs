@@ -32,11 +32,11 @@ impl KeyVerifier {
 
     pub async fn verify(&self, text: &str) -> Result<KeyCaller> {
         let presented = PresentedKey::parse(text)
-            .map_err(|_| Error::unauthorized("the token is not a credential of this service"))?;
+            .map_err(|_| Error::unauthorized("the token is no API key and no JWT"))?;
         let found = self
             .find(&presented)
             .await?
-            .ok_or_else(|| Error::unauthorized("the API key is not known"))?;
+            .ok_or_else(|| Error::unauthorized("unknown API key"))?;
         self.check_usable(&found)?;
         Ok(KeyCaller {
             tenant_id: found.tenant_id,
@@ -60,7 +60,7 @@ impl KeyVerifier {
                 return texts.iter().map(failed).collect();
             }
         };
-        let unknown = || Error::unauthorized("the API key is not known");
+        let unknown = || Error::unauthorized("unknown API key");
         let mut places = 0..;
         let mut check = |is_key: bool| {
             let place = if is_key { places.next() } else { None };
@@ -100,7 +100,7 @@ impl KeyVerifier {
             return;
         }
         if let Err(error) = self.write_use(key, now, due).await {
-            tracing::warn!(key = %key.id, error = %error, "cannot note that a key was used");
+            tracing::warn!(tenant = %key.tenant_id, key = %key.id, error = %error, "key usage update failed");
         }
     }
 

@@ -139,7 +139,7 @@ impl KeySets {
                 known.failed_at = None;
             }
             Err(error) => {
-                tracing::warn!(error = format!("{error:#}"), "a key set cannot be fetched");
+                tracing::warn!(error = format!("{error:#}"), "key set fetch failed");
                 known.failed_at = Some(now);
             }
         }

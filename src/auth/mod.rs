@@ -1,5 +1,5 @@
 //! Who calls, and for whom. A `Caller` is the key that opens a `TenantTx`: no other room opens one.
-//! This room judges credentials; which endpoint wants which caller is said by `http::callers`.
+//! This room judges credentials; which endpoint wants which caller is said by `http::auth`.
 
 use secrecy::{ExposeSecret, SecretString};
 
@@ -169,15 +169,16 @@ impl OperatorCaller {
 
 impl ServiceCaller {
     /// A job that finds no connection is done later.
-    pub fn new(job: &DueJob) -> Self {
+    pub fn for_job(job: &DueJob) -> Self {
         Self {
             tenant_id: job.tenant_id,
             urgency: Urgency::Request,
         }
     }
 
-    /// For the turns and streams that this node has accepted of `tenant_id`, and what it counted.
-    pub fn for_tenant(tenant_id: TenantId) -> Self {
+    /// For the turns and streams that this node has accepted of `tenant_id`, and what it counted. It opens any
+    /// tenant: `tests/it/architecture.rs` names the only files that may call it.
+    pub(crate) fn for_tenant(tenant_id: TenantId) -> Self {
         Self {
             tenant_id,
             urgency: Urgency::Turn,

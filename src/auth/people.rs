@@ -58,7 +58,7 @@ impl FirstContact {
         }
         Err(Error::unavailable(
             "the person",
-            anyhow::anyhow!("they are being erased again and again"),
+            anyhow::anyhow!("the user is erased repeatedly"),
         ))
     }
 }

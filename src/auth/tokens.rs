@@ -275,7 +275,7 @@ impl PresentedToken<'_> {
     fn refused(&self, reason: &'static str) -> Error {
         Error {
             cause: Some(anyhow::anyhow!(reason)),
-            ..invalid("no issuer that the tenant registered has signed the token for it")
+            ..invalid("no issuer registered by the tenant signed the token")
         }
     }
 }
@@ -285,7 +285,7 @@ fn log_refusal(tenant_id: TenantId, mut error: Error) -> Error {
     if error.code == Code::InvalidToken
         && let Some(reason) = error.cause.take()
     {
-        tracing::info!(tenant = %tenant_id, %reason, "a user token is refused");
+        tracing::info!(tenant = %tenant_id, %reason, "user token rejected");
     }
     error
 }

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use secrecy::ExposeSecret;
 
 use crate::app::App;
-use crate::auth::OperatorCaller;
+use crate::auth::{OperatorCaller, ServiceCaller};
 use crate::clock::Clock;
 use crate::config::{CLUSTER_VARIABLES, Config, MigrateConfig, PREFIX, ProgramDirs, environment};
 use crate::descriptors;
 use crate::domain::people::display_name::DisplayName;
 use crate::domain::tenant::api_key::{NewApiKey, Scope};
 use crate::domain::values::paging::{MAX_LIMIT, PageRequest};
+use crate::ids::TenantId;
 use crate::server::{self, Node, Signals};
 use crate::store;
 use crate::telemetry;
@@ -273,4 +274,9 @@ fn upstreams_line(allowed: &str) -> String {
             "Agents may call models on these private networks: {networks} (ALLOW_PRIVATE_UPSTREAMS).\n\n"
         ),
     }
+}
+
+/// The service's own caller, for tests and benches: they are another crate and have no request.
+pub fn service_caller(tenant_id: TenantId) -> ServiceCaller {
+    ServiceCaller::for_tenant(tenant_id)
 }

@@ -106,7 +106,7 @@ impl Server {
             let log = self.log(setup);
             if let Some(guarded) = self.guarded.take() {
                 guarded.clear();
-                tracing::warn!(log = %log.display(), "{kind} ended; starting it again");
+                tracing::warn!(server = %kind, log = %log.display(), "server ended; restarting");
             }
             if self.starts == MAX_STARTS {
                 return anyhow::anyhow!(
@@ -122,9 +122,11 @@ impl Server {
                 Ok(guarded) => {
                     self.guarded = Some(guarded);
                     self.started_at = Instant::now();
-                    tracing::info!("{kind} is back");
+                    tracing::info!(server = %kind, "server restarted");
                 }
-                Err(error) => tracing::warn!("{error:#}"),
+                Err(error) => {
+                    tracing::warn!(server = %kind, error = format!("{error:#}"), "server restart failed");
+                }
             }
         }
     }

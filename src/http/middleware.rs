@@ -9,10 +9,11 @@ use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use actix_web::http::{ConnectionType, Method, StatusCode, Uri};
 use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpRequest, HttpResponse, error::InternalError, web};
+use tracing::Instrument;
 
-use super::auth::callers::Authenticated;
-use super::response::held_answer;
+use super::auth::middleware::Authenticated;
 use super::response::problem::{self, Shape};
+use super::response::{held_answer, in_span};
 use super::{cors, hops, limits};
 use crate::app::App;
 use crate::error::{Code, Error};
@@ -32,6 +33,9 @@ const INBOUND_DEADLINE: Duration = Duration::from_secs(150);
 /// Asked for every second by balancers: their lines would hide all others.
 const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 
+/// The route of a request that no handler takes.
+const UNMATCHED: &str = "unmatched";
+
 /// A request's id, for what is logged while it is answered.
 struct KnownId(String);
 
@@ -42,24 +46,42 @@ pub fn id_of(request: &HttpRequest) -> String {
     known.map(|known| known.0.clone()).unwrap_or_default()
 }
 
+/// Everything of a request happens in its span, also what its answer does while it is read.
 pub async fn wrap_request(
-    mut request: ServiceRequest,
+    request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
-    let started = Instant::now();
     let id = request_id(request.headers());
+    let route = match uri_length(request.uri()) {
+        0..=MAX_URI => request.match_pattern(),
+        _ => None,
+    };
+    let route = route.as_deref().unwrap_or(UNMATCHED);
+    let span = telemetry::request_span(&id, request.method().as_str(), route);
+    let answered = answer(request, next, &id, route);
+    let answered = answered.instrument(span.clone()).await;
+    answered.map(|response| in_span::body(response, span))
+}
+
+async fn answer(
+    mut request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+    id: &str,
+    route: &str,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    let started = Instant::now();
     let method = request.method().clone();
     let shape = Shape::of_path(request.path());
     let app = request.app_data::<web::Data<App>>().cloned();
     // Asked when the answer is there: it may have been waited for.
     let leaves = || app.is_some_and(|app| app.shutdown.is_draining());
-    request.extensions_mut().insert(KnownId(id.clone()));
+    request.extensions_mut().insert(KnownId(id.to_owned()));
     if method == Method::HEAD {
         // Answered like GET; the connection knows that it was HEAD and sends no body.
         request.head_mut().method = Method::GET;
     }
     let outcome = if uri_length(request.uri()) > MAX_URI {
-        Err(Error::new(Code::UriTooLong, "the address is too long").into())
+        Err(Error::new(Code::UriTooLong, "the URI is too long").into())
     } else if let Some(error) = passed_before(&request) {
         Err(error.into())
     } else if let Some(answer) = cors::preflight(&method, request.headers()) {
@@ -68,8 +90,8 @@ pub async fn wrap_request(
         let deadline = deadline_of(request.path());
         match tokio::time::timeout(deadline, next.call(request)).await {
             Ok(outcome) => outcome.map(|response| {
-                let response = rendered(response, &id, shape);
-                held_answer::hold(response, |refusal| problem::render(&refusal, &id, shape))
+                let response = rendered(response, id, shape);
+                held_answer::hold(response, |refusal| problem::render(&refusal, id, shape))
             }),
             Err(_) => Err(Error::new(Code::Timeout, "the request took too long").into()),
         }
@@ -77,16 +99,16 @@ pub async fn wrap_request(
     let mut response = match outcome {
         Ok(response) => response,
         Err(error) => {
-            let mut answer = render_any(&error, &id, shape);
+            let mut answer = render_any(&error, id, shape);
             if leaves() {
                 answer.head_mut().set_connection_type(ConnectionType::Close);
             }
-            set_request_id(answer.headers_mut(), &id);
+            set_request_id(answer.headers_mut(), id);
             forbid_keeping(answer.headers_mut());
             log_request(&Answered {
-                id: &id,
+                id,
                 method: method.as_str(),
-                route: "unmatched",
+                route: UNMATCHED,
                 status: answer.status().as_u16(),
                 code: code_of(&answer),
                 tenant: None,
@@ -99,7 +121,7 @@ pub async fn wrap_request(
         let head = response.response_mut().head_mut();
         head.set_connection_type(ConnectionType::Close);
     }
-    set_request_id(response.headers_mut(), &id);
+    set_request_id(response.headers_mut(), id);
     forbid_keeping(response.headers_mut());
     limits::set_headers(&mut response);
     let (tenant, origin) = match response.request().extensions().get::<Authenticated>() {
@@ -111,12 +133,11 @@ pub async fn wrap_request(
     } else if response.status() == StatusCode::UNAUTHORIZED {
         cors::allow_anyone(response.headers_mut());
     }
-    let request = response.request();
     let tenant = tenant.map(|tenant| tenant.to_string());
     log_request(&Answered {
-        id: &id,
+        id,
         method: method.as_str(),
-        route: request.match_pattern().as_deref().unwrap_or("unmatched"),
+        route,
         status: response.status().as_u16(),
         code: code_of(response.response()),
         tenant: tenant.as_deref(),

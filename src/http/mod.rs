@@ -148,7 +148,7 @@ fn routes(surface: Surface) -> impl FnOnce(&mut ServiceConfig) {
                         }
                         v1.service(v1::tenant::whoami::whoami);
                     })
-                    .wrap(from_fn(auth::callers::authenticate)),
+                    .wrap(from_fn(auth::middleware::authenticate)),
             );
     }
 }

@@ -136,32 +136,34 @@ fn share(method: &str, shape: Shape, operation: &mut Value) {
         .as_array()
         .is_some_and(|scopes| scopes.contains(&json!("bridge")));
     let mut refusals = vec![
-        (400, "The request does not have the documented shape"),
-        (414, "The URI is too long"),
-        (500, "An internal error"),
-        (503, "A dependency is not available"),
-        (504, "The answer took too long"),
+        (400, "Invalid request"),
+        (414, "URI too long"),
+        (500, "Internal server error"),
+        (503, "Service temporarily unavailable"),
+        (504, "Request timed out"),
     ];
     if !public {
-        refusals.push((401, "The credential is missing or not valid"));
-        refusals.push((403, "The credential lacks the right to do this"));
-        // Also without an id in the path: objects of others do not exist for a user token.
+        refusals.push((401, "Missing or invalid credential"));
+        refusals.push((403, "Insufficient scope, or not allowed"));
+        // Also where nothing is named: what is not a person's own is not there for their token.
         refusals.push((404, "Not found, or not visible to the caller"));
-        // Also for the operator: a key is counted before it is refused.
-        refusals.push((429, "Too many requests"));
+        // Also for the operator's: a key is counted before it is refused.
+        refusals.push((429, "Rate limit exceeded"));
     }
     if has_body {
-        refusals.push((408, "The body did not arrive in time"));
-        refusals.push((413, "The body is too large"));
-        refusals.push((415, "The body is not application/json"));
-        refusals.push((422, "A value is invalid"));
+        refusals.push((408, "Request timeout"));
+        refusals.push((413, "Payload too large"));
+        refusals.push((
+            415,
+            "Unsupported media type: the body is not application/json",
+        ));
+        refusals.push((422, "Invalid value"));
     }
     if creates {
-        let text =
-            "The Idempotency-Key was used with another request, or a concurrent request conflicts";
+        let text = "The Idempotency-Key was used with another request, or the same was changed concurrently";
         refusals.push((409, text));
     } else if method != "get" && !public {
-        refusals.push((409, "A concurrent request changed the same object"));
+        refusals.push((409, "Concurrent change"));
     }
     if creates {
         push_parameter(operation, idempotency_key());

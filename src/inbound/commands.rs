@@ -106,7 +106,7 @@ async fn lock_user(tx: &mut TenantTx, sender: &Sender) -> Result<Sender> {
     }
     Err(Error::unavailable(
         "the user",
-        anyhow::anyhow!("the identity is linked and unlinked again and again"),
+        anyhow::anyhow!("the identity is linked and unlinked repeatedly"),
     ))
 }
 

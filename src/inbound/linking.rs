@@ -4,6 +4,7 @@ use chrono::TimeDelta;
 
 use super::{CommandAnswer, CommandResult, InboundMessage, Sender};
 use crate::app::App;
+use crate::domain::bridge::chat_text::chat_text;
 use crate::domain::bridge::command::{Command, Link};
 use crate::domain::people::user::IdentityOwner;
 use crate::error::{Code, Error, Result};
@@ -109,7 +110,7 @@ async fn show(app: &App, tx: &mut TenantTx, sender: &Sender) -> Result<CommandAn
 }
 
 fn refused(code: Code) -> CommandAnswer {
-    CommandAnswer::saying(format!("{}.", code.title())).with_notice(code)
+    CommandAnswer::saying(chat_text(code)).with_notice(code)
 }
 
 /// Stores a good code until it is confirmed.

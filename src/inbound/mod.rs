@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::agent_runtime::Agent;
 use crate::app::App;
 use crate::domain::bridge::chat::Chat;
+use crate::domain::bridge::chat_text::chat_text;
 use crate::domain::bridge::command::Command;
 use crate::domain::bridge::delivery::{Address, ReplyTo, ReplyVia};
 use crate::domain::bridge::inbound;
@@ -147,7 +148,7 @@ impl CommandAnswer {
     fn with_notice(mut self, code: Code) -> Self {
         self.notices.push(Notice {
             code: code.as_str().to_owned(),
-            text: code.title().to_owned(),
+            text: chat_text(code).to_owned(),
         });
         self
     }

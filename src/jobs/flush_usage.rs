@@ -21,7 +21,7 @@ pub async fn run(app: App, stop: CancellationToken) {
 pub async fn tick(app: &App) {
     if let Err(error) = app.usage.flush_due(&app.db).await {
         tracing::warn!(
-            error = %error, cause = ?error.cause, "cannot write the usage; it is kept and tried again"
+            error = %error, cause = ?error.cause, "usage flush failed"
         );
     }
 }

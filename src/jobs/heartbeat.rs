@@ -34,7 +34,7 @@ pub async fn tick(app: &App) {
             app.hashes_names.store(!others.has_old, Ordering::Relaxed);
             app.upstream.set_other_nodes(others.places);
         }
-        Err(error) => tracing::warn!(error = %error, "cannot say that this node lives"),
+        Err(error) => tracing::warn!(error = %error, "heartbeat failed"),
     }
     app.limits.forget_history();
 }

@@ -17,6 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::idempotency;
 use crate::ids::TenantId;
 use crate::people;
+use crate::retry::{self, Backoff};
 use crate::sessions;
 use crate::store::db::jobs::{self, DueJob, JobEnd};
 use crate::store::db::nodes;
@@ -48,12 +49,17 @@ const MAX_RUNNING: usize = 4;
 const MAX_PER_TENANT: usize = 2;
 /// After so many failures an operator should look at the job.
 const MAX_FAILURES: i32 = 10;
-const MAX_BACKOFF: TimeDelta = TimeDelta::hours(1);
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(3600);
+/// The bounds of the pauses between attempts to hand over.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const MAX_PAUSE: Duration = Duration::from_millis(50);
 
 /// Called when nothing else of this node runs: writes its last counts and deletes its row. Connections that were
 /// opened on a listener's thread ended with it, which shows only on their next use: hence the attempts.
 pub async fn finish(app: &App) -> Result<()> {
     let mut attempts_left = app.config.database_pool;
+    let mut backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
     loop {
         match hand_over(app).await {
             Err(error) if attempts_left > 0 && error.code == Code::Unavailable => {
@@ -61,6 +67,7 @@ pub async fn finish(app: &App) -> Result<()> {
             }
             outcome => return outcome,
         }
+        tokio::time::sleep(backoff.next_pause()).await;
     }
 }
 
@@ -73,7 +80,7 @@ async fn hand_over(app: &App) -> Result<()> {
 pub async fn run(app: App, stop: CancellationToken) {
     while !stop.is_cancelled() {
         if let Err(error) = tick(&app).await {
-            tracing::warn!(error = %error, "cannot ask for due jobs");
+            tracing::warn!(error = %error, "job poll failed");
         }
         tokio::select! {
             () = stop.cancelled() => {}
@@ -166,8 +173,8 @@ async fn run_and_plan(app: &App, job: DueJob) -> Step {
                 is_final: job.attempts >= MAX_FAILURES,
             };
             tracing::warn!(
-                job.kind, tenant = %job.tenant_id, attempt = job.attempts,
-                error = %error, cause = ?error.cause, "a job failed and will run again"
+                job.kind, tenant = %job.tenant_id, job.attempt = job.attempts,
+                error = %error, cause = ?error.cause, "job failed"
             );
             (app.clock.now() + backoff(job.attempts), failed)
         }
@@ -180,7 +187,7 @@ async fn run_and_plan(app: &App, job: DueJob) -> Step {
     if let Err(error) = planned {
         tracing::warn!(
             job.kind, tenant = %job.tenant_id, error = %error,
-            "cannot plan a job; it runs again when its lease ends"
+            "job reschedule failed"
         );
     }
     Step::Ended(job.tenant_id)
@@ -197,7 +204,7 @@ pub async fn within<T>(limit: Duration, query: impl Future<Output = Result<T>>) 
 
 /// Runs a job and returns the time of its next run.
 async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
-    let caller = ServiceCaller::new(job);
+    let caller = ServiceCaller::for_job(job);
     match job.kind.as_str() {
         idempotency::EXPIRY_JOB => expire_answers::run(app, &caller).await,
         tenants::EXPIRE_EVENTS_JOB => expire_events::run(app, &caller).await,
@@ -211,7 +218,9 @@ async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
     }
 }
 
-fn backoff(attempts: i32) -> TimeDelta {
-    let doubled = TimeDelta::seconds(1i64 << attempts.clamp(0, 12));
-    doubled.min(MAX_BACKOFF)
+/// Spread by a quarter, so that jobs which failed together do not run together.
+fn backoff(attempts: i32) -> Duration {
+    let attempts = u32::try_from(attempts).unwrap_or_default();
+    let pause = retry::exponential(FIRST_BACKOFF, MAX_BACKOFF, attempts);
+    pause + retry::full_jitter(pause / 4)
 }

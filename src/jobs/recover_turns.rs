@@ -16,10 +16,10 @@ pub async fn run(app: App, stop: CancellationToken) {
     app.db.outages.record(app.config.turn_lease);
     while !stop.is_cancelled() {
         if let Err(error) = within(MAX_RUN, turns::sweep(&app)).await {
-            tracing::warn!(error = %error, "cannot ask for turns that nobody runs");
+            tracing::warn!(error = %error, "turn recovery poll failed");
         }
         if let Err(error) = within(MAX_RUN, turns::deliver_unclaimed(&app)).await {
-            tracing::warn!(error = %error, "cannot ask for answers that nobody fetched");
+            tracing::warn!(error = %error, "unclaimed answer poll failed");
         }
         tokio::select! {
             () = stop.cancelled() => {}

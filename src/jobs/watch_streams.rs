@@ -79,6 +79,6 @@ pub async fn check_rights(app: App, stop: CancellationToken) {
 
 fn warn(outcome: crate::error::Result<()>) {
     if let Err(error) = outcome {
-        tracing::warn!(error = %error, cause = ?error.cause, "cannot look after open streams");
+        tracing::warn!(error = %error, cause = ?error.cause, "stream watch failed");
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tracing::Instrument;
 
 use crate::clock::Clock;
 use crate::error::{Code, Error};
@@ -117,7 +118,7 @@ impl Allowance {
     /// The answer of a limit that is used up.
     pub fn refusal(&self) -> Error {
         let detail = format!(
-            "the limit \"{}\" is {} in {} seconds; it begins anew in {} seconds",
+            "the limit \"{}\" is {} in {} seconds; it resets in {} seconds",
             self.policy, self.limit, self.window_seconds, self.resets_in
         );
         Error {
@@ -203,7 +204,7 @@ impl Limiter {
         };
         let names: Vec<String> = people.iter().flat_map(windows).collect();
         if let Err(error) = self.inner.redis.forget_limits(&names).await {
-            tracing::warn!(error = %error, "what an erased person spent is in Redis until it runs out");
+            tracing::warn!(tenant = %tenant_id, error = %error, "rate limit cleanup failed");
         }
     }
 
@@ -296,7 +297,7 @@ impl Limiter {
         if self.inner.has_tokens(tenant_id, limit, left) {
             return;
         }
-        runtime.spawn(async move {
+        let charging = async move {
             while left > 0 {
                 let demand = Demand {
                     bucket: Bucket::Tokens,
@@ -309,7 +310,8 @@ impl Limiter {
                     Err(_) => left /= 2,
                 }
             }
-        });
+        };
+        runtime.spawn(charging.in_current_span());
     }
 }
 
@@ -359,7 +361,7 @@ impl Inner {
         amount: u64,
         done: watch::Sender<()>,
     ) {
-        tokio::spawn(async move {
+        let asking = async move {
             let (tenant_id, bucket) = key;
             let name = LimitWindow {
                 name: bucket.window_name(tenant_id, window),
@@ -383,7 +385,8 @@ impl Inner {
             };
             self.buckets.settle(key, window, limit, amount, grant);
             drop(done);
-        });
+        };
+        tokio::spawn(asking.in_current_span());
     }
 
     /// Takes tokens from what this node has of them, without asking anybody. False if it has not as many.
@@ -415,7 +418,7 @@ impl Inner {
             tracing::warn!(
                 nodes,
                 cause,
-                "limits are not counted in Redis: this node keeps its share of them"
+                "Redis unavailable; enforcing local shares of limits"
             );
         }
     }

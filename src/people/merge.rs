@@ -118,7 +118,10 @@ async fn overtaken(tx: &mut TenantTx, into: UserId, from: UserId) -> Result<Erro
     Ok(if into == from {
         Error::new(Code::AlreadyLinked, "both are the same user already")
     } else {
-        Error::new(Code::Conflict, "one of them was merged at the same time")
+        Error::new(
+            Code::Conflict,
+            "one of the users was merged at the same time",
+        )
     })
 }
 

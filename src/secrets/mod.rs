@@ -89,7 +89,7 @@ pub async fn warn_of_missing_keys(app: App) {
             }
         }
         Err(error) => {
-            tracing::warn!(error = %error, "cannot check which secret keys stored data needs");
+            tracing::warn!(error = %error, "secret key check failed");
             return;
         }
     }
@@ -98,9 +98,8 @@ pub async fn warn_of_missing_keys(app: App) {
         tracing::warn!(
             missing_keys = ids(&missing),
             needed_by = uses.summary(&missing),
-            "THROUGHLINE_SECRET_KEY lacks keys that stored data was made with: calls of these agents' models and \
-             tokens of these issuers fail, tenants with such an audit head can change nothing, such answers are not \
-             replayed and such entries not verified. Put the keys behind the first; see `throughline secrets status`"
+            hint = "put the missing keys behind the first; see `throughline secrets status`",
+            "THROUGHLINE_SECRET_KEY lacks keys that stored data needs"
         );
     }
 }

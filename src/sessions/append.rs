@@ -63,7 +63,7 @@ pub async fn append(
             return Err(Error::new(Code::PreconditionFailed, detail));
         }
     }
-    let detail = "the conversation is being compressed again and again";
+    let detail = "the conversation is compressed repeatedly";
     Err(Error::unavailable(
         "the conversation",
         anyhow::anyhow!(detail),

@@ -71,7 +71,7 @@ async fn lock_with_slots(tx: &mut TenantTx, conversation_id: SessionId) -> Resul
     }
     Err(Error::unavailable(
         "the conversation",
-        anyhow::anyhow!("slots are switched to it again and again"),
+        anyhow::anyhow!("session keys are switched to it repeatedly"),
     ))
 }
 

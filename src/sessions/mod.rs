@@ -131,7 +131,7 @@ async fn insert(
     let client_id = conversation.client_id.as_deref();
     let digest = client_id.map(|id| delete::spent_digest(conversation.namespace, id));
     if !conversations::insert(tx, conversation, digest, now).await? {
-        let detail = "an id is given once, and never again after its session was deleted";
+        let detail = "an id is used once, and never again after its session was deleted";
         return Err(Error::fields(
             Code::SessionIdTaken,
             vec![FieldError::new("/id", detail)],

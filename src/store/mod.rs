@@ -252,14 +252,14 @@ impl From<sqlx::Error> for Error {
             },
             (_, Some(LOCK_NOT_AVAILABLE)) => Error {
                 cause: Some(error.into()),
-                ..Error::busy("other requests hold what this one needs")
+                ..Error::busy("other requests hold locks that this one needs")
             },
             (_, Some(code)) if PASSING.contains(&code) => Error::unavailable("the database", error),
             (_, Some(FOREIGN_KEY)) => Error {
                 cause: Some(error.into()),
                 ..Error::new(
                     Code::Unavailable,
-                    "what this refers to was merged or deleted at the same time",
+                    "a referenced row was merged or deleted at the same time",
                 )
             },
             (_, Some(code)) if UNSTORABLE_TEXT.contains(&code) => Error::new(
@@ -268,7 +268,10 @@ impl From<sqlx::Error> for Error {
             ),
             (_, Some(UNIQUE)) => Error {
                 cause: Some(error.into()),
-                ..Error::new(Code::Conflict, "the same was made at the same time")
+                ..Error::new(
+                    Code::Conflict,
+                    "the same resource was created at the same time",
+                )
             },
             _ => Error::internal(error),
         }

@@ -66,7 +66,7 @@ fn kept_key(before: &AgentRow, spec: &AgentSpec) -> Result<Option<Vec<u8>>> {
             Code::SecretRequired,
             vec![FieldError::new(
                 "/upstream/api_key",
-                "the address changed: give the key for it, or null for none",
+                "the base_url changed: give its api_key again, or null",
             )],
         )),
         Some(_) if !same => Ok(None),
@@ -100,7 +100,7 @@ pub async fn create_default(tx: &mut TenantTx, now: DateTime<Utc>) -> Result<()>
 /// Deletes an agent, but never the default one.
 pub async fn delete(app: &App, tx: &mut TenantTx, actor: &str, name: &ResourceName) -> Result<()> {
     if name.as_str() == DEFAULT_AGENT {
-        let detail = "main is used where no agent is named: change it instead";
+        let detail = "main is the default agent: change it instead of deleting it";
         return Err(Error::new(Code::AgentInUse, detail));
     }
     if !agents::delete(tx, name.as_str()).await? {

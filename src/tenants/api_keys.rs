@@ -78,7 +78,7 @@ async fn refuse_taken_platforms(tx: &mut TenantTx, new: &NewApiKey) -> Result<()
         .map(|entry| entry.platform().to_owned())
         .collect();
     if issuers::any_vouches_for(tx, &platforms).await? {
-        let detail = "an issuer vouches for one of these platforms";
+        let detail = "an issuer covers one of these platforms";
         return Err(Error::new(Code::PlatformTaken, detail));
     }
     Ok(())
@@ -101,8 +101,7 @@ pub async fn revoke(
         return Ok(());
     }
     if key.scopes.contains(&Scope::Admin) && !api_keys::has_other_lasting_admin(tx, id).await? {
-        let detail =
-            "no other admin key stays that does not expire: make one first, then revoke this one";
+        let detail = "it is the last admin key that does not expire: create another one first, then revoke this one";
         return Err(Error::new(Code::LastAdminKey, detail));
     }
     api_keys::update_revoked(tx, id, now).await?;
@@ -125,7 +124,7 @@ pub fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
     if bridge && new.platforms.is_empty() {
         errors.push(FieldError::new(
             "/platforms",
-            "a bridge key names the platforms it vouches for",
+            "a bridge key names the platforms it covers",
         ));
     }
     if !bridge && !new.platforms.is_empty() {
@@ -139,7 +138,7 @@ pub fn check(new: &NewApiKey, now: DateTime<Utc>) -> Result<()> {
         errors.push(FieldError::new("/platforms", detail));
     }
     if new.expires_at.is_some_and(|at| at <= now) {
-        errors.push(FieldError::new("/expires_at", "must lie in the future"));
+        errors.push(FieldError::new("/expires_at", "must be in the future"));
     }
     Error::check(errors)
 }

@@ -39,7 +39,7 @@ pub async fn register(
     tenants::lock(tx, tx.tenant_id()).await?;
     let now = app.clock.now();
     if api_keys::any_vouches_for(tx, new.platform.platform(), now).await? {
-        let detail = "a bridge key vouches for this platform";
+        let detail = "a bridge key covers this platform";
         return Err(Error::new(Code::PlatformTaken, detail));
     }
     let keys = match (new.secret, new.jwks, new.jwks_url) {
@@ -99,7 +99,7 @@ fn check(app: &App, new: &NewIssuer) -> Result<()> {
         }
     }
     if new.platform.scope().is_some() {
-        let detail = "an issuer vouches for a platform, not for a workspace of it";
+        let detail = "an issuer covers a whole platform, not one workspace of it";
         errors.push(FieldError::new("/platform", detail));
     }
     if let Some(url) = &new.jwks_url

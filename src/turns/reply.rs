@@ -5,18 +5,17 @@ use chrono::{DateTime, Utc};
 use super::outcome::{TurnOutcome, TurnResult};
 use crate::app::App;
 use crate::auth::ServiceCaller;
+use crate::domain::bridge::chat_text::{EMPTY_ANSWER, no_answer_text};
 use crate::domain::bridge::delivery::{DeliveryKind, NewDelivery, ReplyTo};
 use crate::domain::conversation::message::shown_text;
 use crate::domain::turn::StopReason;
-use crate::error::{Code, Result};
+use crate::error::Result;
 use crate::ids::{SessionId, TenantId, TurnId};
 use crate::store::TenantTx;
 use crate::store::bridge::{outbox, replies};
 use crate::store::turn::turn_lease::TurnLease;
 use crate::store::turn::{turn_claims, turns};
 
-/// The reason of a notice about an answer that has no text.
-const EMPTY_ANSWER: &str = "empty_answer";
 /// Answers that one poll makes deliveries.
 const BATCH: i32 = 50;
 /// After so many failures an answer is given up.
@@ -73,11 +72,7 @@ pub fn failure_notice(reason: &str) -> Option<String> {
     if StopReason::ALL.iter().any(|stop| stop.as_str() == reason) {
         return None;
     }
-    let why = match reason {
-        EMPTY_ANSWER => "the agent said nothing",
-        _ => Code::of(reason).map_or("something went wrong", Code::title),
-    };
-    Some(format!("There is no answer to your message: {why}."))
+    Some(no_answer_text(reason))
 }
 
 /// The text, or the reason that there is none: a platform cannot show an empty answer.

@@ -209,7 +209,7 @@ impl Run {
         let has_answer = answer.said() > 0;
         let used = answer
             .usage
-            .or_else(|| has_answer.then(|| estimate(request_bytes, answer)));
+            .or_else(|| has_answer.then(|| TokenUsage::estimate(request_bytes, answer.said())));
         self.usage.add(used.unwrap_or(TokenUsage::NONE));
         self.usage_details.add(answer.usage_details.clone());
         Ok(end)
@@ -437,14 +437,4 @@ async fn read_outcome(writer: &TurnWriter) -> Result<TurnOutcome> {
 fn unknown_tool(call: &ToolCall) -> NewMessage {
     let text = format!("[there is no tool {}]", call.function.name);
     NewMessage::tool_result(&call.id, &text)
-}
-
-/// The usage of a call whose provider reports none, by length.
-fn estimate(request_bytes: usize, answer: &Answer) -> TokenUsage {
-    let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
-    TokenUsage {
-        input: tokens(request_bytes),
-        output: tokens(answer.said()),
-        estimated: true,
-    }
 }

@@ -14,6 +14,7 @@ use crate::domain::turn::TurnState;
 use crate::domain::turn::event::NewEvent;
 use crate::error::Result;
 use crate::ids::TenantId;
+use crate::retry::Backoff;
 use crate::store::TenantTx;
 use crate::store::conversation::conversations;
 use crate::store::turn::turn_lease::TurnLease;
@@ -23,7 +24,7 @@ use crate::telemetry;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// After that the node that claims the turn has to find out what is in the database.
-const MAX_ATTEMPTS: usize = 60;
+const MAX_ATTEMPTS: usize = 120;
 
 #[derive(Debug)]
 pub enum WriteOutcome {
@@ -107,7 +108,7 @@ impl TurnWriter {
             events: &events,
             change,
         };
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
         let mut attempt = 1;
         loop {
             let outcome = self.try_apply(&write, attempt > 1).await;
@@ -115,8 +116,7 @@ impl TurnWriter {
                 Err(error) if attempt < MAX_ATTEMPTS && error.is_transient() => {
                     tracing::warn!(turn = %self.lease.id, error = %error, attempt,
                                    "turn write failed, trying again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(MAX_PAUSE);
+                    tokio::time::sleep(backoff.next_pause()).await;
                     attempt += 1;
                 }
                 outcome => return outcome,

@@ -3,8 +3,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::{Ipv4Net, Ipv6Net};
+
 use super::url_rules::UrlRefused;
-use crate::config::{Cidr, PrivateUpstreams};
+use crate::config::PrivateUpstreams;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -35,28 +37,9 @@ fn allows(policy: &PrivateUpstreams, address: IpAddr) -> bool {
         PrivateUpstreams::Refused => false,
         PrivateUpstreams::Allowed => true,
         PrivateUpstreams::Only(networks) => {
-            networks.iter().any(|network| contains(*network, address))
+            networks.iter().any(|network| network.contains(&address))
         }
     }
-}
-
-fn contains(network: Cidr, address: IpAddr) -> bool {
-    let prefix = u32::from(network.prefix);
-    match (network.address, address) {
-        (IpAddr::V4(base), IpAddr::V4(address)) => in_v4(address, base, prefix),
-        (IpAddr::V6(base), IpAddr::V6(address)) => in_v6(address, base, prefix),
-        (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => false,
-    }
-}
-
-fn in_v4(address: Ipv4Addr, base: Ipv4Addr, prefix: u32) -> bool {
-    let differing = address.to_bits() ^ base.to_bits();
-    differing.leading_zeros() >= prefix
-}
-
-fn in_v6(address: Ipv6Addr, base: Ipv6Addr, prefix: u32) -> bool {
-    let differing = address.to_bits() ^ base.to_bits();
-    differing.leading_zeros() >= prefix
 }
 
 fn kind(address: IpAddr) -> Kind {
@@ -66,35 +49,40 @@ fn kind(address: IpAddr) -> Kind {
     }
 }
 
-const V4_NEVER: [(Ipv4Addr, u32); 12] = [
-    (Ipv4Addr::new(0, 0, 0, 0), 8),
+const fn v4([a, b, c, d]: [u8; 4], prefix: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), prefix)
+}
+
+const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], prefix: u8) -> Ipv6Net {
+    Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, e, f, g, h), prefix)
+}
+
+const V4_NEVER: [Ipv4Net; 12] = [
+    v4([0, 0, 0, 0], 8),
     // Carrier NAT; Alibaba's metadata is at 100.100.100.200.
-    (Ipv4Addr::new(100, 64, 0, 0), 10),
+    v4([100, 64, 0, 0], 10),
     // Azure's host: public by number, metadata by nature.
-    (Ipv4Addr::new(168, 63, 129, 16), 32),
+    v4([168, 63, 129, 16], 32),
     // Link-local, with the metadata of nearly every cloud.
-    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    v4([169, 254, 0, 0], 16),
     // Protocol assignments; an older metadata of Oracle's.
-    (Ipv4Addr::new(192, 0, 0, 0), 24),
+    v4([192, 0, 0, 0], 24),
     // Documentation, three times.
-    (Ipv4Addr::new(192, 0, 2, 0), 24),
-    (Ipv4Addr::new(198, 51, 100, 0), 24),
-    (Ipv4Addr::new(203, 0, 113, 0), 24),
+    v4([192, 0, 2, 0], 24),
+    v4([198, 51, 100, 0], 24),
+    v4([203, 0, 113, 0], 24),
     // 6to4 relays.
-    (Ipv4Addr::new(192, 88, 99, 0), 24),
+    v4([192, 88, 99, 0], 24),
     // Benchmarking.
-    (Ipv4Addr::new(198, 18, 0, 0), 15),
+    v4([198, 18, 0, 0], 15),
     // Multicast.
-    (Ipv4Addr::new(224, 0, 0, 0), 4),
+    v4([224, 0, 0, 0], 4),
     // Reserved, and broadcast at its end.
-    (Ipv4Addr::new(240, 0, 0, 0), 4),
+    v4([240, 0, 0, 0], 4),
 ];
 
 fn kind_v4(address: Ipv4Addr) -> Kind {
-    if V4_NEVER
-        .iter()
-        .any(|(base, prefix)| in_v4(address, *base, *prefix))
-    {
+    if V4_NEVER.iter().any(|network| network.contains(&address)) {
         Kind::Never
     } else if address.is_loopback() || address.is_private() {
         Kind::Private
@@ -104,43 +92,39 @@ fn kind_v4(address: Ipv4Addr) -> Kind {
 }
 
 /// The clouds that put their metadata inside the unique local range.
-const ULA_METADATA: [(Ipv6Addr, u32); 4] = [
+const ULA_METADATA: [Ipv6Net; 4] = [
     // AWS: metadata, DNS, time and pod identity.
-    (Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32),
+    v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0], 32),
     // Google.
-    (Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0), 32),
+    v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0], 32),
     // Scaleway.
-    (Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42), 128),
+    v6([0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42], 128),
     // Oracle.
-    (Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0, 0), 32),
+    v6([0xfd00, 0xc1, 0, 0, 0, 0, 0, 0], 32),
 ];
 
-const ULA: (Ipv6Addr, u32) = (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7);
-const GLOBAL_UNICAST: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3);
+const ULA: Ipv6Net = v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7);
+const GLOBAL_UNICAST: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 
 /// Inside global unicast, yet not places of their own. What carries an IPv4 address inside
 /// (mapped, compatible, NAT64), discard, SRv6, link-local, site-local and multicast lie outside it.
-const GLOBAL_NEVER: [(Ipv6Addr, u32); 4] = [
+const GLOBAL_NEVER: [Ipv6Net; 4] = [
     // Protocol assignments: Teredo, benchmarking, ORCHID.
-    (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
+    v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),
     // Documentation, twice.
-    (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
-    (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
+    v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32),
+    v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),
     // 6to4, with an IPv4 address inside.
-    (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16),
+    v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),
 ];
 
 fn kind_v6(address: Ipv6Addr) -> Kind {
-    let within = |ranges: &[(Ipv6Addr, u32)]| {
-        ranges
-            .iter()
-            .any(|(base, prefix)| in_v6(address, *base, *prefix))
-    };
+    let within = |networks: &[Ipv6Net]| networks.iter().any(|network| network.contains(&address));
     if within(&ULA_METADATA) || within(&GLOBAL_NEVER) {
         Kind::Never
-    } else if address == Ipv6Addr::LOCALHOST || within(&[ULA]) {
+    } else if address == Ipv6Addr::LOCALHOST || ULA.contains(&address) {
         Kind::Private
-    } else if within(&[GLOBAL_UNICAST]) {
+    } else if GLOBAL_UNICAST.contains(&address) {
         Kind::Public
     } else {
         Kind::Never
@@ -149,6 +133,8 @@ fn kind_v6(address: Ipv6Addr) -> Kind {
 
 #[cfg(test)]
 mod tests {
+    use ipnet::IpNet;
+
     use super::*;
 
     fn check_kind(expected: Kind, addresses: &[&str]) {
@@ -274,10 +260,7 @@ mod tests {
         PrivateUpstreams::Only(
             networks
                 .iter()
-                .map(|(address, prefix)| Cidr {
-                    address: address.parse().unwrap(),
-                    prefix: *prefix,
-                })
+                .map(|(address, prefix)| IpNet::new(address.parse().unwrap(), *prefix).unwrap())
                 .collect(),
         )
     }

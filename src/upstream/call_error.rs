@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::client::FetchError;
+use crate::retry::Backoff;
 
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// A server that asks for more patience is not waited for.
 const MOST_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -62,13 +62,12 @@ impl CallError {
     }
 
     /// How long to wait before the same call may be made again, where it may.
-    pub(super) fn pause_before_retry(&self, attempt: u32) -> Option<Duration> {
-        let backoff = FIRST_PAUSE * 2u32.pow(attempt);
+    pub(super) fn pause_before_retry(&self, backoff: &mut Backoff) -> Option<Duration> {
         match self {
             Self::NotReached(FetchError::Refused(_)) => None,
-            Self::NotReached(_) | Self::Failed(_) => Some(backoff),
+            Self::NotReached(_) | Self::Failed(_) => Some(backoff.next_pause()),
             Self::Busy { retry_after, .. } => {
-                let asked = retry_after.unwrap_or(backoff);
+                let asked = retry_after.unwrap_or_else(|| backoff.next_pause());
                 (asked <= MOST_PATIENCE).then_some(asked)
             }
             Self::Unavailable { retry_after } => {

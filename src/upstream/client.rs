@@ -330,7 +330,7 @@ fn build(resolver: GuardedResolver) -> anyhow::Result<Client> {
             // The node serves on; dials over https then fail one by one.
             Err(error) => tracing::error!(
                 error = format!("{:#}", anyhow::Error::from(error)),
-                "no https to upstreams: are the system's CA certificates installed?"
+                "https to upstreams disabled; install the system's CA certificates"
             ),
         }
     }

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use reqwest::dns::Resolve;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use url::Url;
 
 use super::*;
-use crate::config::Cidr;
 use crate::upstream::hostile_tests::Sentinel;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -60,10 +60,7 @@ fn scripted(answers: &[&[&str]]) -> (Lookup, Arc<AtomicUsize>) {
 }
 
 fn only(address: [u8; 4], prefix: u8) -> PrivateUpstreams {
-    PrivateUpstreams::Only(vec![Cidr {
-        address: address.into(),
-        prefix,
-    }])
+    PrivateUpstreams::Only(vec![IpNet::new_assert(address.into(), prefix)])
 }
 
 async fn get(client: &GuardedClient, url: &str) -> Result<String, FetchError> {

@@ -21,6 +21,7 @@ use super::client::{FetchError, GuardedClient};
 use super::sse::Events;
 use crate::domain::turn::completion_object::{CompletionObject, InvalidCompletion};
 use crate::domain::values::json_text;
+use crate::retry::Backoff;
 
 /// Of an answer that is no success.
 const ERROR_BODY: Duration = Duration::from_secs(30);
@@ -37,6 +38,9 @@ const MAX_ERROR_BYTES: usize = 64 * 1024;
 const MAX_ERROR_COST: usize = 1024 * 1024;
 const MAX_MESSAGE_CHARS: usize = 500;
 const MAX_RETRIES: u32 = 2;
+/// The bounds of the pauses before them.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LAST_PAUSE: Duration = Duration::from_millis(400);
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const JSON_OR_EVENTS: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 /// Then those that nothing is remembered of are forgotten.
@@ -165,6 +169,7 @@ impl Completions {
         let name = &server.name;
         let body = Bytes::from(body);
         let mut attempt = 0;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LAST_PAUSE);
         loop {
             let began = Deadline::now();
             let admitted = self.with_breaker(name, |breaker| breaker.admit(Instant::now()));
@@ -184,7 +189,7 @@ impl Completions {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            let pause = error.pause_before_retry(attempt);
+            let pause = error.pause_before_retry(&mut backoff);
             let Some(pause) = pause.filter(|pause| Deadline::now() + *pause < deadline) else {
                 return Err(error);
             };

@@ -6,12 +6,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use url::Url;
 
 use super::client::{FetchError, GuardedClient, Lookup};
 use super::own_ports::OwnPorts;
 use super::url_rules::UrlRefused;
-use crate::config::{Cidr, PrivateUpstreams};
+use crate::config::PrivateUpstreams;
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -144,7 +145,7 @@ async fn with_loopback_allowed_the_same_urls_do_not_reach_an_own_port() {
     ];
     let policy = PrivateUpstreams::Only(
         networks
-            .map(|(address, prefix)| Cidr { address, prefix })
+            .map(|(address, prefix)| IpNet::new_assert(address, prefix))
             .to_vec(),
     );
     let own = OwnPorts::new([sentinel.port], []);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
-use throughline::auth::ServiceCaller;
+use throughline::dev::service_caller;
 use throughline::store::bridge::deliveries::Covered;
 use throughline::store::bridge::delivery_leases::lease;
 
@@ -478,7 +478,7 @@ async fn a_fetch_holds_only_the_chats_that_it_takes() {
         say(&world, &key, who, "hi").await;
     }
     await_pending(&world, 4).await;
-    let caller = ServiceCaller::for_tenant(tenant.id.parse().unwrap());
+    let caller = service_caller(tenant.id.parse().unwrap());
     let mut tx = caller.begin(&world.app().db).await.unwrap();
     let first = lease(&mut tx, &Covered::all(), 1).await.unwrap();
     assert_eq!(first.len(), 1);

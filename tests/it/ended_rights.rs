@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use throughline::auth::ServiceCaller;
+use throughline::dev::service_caller;
 use throughline::error::Code;
 use throughline::ids::TenantId;
 
@@ -272,7 +272,7 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
     let mut stream = Sse::open(request.json(&body).header(IDENTITY, LEAVES)).await;
     stream.hears("before ").await;
     // Four of the node's five connections are all that a tenant has; the queue behind them is full.
-    let caller = ServiceCaller::for_tenant(b.tenant.id.parse::<TenantId>().unwrap());
+    let caller = service_caller(b.tenant.id.parse::<TenantId>().unwrap());
     let db = b.world.app().db.clone();
     let mut held = Vec::new();
     for _ in 0..4 {

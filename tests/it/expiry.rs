@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use sqlx::Connection;
-use throughline::auth::ServiceCaller;
+use throughline::dev::service_caller;
 use throughline::store::tenant::expiry::{Expiring, delete, find_oldest};
 
 use crate::support::{Tenant, World, eventually};
@@ -28,7 +28,7 @@ async fn count(world: &World, table: &str) -> i64 {
 
 /// Deletes what is older than a month.
 async fn expire(world: &World, tenant: &Tenant, what: Expiring) -> u64 {
-    let caller = ServiceCaller::for_tenant(tenant.id.parse().unwrap());
+    let caller = service_caller(tenant.id.parse().unwrap());
     let mut tx = caller.begin(&world.app().db).await.unwrap();
     let before = world.clock.now() - TimeDelta::days(30);
     let done = delete(&mut tx, what, before, 100).await.unwrap();
@@ -112,7 +112,7 @@ async fn moves_that_imports_depend_on_are_kept() {
             .await
             .unwrap();
     assert_eq!(kept, ["1 import", "1 unlink"]);
-    let caller = ServiceCaller::for_tenant(tenant.id.parse().unwrap());
+    let caller = service_caller(tenant.id.parse().unwrap());
     let mut tx = caller.begin(&world.app().db).await.unwrap();
     find_oldest(&mut tx, Expiring::IdentityMoves).await.unwrap();
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use throughline::auth::ServiceCaller;
+use throughline::dev::service_caller;
 use throughline::store::db::idempotency::{RequestName, claim};
 
 use crate::support::world::OPERATOR_KEY;
@@ -159,7 +159,7 @@ async fn a_key_that_is_used_again_is_stored_with_who_used_it() {
     };
     let now = world.clock.now();
     for again in [false, true] {
-        let caller = ServiceCaller::for_tenant(tenant.id.parse().unwrap());
+        let caller = service_caller(tenant.id.parse().unwrap());
         let mut tx = caller.begin(&world.app().db).await.unwrap();
         assert!(claim(&mut tx, &name, &[], [0; 32], now, now).await.unwrap());
         tx.commit().await.unwrap();

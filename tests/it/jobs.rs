@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::support::cluster::cluster;
 use crate::support::{Reply, Tenant, World};
 use crate::tenancy::uuid_of;
-use throughline::auth::ServiceCaller;
+use throughline::dev::service_caller;
 use throughline::ids::TenantId;
 use throughline::jobs;
 use throughline::store::Db;
@@ -75,7 +75,7 @@ async fn what_is_asked_for_while_a_job_runs_is_not_forgotten() {
     let start = world.clock.now() + Duration::from_secs(3600);
     let at = |second: u64| start + Duration::from_secs(second);
     let plan = async |second: u64| {
-        let caller = ServiceCaller::for_tenant(tenant.id.parse().unwrap());
+        let caller = service_caller(tenant.id.parse().unwrap());
         let mut tx = caller.begin(db).await.unwrap();
         insert(&mut tx, "tested", at(second)).await.unwrap();
         tx.commit().await.unwrap();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sqlx::migrate::Migrator;
 use sqlx::{Connection, PgConnection};
-use throughline::auth::ServiceCaller;
+use throughline::dev::service_caller;
 use throughline::ids::TenantId;
 use throughline::store::Db;
 use throughline::store::bridge::deliveries::Covered;
@@ -42,7 +42,7 @@ async fn run(database: &str, sql: &str) {
 /// What is leased, by chat.
 async fn leased(db: &Db) -> Vec<String> {
     let tenant_id = TenantId::from_uuid(TENANT.parse().unwrap());
-    let caller = ServiceCaller::for_tenant(tenant_id);
+    let caller = service_caller(tenant_id);
     let mut tx = caller.begin(db).await.unwrap();
     let leased = lease(&mut tx, &Covered::all(), 10).await.unwrap();
     tx.commit().await.unwrap();

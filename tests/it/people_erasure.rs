@@ -11,7 +11,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
 use sqlx::{AssertSqlSafe, PgConnection};
-use throughline::auth::ServiceCaller;
+use throughline::dev::service_caller;
 use throughline::ids::{IdentityId, UserId};
 use throughline::jobs;
 use throughline::store::db::idempotency::RequestName;
@@ -673,7 +673,7 @@ async fn a_long_look_for_one_person_does_not_keep_others_waiting() {
         .execute(&mut world.superuser().await)
         .await
         .unwrap();
-    let caller = ServiceCaller::for_tenant(tenant.id.parse().unwrap());
+    let caller = service_caller(tenant.id.parse().unwrap());
     let mut tx = caller.begin(&world.app().db).await.unwrap();
     let mut taken = Vec::new();
     for run in 0..4 {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use throughline::auth::ServiceCaller;
 use throughline::clock::Clock;
+use throughline::dev::service_caller;
 use throughline::error::{Code, Result};
 use throughline::ids::{TenantId, TurnId};
 use throughline::store::Db;
@@ -86,14 +86,14 @@ async fn execute(connection: &mut PgConnection, sql: &str) {
 
 /// Reads in a transaction of `tenant`, which is not committed, and answers whose rows these were.
 async fn seen_by(db: &Db, tenant: TenantId) -> Result<Vec<String>> {
-    let mut tx = ServiceCaller::for_tenant(tenant).begin(db).await?;
+    let mut tx = service_caller(tenant).begin(db).await?;
     let agents = agents::list(&mut tx).await?;
     Ok(agents.into_iter().map(|agent| agent.name).collect())
 }
 
 /// Plans a job, and commits if asked to.
 async fn plan(db: &Db, tenant: TenantId, kind: &str, commit: bool) -> Result<()> {
-    let mut tx = ServiceCaller::for_tenant(tenant).begin(db).await?;
+    let mut tx = service_caller(tenant).begin(db).await?;
     jobs::insert(&mut tx, kind, Clock::system().now()).await?;
     if commit { tx.commit().await } else { Ok(()) }
 }
@@ -215,7 +215,7 @@ async fn who_waits_too_long_for_a_connection_is_told_to_come_again() {
     let pair = Pair::new().await;
     let db = pair.connect(1).await;
     let [acme, globex] = pair.tenants;
-    let held = ServiceCaller::for_tenant(acme).begin(&db).await.unwrap();
+    let held = service_caller(acme).begin(&db).await.unwrap();
     let error = seen_by(&db, globex).await.unwrap_err();
     assert_eq!(error.code, Code::Unavailable);
     assert_eq!(db.ping().await.unwrap_err().code, Code::Unavailable);
@@ -245,7 +245,7 @@ async fn a_transaction_whose_connection_ended_fails_and_the_next_one_does_not() 
     let pair = Pair::new().await;
     let db = pair.connect(1).await;
     let [acme, globex] = pair.tenants;
-    let mut tx = ServiceCaller::for_tenant(acme).begin(&db).await.unwrap();
+    let mut tx = service_caller(acme).begin(&db).await.unwrap();
     pair.end_connections().await;
     let error = agents::list(&mut tx).await.unwrap_err();
     assert_eq!(error.code, Code::Unavailable);
@@ -258,7 +258,7 @@ async fn a_transaction_whose_connection_ended_fails_and_the_next_one_does_not() 
 async fn the_commit_of_a_transaction_that_failed_is_a_failure() {
     let pair = Pair::new().await;
     let db = pair.connect(1).await;
-    let caller = ServiceCaller::for_tenant(pair.tenants[0]);
+    let caller = service_caller(pair.tenants[0]);
     let mut tx = caller.begin(&db).await.unwrap();
     let now = Clock::system().now();
     jobs::insert(&mut tx, "kept", now).await.unwrap();
@@ -290,10 +290,7 @@ async fn a_connection_whose_begin_takes_too_long_is_kept() {
 async fn a_statement_ends_although_postgres_says_nothing_more() {
     let pair = Pair::new().await;
     let db = pair.connect(1).await;
-    let mut tx = ServiceCaller::for_tenant(pair.tenants[0])
-        .begin(&db)
-        .await
-        .unwrap();
+    let mut tx = service_caller(pair.tenants[0]).begin(&db).await.unwrap();
     let stopped = Pid::from_raw(pair.backends().await[0]);
     kill(stopped, Signal::SIGSTOP).unwrap();
     let asked = tokio::time::timeout(Duration::from_secs(40), agents::list(&mut tx)).await;
@@ -308,7 +305,7 @@ async fn a_closed_pool_keeps_no_connection_and_gives_none() {
     let pair = Pair::new().await;
     let db = pair.connect(2).await;
     let [acme, globex] = pair.tenants;
-    let held = ServiceCaller::for_tenant(acme).begin(&db).await.unwrap();
+    let held = service_caller(acme).begin(&db).await.unwrap();
     let closing = tokio::spawn({
         let db = db.clone();
         async move { db.close().await }
@@ -347,7 +344,7 @@ async fn what_was_planned_for_few_rows_is_planned_anew_for_many() {
                 $$";
     execute(&mut superuser, tell).await;
     let is_found_by_key = async || {
-        let mut tx = ServiceCaller::for_tenant(acme).begin(&db).await.unwrap();
+        let mut tx = service_caller(acme).begin(&db).await.unwrap();
         let found = turns::find(&mut tx, TurnId::generate()).await.unwrap();
         assert!(found.is_none());
         tx.commit().await.unwrap();
@@ -360,7 +357,7 @@ async fn what_was_planned_for_few_rows_is_planned_anew_for_many() {
     let fill = format!(
         "set session_replication_role = replica;
          insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, request_hash, input,
-                            told, created_at, ended_at)
+                            session_info, created_at, ended_at)
          select '{}', gen_random_uuid(), gen_random_uuid(), 1, 'completed', 'main', 'any', '', '{{}}', '{{}}',
                 now(), now()
            from generate_series(1, 20000)",

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection};
-use throughline::auth::ServiceCaller;
+use throughline::dev::service_caller;
 use throughline::sessions::retention::{self, Progress};
 use throughline::store::TenantTx;
 
@@ -113,7 +113,7 @@ async fn tenant_by_hand(world: &World) -> Tenant {
 }
 
 async fn transaction(world: &World, node: usize, tenant: &Tenant) -> TenantTx {
-    let caller = ServiceCaller::for_tenant(tenant.id.parse().unwrap());
+    let caller = service_caller(tenant.id.parse().unwrap());
     caller.begin(&world.nodes[node].app.db).await.unwrap()
 }
 

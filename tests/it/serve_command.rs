@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::cluster::cluster;
 use crate::support::process::throughline;
@@ -231,15 +231,10 @@ async fn logs_have_what_is_needed_and_no_secret_and_no_text() {
     let post = |path: &str, key: &str, body: Value| {
         Reply::of(client.post(served.url(path)).bearer_auth(key).json(&body))
     };
-    let made = post(
-        "/v1/tenants",
-        OPERATOR_KEY,
-        serde_json::json!({"name": "canary-name"}),
-    )
-    .await;
+    let made = post("/v1/tenants", OPERATOR_KEY, json!({"name": "canary-name"})).await;
     let made = made.expect(201);
     let key = made["api_key"].as_str().unwrap().to_owned();
-    let body = serde_json::json!({"name": "canary-text", "scopes": ["canary-scope"]});
+    let body = json!({"name": "canary-text", "scopes": ["canary-scope"]});
     post("/v1/api-keys?canary-query=1", &key, body)
         .await
         .expect(400);
@@ -270,6 +265,73 @@ async fn logs_have_what_is_needed_and_no_secret_and_no_text() {
     }
 }
 
+/// One failed call without a session, and one in a session.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_logged_for_a_request_or_a_turn_can_be_found_by_its_id() {
+    let database = cluster().new_database().await;
+    let served = Served::start_with(
+        &database,
+        &[("THROUGHLINE_ALLOW_PRIVATE_UPSTREAMS", "true")],
+    );
+    let client = reqwest::Client::new();
+    let send = async |method: reqwest::Method, path: &str, key: &str, body: Value| {
+        let request = client.request(method, served.url(path)).bearer_auth(key);
+        let request = request.header("x-request-id", format!("trace-of{path}"));
+        Reply::of(request.json(&body)).await
+    };
+    let post = reqwest::Method::POST;
+    let made = send(
+        post.clone(),
+        "/v1/tenants",
+        OPERATOR_KEY,
+        json!({"name": "Acme"}),
+    )
+    .await;
+    let made = made.expect(201);
+    let key = made["api_key"].as_str().unwrap();
+    let port = throughline::dev::servers::free_port().unwrap();
+    let upstream =
+        json!({"kind": "openai", "model": "m", "base_url": format!("http://127.0.0.1:{port}/v1")});
+    let agent = json!({ "upstream": upstream });
+    let put = send(reqwest::Method::PUT, "/v1/agents/down", key, agent).await;
+    put.expect(201);
+    let messages = json!([{"role": "user", "content": "canary-text"}]);
+    let chat = json!({"model": "down", "messages": messages});
+    let refused = send(post.clone(), "/v1/chat/completions", key, chat).await;
+    refused.expect_openai_error(502, "upstream_failed");
+    let told =
+        json!({"identity": "telegram:42", "text": "canary-text", "agent": "down", "wait": true});
+    let told = send(post, "/v1/inbound", key, told).await.expect(200);
+
+    let log = served.terminate();
+    let entries: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let request = |id: &str| {
+        let line = |entry: &&Value| entry["message"] == "request" && entry["request_id"] == id;
+        entries.iter().find(line).unwrap()
+    };
+    let failed: Vec<&Value> = entries
+        .iter()
+        .filter(|entry| entry["message"] == "model call failed")
+        .collect();
+    assert_eq!(failed.len(), 2, "{log}");
+    for entry in &failed {
+        assert_eq!(entry["tenant"], made["id"], "{entry}");
+    }
+    let chat = request("trace-of/v1/chat/completions");
+    for member in ["request_id", "tenant", "route", "method"] {
+        assert_eq!(failed[0][member], chat[member], "{member}: {log}");
+    }
+    assert_eq!(chat["tenant"], made["id"]);
+    assert_eq!(request("trace-of/v1/inbound")["route"], "/v1/inbound");
+    assert_eq!(failed[1]["turn"], told["turn_id"], "{log}");
+    for secret in [key, OPERATOR_KEY, "canary-", "telegram:42"] {
+        assert!(!log.contains(secret), "the log has {secret}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_lets_a_running_request_finish() {
     let database = cluster().new_database().await;
@@ -278,7 +340,7 @@ async fn sigterm_lets_a_running_request_finish() {
     let make = client
         .post(served.url("/v1/tenants"))
         .bearer_auth(OPERATOR_KEY)
-        .json(&serde_json::json!({"name": "Acme"}));
+        .json(&json!({"name": "Acme"}));
     // Held by a lock until after SIGTERM.
     let mut superuser = cluster().superuser(&database).await;
     use sqlx::Connection;

@@ -59,6 +59,11 @@ async fn every_way_to_break_a_rule_is_noticed() {
         "alter function find_api_key reset search_path",
         "alter function find_api_key owner to postgres",
         "alter table tenants add check (name <> '')",
+        "create table notes (tenant_id uuid not null, id uuid, primary key (tenant_id, id));
+         select install_tenant_policy('notes')",
+        "delete from tenant_erasure_order where table_name = 'users'",
+        "insert into tenant_erasure_order (position, table_name) values (0, 'jobs')",
+        "update tenant_erasure_order set position = -1 where table_name = 'users'",
     ] {
         let mut tx = superuser.begin().await.unwrap();
         // A primary key that loses NOT NULL must lose the key first; what fails to break breaks nothing.
@@ -71,6 +76,49 @@ async fn every_way_to_break_a_rule_is_noticed() {
         execute(&mut tx, sql).await.unwrap();
         assert_ne!(violations(&mut tx).await, Vec::<String>::new(), "unnoticed: {broken}");
         tx.rollback().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_table_is_erased_with_its_tenant_after_one_line() {
+    let database = cluster().new_database().await;
+    let mut superuser = cluster().superuser(&database).await;
+    let migration = "set role throughline_owner;
+         create table notes (tenant_id uuid not null, user_id uuid not null,
+           constraint notes_pkey primary key (tenant_id, user_id),
+           constraint notes_user_fkey foreign key (tenant_id, user_id) references users (tenant_id, id));
+         select install_tenant_policy('notes');
+         select install_tenant_erase('notes', 'users');
+         reset role;";
+    execute(&mut superuser, migration).await.unwrap();
+    assert_eq!(violations(&mut superuser).await, Vec::<String>::new());
+    let around: Vec<String> = sqlx::query_scalar(
+        "select table_name from tenant_erasure_order
+          where table_name in ('identities', 'notes', 'users', 'audit_heads') order by position",
+    )
+    .fetch_all(&mut superuser)
+    .await
+    .unwrap();
+    assert_eq!(around, ["identities", "notes", "users", "audit_heads"]);
+    let nowhere = "select install_tenant_erase('notes', 'jobs')";
+    assert!(execute(&mut superuser, nowhere).await.is_err());
+    let tenant = "01890000-0000-7000-8000-000000000001";
+    let rows = format!(
+        "insert into tenants (id, name, state, created_at, updated_at)
+         values ('{tenant}', 'Acme', 'deleting', now(), now());
+         insert into users (tenant_id, id, created_at) values ('{tenant}', '{tenant}', now());
+         insert into notes (tenant_id, user_id) values ('{tenant}', '{tenant}')"
+    );
+    execute(&mut superuser, &rows).await.unwrap();
+    let url = cluster().service_url(&database);
+    let mut service = PgConnection::connect(&url).await.unwrap();
+    for left in [1, 1, 0] {
+        let erase = format!("select erase_tenant('{tenant}', 10)");
+        let erased: i32 = sqlx::query_scalar(AssertSqlSafe(erase))
+            .fetch_one(&mut service)
+            .await
+            .unwrap();
+        assert_eq!(erased, left);
     }
 }
 

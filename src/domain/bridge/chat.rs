@@ -82,7 +82,7 @@ impl Chat {
             ChatType::Dm => Ok(()),
             ChatType::Group | ChatType::Channel | ChatType::Thread => Err(Error::new(
                 Code::PrivateChatRequired,
-                "this is only done in a direct chat",
+                "only available in a direct chat",
             )),
         }
     }

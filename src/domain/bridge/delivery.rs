@@ -4,11 +4,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::domain::bridge::chat::Chat;
-use crate::domain::conversation::session::words;
 use crate::domain::conversation::session_key::encode;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::tenant::agent::ChatType;
-use crate::error::{Error, Result};
+use crate::domain::values::text_enum::text_enum;
 use crate::ids::{DeliveryId, IdentityId, SessionId, TurnId};
 
 /// How long a bridge's lease of a delivery lasts.
@@ -16,7 +15,7 @@ pub const LEASE_TTL: TimeDelta = TimeDelta::seconds(60);
 /// After this many attempts a delivery is a dead letter.
 pub const MAX_ATTEMPTS: i32 = 10;
 
-words!(
+text_enum!(
     DeliveryKind { Reply = "reply", Handoff = "handoff", Notice = "notice", Security = "security" }
 );
 
@@ -62,7 +61,7 @@ pub struct ReplyTo {
     pub message_id: Option<String>,
 }
 
-words!(
+text_enum!(
     /// How the answer of a turn reaches the sender. `Failed`: it could not become a delivery.
     ReplyVia { Waiting = "waiting", Returned = "returned", Delivery = "delivery", Failed = "failed" }
 );

@@ -1,13 +1,11 @@
 //! Grants: the right of another user to read and write in one conversation, for a limited time.
 
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
 
-use crate::domain::conversation::session::words;
-use crate::error::{Error, Result};
+use crate::domain::values::text_enum::text_enum;
 use crate::ids::UserId;
 
-words!(
+text_enum!(
     /// The origin of a grant.
     GrantVia { Continuation = "continuation" }
 );

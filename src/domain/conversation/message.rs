@@ -10,7 +10,8 @@ use utoipa::openapi::schema::{
 use utoipa::openapi::{RefOr, Schema};
 
 use crate::domain::conversation::message_extra::Extra;
-use crate::domain::conversation::session::words;
+use crate::domain::turn::token_estimate::{self, weight_of_text, weight_of_value};
+use crate::domain::values::text_enum::text_enum;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{SessionId, TurnId};
 
@@ -26,11 +27,11 @@ const VALUE_CHARS: usize = 16;
 const FRAME_CHARS: usize = 64 * MAX_PARTS;
 pub const MAX_TOKENS: u32 = 10_000_000;
 
-words!(
+text_enum!(
     /// The role of a message's author.
     Role { System = "system", User = "user", Assistant = "assistant", Tool = "tool" }
 );
-words!(
+text_enum!(
     /// The purpose of a message in the conversation.
     MessageKind { Normal = "normal", Summary = "summary", Handoff = "handoff", Notice = "notice" }
 );
@@ -273,7 +274,10 @@ impl NewMessage {
             refuse("tool_calls", detail);
         }
         match (&self.tool_call_id, self.role) {
-            (None, Role::Tool) => refuse("tool_call_id", "says which call this answers".to_owned()),
+            (None, Role::Tool) => refuse(
+                "tool_call_id",
+                "is required: the tool call this message answers".to_owned(),
+            ),
             (Some(id), Role::Tool) if long(id) => {
                 refuse(
                     "tool_call_id",
@@ -310,14 +314,16 @@ impl NewMessage {
     }
 
     fn estimate(&self) -> u32 {
-        let content = self.content.as_ref().map_or(0, |content| weigh(&content.0));
+        let content = self.content.as_ref();
+        let content = content.map_or(0, |content| weight_of_value(&content.0));
         let calls = self
             .tool_calls
             .iter()
             .flatten()
-            .map(|call| weigh_text(&call.function.name) + weigh_text(&call.function.arguments));
-        let quarters = content + calls.sum::<u64>();
-        PER_MESSAGE + u32::try_from(quarters.div_ceil(4)).unwrap_or(u32::MAX - PER_MESSAGE)
+            .map(|call| &call.function)
+            .map(|call| weight_of_text(&call.name) + weight_of_text(&call.arguments));
+        let tokens = token_estimate::tokens(content + calls.sum::<u64>());
+        PER_MESSAGE + u32::try_from(tokens).unwrap_or(u32::MAX - PER_MESSAGE)
     }
 }
 
@@ -362,21 +368,6 @@ pub fn check_all(messages: &[NewMessage], pointer: &str, may_write_any_role: boo
         }
         Some(_) | None => Ok(()),
     }
-}
-
-/// The size of all texts in a value, in quarters of a token.
-fn weigh(value: &Value) -> u64 {
-    match value {
-        Value::String(text) => weigh_text(text),
-        Value::Array(items) => items.iter().map(weigh).sum(),
-        Value::Object(members) => members.values().map(weigh).sum(),
-        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-    }
-}
-
-/// Four ASCII characters are about a token; a character of another script is about one.
-fn weigh_text(text: &str) -> u64 {
-    text.chars().map(|c| if c.is_ascii() { 1 } else { 4 }).sum()
 }
 
 /// A stored message.

@@ -10,6 +10,7 @@ use serde::{Serialize, Serializer};
 
 use crate::domain::people::platform::PlatformScope;
 use crate::domain::tenant::agent::{ChatType, ResetMode, ResetPolicy, ResetRule};
+use crate::domain::values::text_enum::text_enum;
 
 const MAX_ZONE_CHARS: usize = 64;
 
@@ -36,22 +37,10 @@ impl ResetPolicy {
     }
 }
 
-/// The reason of an automatic reset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ResetReason {
-    Idle,
-    Daily,
-}
-
-impl ResetReason {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Daily => "daily",
-        }
-    }
-}
+text_enum!(
+    /// Why a conversation was reset.
+    ResetReason { Idle = "idle", Daily = "daily" }
+);
 
 /// Whether a message at `now` resets a conversation whose user last wrote at `last_person_at`, and for
 /// which reason: the earlier of the two.

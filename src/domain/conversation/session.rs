@@ -6,41 +6,16 @@ use serde::{Deserialize, Serialize};
 use crate::domain::conversation::reset::ResetReason;
 use crate::domain::conversation::session_name::is_built_key;
 use crate::domain::people::access::{Access, Namespace, Visibility};
+use crate::domain::values::text_enum::text_enum;
 use crate::error::{Code, Error, Result};
 use crate::ids::{SessionId, SlotId, UserId};
 
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-        #[serde(rename_all = "snake_case")]
-        pub enum $name { $($variant),+ }
-
-        impl $name {
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $word),+ }
-            }
-
-            /// What a column holds; its check constraint knows the same words.
-            pub fn from_column(text: &str) -> Result<Self> {
-                match text {
-                    $($word => Ok(Self::$variant),)+
-                    other => Err(Error::internal(anyhow::anyhow!(
-                        concat!("a column holds no ", stringify!($name), ": {}"), other
-                    ))),
-                }
-            }
-        }
-    };
-}
-pub(crate) use words;
-
-words!(
+text_enum!(
     /// The origin of a session in another one.
     Edge { Compression = "compression", Reset = "reset", Branch = "branch" }
 );
-words!(SessionState { Open = "open", Ended = "ended" });
-words!(
+text_enum!(SessionState { Open = "open", Ended = "ended" });
+text_enum!(
     /// Why a session ended. All but the first and the last can be resumed.
     EndReason {
         Compression = "compression",

@@ -1,15 +1,15 @@
 //! A slot: the object that a session key names. It outlives each of its current sessions.
 
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
 
-use crate::domain::conversation::session::{ConversationHandle, Ownership, words};
+use crate::domain::conversation::session::{ConversationHandle, Ownership};
 use crate::domain::conversation::session_name::{SessionKey, is_built_key, session_key_not_found};
 use crate::domain::people::access::{Access, Visibility};
-use crate::error::{Error, Result};
+use crate::domain::values::text_enum::text_enum;
+use crate::error::Result;
 use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 
-words!(
+text_enum!(
     /// The kind of a slot. The service creates all but the first, for a chat of a platform.
     SlotKind { Client = "client", Dm = "dm", Group = "group", Thread = "thread" }
 );

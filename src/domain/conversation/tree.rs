@@ -51,7 +51,7 @@ impl SizeBudget {
     fn charge<E: Error>(&self, bytes: usize) -> Result<(), E> {
         let left = self.0.get().checked_sub(bytes.saturating_add(VALUE_COST));
         self.0
-            .set(left.ok_or_else(|| E::custom("it is too large"))?);
+            .set(left.ok_or_else(|| E::custom("the conversation is too large"))?);
         Ok(())
     }
 }

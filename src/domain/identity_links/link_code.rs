@@ -112,7 +112,7 @@ impl FromStr for LinkCode {
 
 /// The error for a code that is wrong, expired, used, or of another user: the same for all.
 pub fn code_not_found() -> Error {
-    let detail = "the code is not good, or no longer: ask for a new one";
+    let detail = "the code is invalid, used or expired; ask for a new one";
     Error::new(ErrorCode::CodeNotFound, detail)
 }
 

@@ -6,10 +6,10 @@ pub mod link_code;
 pub mod plan;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::domain::conversation::session::words;
 use crate::domain::people::user::{IdentityRecord, MAX_IDENTITIES};
+use crate::domain::values::text_enum::text_enum;
 use crate::error::{Code, Error, Result};
 use crate::ids::{IdentityId, UserId};
 
@@ -19,7 +19,7 @@ const MERGE_WINDOW: TimeDelta = TimeDelta::days(1);
 /// The most users that may be merged into one within `MERGE_WINDOW`.
 const MAX_MERGES: i64 = 20;
 
-words!(
+text_enum!(
     /// The reason of an identity's move to another user.
     MoveKind {
         Code = "code",

@@ -322,7 +322,7 @@ impl<'a> Planner<'a> {
         let may_leave = group.imported && !(group.is_base && is_named_by_tenant);
         if group.entries.len() > 1 {
             let detail =
-                "is linked with one that is listed under another name, and not by an import";
+                "is linked with an identity listed under another name, and not by an import";
             self.refuse(group, detail);
             return GroupPlan::Stays;
         }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Serialize, Serializer};
 
 use crate::domain::people::normalise::normalise;
-use crate::domain::people::platform::{InvalidPlatform, PlatformScope};
+use crate::domain::people::platform::{InvalidPlatform, PlatformScope, covers};
 use crate::ids::UserId;
 
 const MAX_EXTERNAL_ID: usize = 256;
@@ -89,8 +89,7 @@ impl IdentityName {
 
     /// Whether a key with these platforms may vouch for the identity.
     pub fn is_covered_by(&self, platforms: &[PlatformScope]) -> bool {
-        let (platform, scope) = (self.platform.platform(), self.platform.scope());
-        platforms.iter().any(|entry| entry.covers(platform, scope))
+        covers(platforms, &self.platform)
     }
 }
 

@@ -67,6 +67,23 @@ impl PlatformScope {
     }
 }
 
+/// Whether one of a key's platforms covers `wanted`: the one rule, for identities, chats and deliveries.
+pub fn covers(platforms: &[PlatformScope], wanted: &PlatformScope) -> bool {
+    let scope = wanted.scope();
+    platforms
+        .iter()
+        .any(|entry| entry.covers(&wanted.platform, scope))
+}
+
+/// What of `wanted` a key's platforms cover: all of it, or those workspaces of it that they name.
+pub fn covered_part(platforms: &[PlatformScope], wanted: &PlatformScope) -> Vec<PlatformScope> {
+    if covers(platforms, wanted) {
+        return vec![wanted.clone()];
+    }
+    let within = |entry: &&PlatformScope| wanted.covers(&entry.platform, entry.scope());
+    platforms.iter().filter(within).cloned().collect()
+}
+
 impl FromStr for PlatformScope {
     type Err = InvalidPlatform;
 
@@ -135,6 +152,36 @@ mod tests {
             ("slack@a b", InvalidPlatform::Scope),
         ] {
             assert_eq!(bad.parse::<PlatformScope>(), Err(why), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_platform_is_narrowed_to_what_a_key_covers_of_it() {
+        let read = |names: &[&str]| -> Vec<PlatformScope> {
+            names.iter().map(|name| name.parse().unwrap()).collect()
+        };
+        for (own, wanted, expected) in [
+            (&["slack"][..], "slack@T1", &["slack@T1"][..]),
+            (&["slack"], "slack", &["slack"]),
+            (&["slack@T1", "telegram"], "slack", &["slack@T1"]),
+            (
+                &["slack@T1", "slack@T2"],
+                "slack",
+                &["slack@T1", "slack@T2"],
+            ),
+            (&["slack@T1"], "slack@T2", &[]),
+            (&["telegram"], "slack", &[]),
+            (&[], "slack", &[]),
+        ] {
+            let own = read(own);
+            let wanted = wanted.parse().unwrap();
+            assert_eq!(
+                covered_part(&own, &wanted),
+                read(expected),
+                "{own:?} {wanted}"
+            );
+            let whole = expected.len() == 1 && read(expected)[0] == wanted;
+            assert_eq!(covers(&own, &wanted), whole, "{own:?} {wanted}");
         }
     }
 

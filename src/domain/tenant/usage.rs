@@ -1,10 +1,10 @@
 //! The counters of a tenant's usage, and the dimensions they are grouped by.
 
 use chrono::{DateTime, Timelike, Utc};
-use serde::{Deserialize, Serialize};
 
 use crate::domain::tenant::agent::AgentSpec;
 use crate::domain::turn::completion::TokenUsage;
+use crate::domain::values::text_enum::text_enum;
 use crate::ids::UserId;
 
 /// The dimensions of one usage row. Empty text means none.
@@ -57,25 +57,17 @@ impl UsageName {
     }
 }
 
-/// The source of the usage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum UsageSource {
-    Api,
-    /// Model calls whose provider reported the tokens.
-    Chat,
-    /// Model calls with estimated tokens.
-    ChatEstimated,
-}
-
-impl UsageSource {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Api => "api",
-            Self::Chat => "chat",
-            Self::ChatEstimated => "chat_estimated",
-        }
+text_enum!(
+    /// Where the use came from.
+    #[derive(Hash, PartialOrd, Ord)]
+    UsageSource {
+        Api = "api",
+        /// Calls of models whose provider told the tokens.
+        Chat = "chat",
+        /// Those whose tokens are an estimate.
+        ChatEstimated = "chat_estimated",
     }
-}
+);
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UsageCounts {
@@ -101,36 +93,16 @@ impl UsageCounts {
     }
 }
 
-/// A dimension that a report groups its rows by. It sums over the other dimensions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum UsageGroup {
-    Hour,
-    Source,
-    Agent,
-    Model,
-    UserId,
-}
-
-impl UsageGroup {
-    pub const ALL: [Self; 5] = [
-        Self::Hour,
-        Self::Source,
-        Self::Agent,
-        Self::Model,
-        Self::UserId,
-    ];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Hour => "hour",
-            Self::Source => "source",
-            Self::Agent => "agent",
-            Self::Model => "model",
-            Self::UserId => "user_id",
-        }
+text_enum!(
+    /// By what rows of a report are told apart; what is left out is summed over.
+    UsageGroup {
+        Hour = "hour",
+        Source = "source",
+        Agent = "agent",
+        Model = "model",
+        UserId = "user_id",
     }
-}
+);
 
 /// The hour that `time` lies in.
 pub fn hour_of(time: DateTime<Utc>) -> DateTime<Utc> {

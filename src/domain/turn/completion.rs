@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::domain::conversation::message::{MessageKind, NewMessage, Role};
 use crate::domain::conversation::message_extra::Extra;
 use crate::domain::tenant::agent::{AgentSpec, UpstreamKind};
-use crate::domain::turn::TurnInput;
+use crate::domain::turn::{TurnInput, token_estimate};
 use crate::domain::values::raw_members::RawMembers;
 use crate::error::{Code, Error, FieldError, Result};
 
@@ -172,7 +172,7 @@ impl CompletionRequest {
             errors.push(FieldError::new("/messages", detail));
         }
         if self.members.get("n").is_some_and(|n| n != "1") {
-            errors.push(FieldError::new("/n", "a session has one answer"));
+            errors.push(FieldError::new("/n", "a session has exactly one choice"));
         }
         if !errors.is_empty() {
             return Err(Error::fields(Code::InvalidRequest, errors));
@@ -353,9 +353,10 @@ impl TokenUsage {
         })
     }
 
-    /// By length: some four bytes are a token.
+    /// By length.
     pub fn estimate(asked_bytes: usize, answered_bytes: usize) -> Self {
-        let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
+        let tokens =
+            |bytes: usize| i64::try_from(token_estimate::tokens(bytes as u64)).unwrap_or(i64::MAX);
         Self {
             input: tokens(asked_bytes),
             output: tokens(answered_bytes),

@@ -7,16 +7,17 @@ pub mod completion_object;
 pub mod demo_model;
 pub mod event;
 pub mod prompt;
+pub mod token_estimate;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::conversation::message::{Content, MessageKind, NewMessage, Role, ToolCall};
-use crate::domain::conversation::session::words;
 use crate::domain::tenant::agent::OnBusy;
 use crate::domain::turn::completion::TokenUsage;
 use crate::domain::values::raw_members::RawMembers;
+use crate::domain::values::text_enum::text_enum;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::{BootId, IdentityId, SessionId, TurnId};
 
@@ -27,7 +28,7 @@ pub const MAX_LOST: i32 = 5;
 /// How long a turn waits for the results of client tools.
 pub const CLIENT_TOOL_TIMEOUT: TimeDelta = TimeDelta::minutes(10);
 
-words!(
+text_enum!(
     /// How a turn stands. The last four are its end.
     TurnState {
         Queued = "queued",
@@ -49,42 +50,23 @@ impl TurnState {
     }
 }
 
-/// Why a turn was stopped. The reason of a failed turn is the code of its error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
-    /// A client cancelled it.
-    Cancelled,
-    /// Another message interrupted it, as the agent's setting allows.
-    Superseded,
-    /// The results of client tools did not arrive in time.
-    ToolResultsMissing,
-    TenantSuspended,
-    ConversationDeleted,
-    PersonErased,
-}
+text_enum!(
+    /// Why a turn was stopped. A turn that failed has the code of its error as its reason.
+    StopReason {
+        /// Somebody asked for it.
+        Cancelled = "cancelled",
+        /// Another message came, and the agent lets messages interrupt.
+        Superseded = "superseded",
+        /// Nobody brought the results of the client's tools.
+        ToolResultsMissing = "tool_results_missing",
+        TenantSuspended = "tenant_suspended",
+        ConversationDeleted = "conversation_deleted",
+        PersonErased = "person_erased",
+    }
+);
 
 impl StopReason {
-    pub const ALL: [Self; 6] = [
-        Self::Cancelled,
-        Self::Superseded,
-        Self::ToolResultsMissing,
-        Self::TenantSuspended,
-        Self::ConversationDeleted,
-        Self::PersonErased,
-    ];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Cancelled => "cancelled",
-            Self::Superseded => "superseded",
-            Self::ToolResultsMissing => "tool_results_missing",
-            Self::TenantSuspended => "tenant_suspended",
-            Self::ConversationDeleted => "conversation_deleted",
-            Self::PersonErased => "person_erased",
-        }
-    }
-
-    /// The state in which a turn ends for this reason.
+    /// In which state a turn ends that is stopped for this.
     pub const fn state(self) -> TurnState {
         match self {
             Self::Superseded | Self::ToolResultsMissing => TurnState::Interrupted,
@@ -95,8 +77,8 @@ impl StopReason {
         }
     }
 
-    /// Reads the column of a requested stop.
-    pub fn from_column(text: Option<&str>) -> Self {
+    /// What was asked of a running turn, as its row holds it.
+    pub fn from_stop_request(text: Option<&str>) -> Self {
         match text {
             Some("superseded") => Self::Superseded,
             Some(_) | None => Self::Cancelled,
@@ -216,7 +198,7 @@ impl Turn {
         let reason = self.reason.as_deref().unwrap_or_default();
         let code = match self.state {
             TurnState::Cancelled | TurnState::Interrupted => Code::TurnStopped,
-            TurnState::Failed => Code::of(reason).unwrap_or(Code::Internal),
+            TurnState::Failed => Code::parse(reason).unwrap_or(Code::Internal),
             TurnState::Queued
             | TurnState::Running
             | TurnState::WaitingClient
@@ -275,7 +257,7 @@ impl ConversationLoad {
 
     fn queue(&self) -> Result<Admission> {
         if self.queued >= MAX_QUEUED {
-            let detail = format!("{MAX_QUEUED} messages wait in this conversation");
+            let detail = format!("{MAX_QUEUED} messages are queued in this conversation");
             return Err(Error {
                 retry_after: Some(1),
                 ..Error::new(Code::QueueFull, detail)
@@ -321,9 +303,9 @@ pub fn match_results<'a>(
     Ok(calls.iter().map(|call| (call, answer_to(call))).collect())
 }
 
-pub fn unknown_call(index: usize) -> Error {
-    let pointer = format!("/messages/{index}/tool_call_id");
-    let error = FieldError::new(pointer, "no turn waits for this call");
+pub fn unknown_call(place: usize) -> Error {
+    let pointer = format!("/messages/{place}/tool_call_id");
+    let error = FieldError::new(pointer, "no turn is waiting for this tool call");
     Error::fields(Code::ToolCallUnknown, vec![error])
 }
 

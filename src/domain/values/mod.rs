@@ -5,4 +5,5 @@ pub mod outside_text;
 pub mod paging;
 pub mod raw_members;
 pub mod resource_name;
+pub mod text_enum;
 pub mod timestamp;

@@ -3,14 +3,14 @@
 //! right: whose it is, is looked up at every call.
 
 use std::future::{Ready, ready};
-use std::str::FromStr;
 
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 
-use super::callers::{IDENTITY, caller, key_with, missing_scope, not_proven};
+use super::credential::{check_chat, read_header, tenant_caller};
+use super::keys::{missing_scope, not_covered, not_proven};
 use crate::app::App;
-use crate::auth::{Caller, KeyCaller, TenantCaller, UserCaller};
+use crate::auth::{KeyCaller, TenantCaller, UserCaller};
 use crate::domain::bridge::chat::Chat;
 use crate::domain::people::access::{Access, Visibility, scope_in_use, speaker_through};
 use crate::domain::people::identity::{IdentityName, UserName};
@@ -22,26 +22,6 @@ use crate::ids::{TenantId, UserId};
 use crate::people;
 use crate::store::people::{identities, users};
 use crate::store::{Db, TenantTx};
-
-/// A user's token, or a key with one of `scopes`.
-pub(in crate::http) fn tenant_caller(
-    request: &HttpRequest,
-    scopes: &[Scope],
-) -> Result<TenantCaller> {
-    match caller(request)? {
-        Caller::User(user) => Ok(TenantCaller::User(user)),
-        Caller::Key(_) | Caller::Operator(_) => key_with(request, scopes).map(TenantCaller::Key),
-    }
-}
-
-/// A user token proves one identity, and so its direct chat. Every other chat, and a direct chat by an id or in
-/// a scope that the token does not prove, is a bridge's to name.
-pub(in crate::http) fn check_chat(caller: &TenantCaller, chat: &Chat) -> Result<()> {
-    match caller {
-        TenantCaller::User(_) if *chat != Chat::DM => Err(not_proven()),
-        TenantCaller::User(_) | TenantCaller::Key(_) => Ok(()),
-    }
-}
 
 /// A call that has not yet said, or not in full, for whom it is.
 struct Call {
@@ -56,11 +36,23 @@ macro_rules! extractor {
         $(#[$doc])*
         pub struct $name(Call);
 
+        #[allow(dead_code, reason = "some endpoints need a transaction at once, others later")]
         impl $name {
             /// For whom the call is. `named` is the person in the body, which wins over the header.
             /// Call it before a transaction is open: it opens its own.
             pub async fn context(self, app: &App, named: Option<&UserName>) -> Result<CallerContext> {
                 self.0.context(app, named).await
+            }
+
+            /// The same, and a transaction in which it acts.
+            pub async fn begin(
+                self,
+                app: &App,
+                named: Option<&UserName>,
+            ) -> Result<(CallerContext, TenantTx)> {
+                let context = self.0.context(app, named).await?;
+                let tx = context.begin(&app.db).await?;
+                Ok((context, tx))
             }
         }
 
@@ -169,32 +161,6 @@ impl Call {
     }
 }
 
-/// Who the header `X-Throughline-Identity` names: an identity, or with a user's token `me`.
-pub(in crate::http) fn read_header(
-    request: &HttpRequest,
-    credential: &TenantCaller,
-) -> Result<Option<UserName>> {
-    let Some(value) = request.headers().get(IDENTITY) else {
-        return Ok(None);
-    };
-    let malformed = |detail: String| {
-        let error = FieldError::new("/header/X-Throughline-Identity", detail);
-        Error::fields(Code::InvalidRequest, vec![error])
-    };
-    let text =
-        std::str::from_utf8(value.as_bytes()).map_err(|error| malformed(error.to_string()))?;
-    if text == "me" {
-        return match credential {
-            TenantCaller::User(_) => Ok(Some(UserName::Me)),
-            TenantCaller::Key(_) => Err(malformed(
-                "an API key is nobody: name an identity in X-Throughline-Identity".to_owned(),
-            )),
-        };
-    }
-    let name = IdentityName::from_str(text).map_err(|error| malformed(error.to_string()))?;
-    Ok(Some(UserName::Identity(name)))
-}
-
 async fn viewer_of_key(
     app: &App,
     key: &KeyCaller,
@@ -212,7 +178,7 @@ async fn viewer_of_key(
         }
         Scope::Bridge => viewer_of_bridge(app, key, named).await,
         Scope::Chat if named.is_some() => {
-            let detail = "a chat key acts for no person";
+            let detail = "a chat key does not act for users";
             Err(Error::new(Code::MissingScope, detail))
         }
         Scope::Chat => Ok(Access::of_chat_key()),
@@ -251,7 +217,7 @@ async fn find_user_of_identity(
 
 async fn viewer_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) -> Result<Access> {
     let named = named.ok_or_else(|| {
-        let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
+        let detail = "name an identity in the body or in the header X-Throughline-Identity";
         Error::new(Code::IdentityRequired, detail)
     })?;
     let (person, speaker) = match named {
@@ -276,8 +242,7 @@ async fn viewer_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) 
 
 async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Identity)> {
     if !name.is_covered_by(key.platforms()) {
-        let detail = "the identity is of none of the key's platforms";
-        return Err(Error::new(Code::PlatformNotAllowed, detail));
+        return Err(not_covered());
     }
     known_or_new(app, key, name).await
 }
@@ -323,7 +288,7 @@ async fn viewer_of_user(app: &App, user: &UserCaller, named: Option<&UserName>) 
 }
 
 fn key_is_nobody() -> Error {
-    let detail = "an API key is nobody: give a user's id or an identity";
+    let detail = "an API key has no user of its own: give a user's id or an identity";
     Error::invalid(vec![FieldError::new("/user", detail)])
 }
 

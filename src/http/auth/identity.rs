@@ -6,14 +6,14 @@ use std::future::{Ready, ready};
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 
-use super::callers::not_proven;
-use super::conversation::{check_chat, read_header, tenant_caller};
+use super::credential::{check_chat, read_header, tenant_caller};
+use super::keys::{not_covered, not_proven};
 use crate::app::App;
 use crate::auth::{KeyCaller, TenantCaller};
 use crate::domain::bridge::chat::Chat;
 use crate::domain::people::access::Namespace;
 use crate::domain::people::identity::{IdentityName, UserName};
-use crate::domain::people::platform::PlatformScope;
+use crate::domain::people::platform::covers;
 use crate::domain::people::user::{Identity, IdentityOwner, NewIdentity};
 use crate::domain::tenant::api_key::Scope;
 use crate::error::{Code, Error, FieldError, Result};
@@ -76,11 +76,11 @@ impl IdentityCaller {
                 named
             }
             (TenantCaller::Key(key), None) if key.has_scope(Scope::Admin) => {
-                let error = FieldError::new("/identity", "say for whom");
+                let error = FieldError::new("/identity", "name an identity");
                 return Err(Error::invalid(vec![error]));
             }
             (TenantCaller::Key(_), None) => {
-                let detail = "say for whom: in the body, or in the header X-Throughline-Identity";
+                let detail = "name an identity in the body or in the header X-Throughline-Identity";
                 return Err(Error::new(Code::IdentityRequired, detail));
             }
         };
@@ -100,20 +100,11 @@ pub struct Claim<'a> {
 }
 
 fn check_covered(key: &KeyCaller, named: &IdentityName, chat: Option<&Chat>) -> Result<()> {
-    let covers = |platform: &PlatformScope| {
-        let name = platform.platform();
-        let scope = platform.scope();
-        key.platforms()
-            .iter()
-            .any(|entry| entry.covers(name, scope))
-    };
-    let in_chat = chat.is_none_or(|chat| covers(&chat.platform_of(named)));
-    if covers(named.platform()) && in_chat {
-        Ok(())
-    } else {
-        let detail = "the identity is of none of the key's platforms";
-        Err(Error::new(Code::PlatformNotAllowed, detail))
+    let in_chat = chat.is_none_or(|chat| covers(key.platforms(), &chat.platform_of(named)));
+    if !in_chat || !named.is_covered_by(key.platforms()) {
+        return Err(not_covered());
     }
+    Ok(())
 }
 
 /// A call and the account it speaks for.

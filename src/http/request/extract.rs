@@ -70,7 +70,7 @@ impl<T: FromStr> FromRequest for PathId<T> {
         ready(
             id.parse()
                 .map(Self)
-                .map_err(|_| Error::new(Code::NotFound, "no such thing")),
+                .map_err(|_| Error::new(Code::NotFound, "no such resource")),
         )
     }
 }
@@ -148,7 +148,7 @@ impl PathName {
     /// For a read: an invalid name is not found.
     pub fn or_missing(self) -> Result<ResourceName> {
         self.0
-            .ok_or_else(|| Error::new(Code::NotFound, "no such thing"))
+            .ok_or_else(|| Error::new(Code::NotFound, "no such resource"))
     }
 
     /// For a write: an invalid name is refused with its rule.

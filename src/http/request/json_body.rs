@@ -23,7 +23,7 @@ use crate::domain::values::json_text::{self, JsonError, Measurement};
 use crate::domain::values::outside_text::normalise_json;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::fair_queue::{Holder, Permit};
-use crate::http::auth::callers::Authenticated;
+use crate::http::auth::middleware::Authenticated;
 use crate::limits::{MAX_VALUES_COST, Memory, NodeShares};
 
 pub const MAX_JSON_BYTES: usize = 1024 * 1024;

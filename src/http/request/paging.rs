@@ -131,7 +131,7 @@ impl ListName {
 }
 
 fn invalid_cursor() -> Error {
-    let detail = "not a cursor of this list, filter and credential";
+    let detail = "the cursor belongs to another list, filter or credential";
     let error = FieldError::new("/query/cursor", detail);
     Error::fields(Code::InvalidCursor, vec![error])
 }

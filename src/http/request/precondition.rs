@@ -19,7 +19,7 @@ impl FromRequest for IfMatch {
         ready(match request.headers().get(header::IF_MATCH) {
             None => Ok(Self(None)),
             Some(value) => value.to_str().ok().and_then(parse).ok_or_else(|| {
-                let detail = "must be one number, as the ETag has it, or *";
+                let detail = "must be the ETag's number, or *";
                 let error = FieldError::new("/header/If-Match", detail);
                 Error::fields(Code::InvalidRequest, vec![error])
             }),

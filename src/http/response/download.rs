@@ -8,19 +8,22 @@ use actix_web::web::Bytes;
 use actix_web::{rt, web};
 use futures_util::stream;
 use tokio::sync::SemaphorePermit;
+use tracing::Instrument;
 
 use super::slow_readers::{Patience, Watched};
 use crate::app::App;
 use crate::error::{Error, Result};
 use crate::fair_queue::Permit;
-use crate::http::auth::callers::RawCredential;
 use crate::http::auth::conversation::CallerContext;
+use crate::http::auth::credential::RawCredential;
+use crate::retry::Backoff;
 use crate::store::TenantTx;
 use crate::streams::CheckedCredential;
 
-/// How often a page is tried that the database has no connection for, and how long after.
+/// How often a page is tried that the database has no connection for, and the bounds of the pauses between.
 const ATTEMPTS: usize = 5;
-const PAUSE: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_secs(4);
 
 /// For whom the pages are.
 pub struct Pages {
@@ -55,6 +58,7 @@ impl Pages {
     /// without the database.
     pub async fn begin(&self) -> Result<TenantTx> {
         let mut attempt = 1;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LAST_PAUSE);
         loop {
             let begun = match self.credential.check(&self.app.verifiers).await {
                 Ok(()) => self.begin_present().await,
@@ -65,7 +69,7 @@ impl Pages {
                 Ok(_) | Err(_) => return begun,
             }
             attempt += 1;
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(backoff.next_pause()).await;
         }
     }
 
@@ -80,7 +84,7 @@ impl Pages {
             tenant = %self.context.tenant_id(),
             code = error.code.as_str(),
             cause = error.cause.as_ref().map(|cause| format!("{cause:#}")),
-            "an export broke off"
+            "export aborted"
         );
     }
 }
@@ -99,7 +103,7 @@ where
     let chunks = stream::try_unfold(Some(download), move |download| async move {
         match download {
             // As a task of its own it comes to its end, also when nobody polls the answer any more.
-            Some(download) => rt::spawn(chunk(download))
+            Some(download) => rt::spawn(chunk(download).in_current_span())
                 .await
                 .map_err(Error::internal)?
                 .map(Some),

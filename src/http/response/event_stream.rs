@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::reader::{RETRY_PAUSE, Reader};
+use super::reader::{FIRST_PAUSE, MAX_PAUSE, Reader};
 use super::sse::{self, Batch, EventSource};
 use crate::domain::conversation::session::ConversationHandle;
 use crate::domain::people::access::Access;
@@ -15,6 +15,7 @@ use crate::domain::turn::event::Event;
 use crate::error::Result;
 use crate::ids::TurnId;
 use crate::limits::StreamGuard;
+use crate::retry::Backoff;
 use crate::shutdown::Departure;
 use crate::turns::Follower;
 
@@ -138,9 +139,10 @@ async fn next_events(
     until: Instant,
 ) -> Result<Vec<Arc<Event>>> {
     let events = follower.next(until).await?;
+    let mut backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
     while !events.is_empty() {
         match reader.check_since(follower.read_at()).await {
-            Err(error) if error.is_transient() => tokio::time::sleep(RETRY_PAUSE).await,
+            Err(error) if error.is_transient() => tokio::time::sleep(backoff.next_pause()).await,
             checked => {
                 checked?;
                 break;

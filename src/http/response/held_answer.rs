@@ -42,7 +42,7 @@ pub fn hold(
     let is_read = request.method() == Method::GET || response.headers().contains_key(STATELESS);
     let memory = match app.shares.answer(holder_of(request), size) {
         None if is_read => {
-            let refusal = refuse(Error::busy("too many large answers are under way"));
+            let refusal = refuse(Error::busy("too many large responses are in progress"));
             return response.into_response(refusal);
         }
         memory => memory.unwrap_or_default(),

@@ -184,9 +184,9 @@ fn log_cause(error: &Error, request_id: &str) {
         let cause = format!("{cause:#}");
         // A request that lost against another is nothing that an operator could mend.
         if matches!(error.code, Code::Conflict | Code::Busy) {
-            tracing::info!(request_id, code, cause, "a request lost against another");
+            tracing::info!(request_id, code, cause, "request conflicted");
         } else {
-            tracing::error!(request_id, code, cause, "a request failed");
+            tracing::error!(request_id, code, cause, "request failed");
         }
     }
     if let Some(failed) = &error.failed_call {

@@ -10,15 +10,17 @@ use tokio::time::Instant;
 use crate::app::App;
 use crate::domain::people::access::Visibility;
 use crate::error::{Code, Error, Result};
-use crate::http::auth::callers::RawCredential;
+use crate::http::auth::credential::RawCredential;
 use crate::http::auth::conversation::CallerContext;
 use crate::ids::{SessionId, SlotId};
+use crate::retry::Backoff;
 use crate::streams::{CheckedCredential, Right, Subject};
 
 /// How often a reader looks at the shared verdict on its rights, which costs nothing.
 const RECHECK_EVERY: Duration = Duration::from_secs(1);
-/// Before a check is repeated that the database did not answer.
-pub const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// The bounds of the pauses before a check is repeated that the database did not answer.
+pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
+pub const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// How long a check is repeated for which the tenant has too many requests; then the answer breaks off.
 const MAX_BUSY: Duration = Duration::from_secs(15);
 
@@ -107,13 +109,14 @@ impl Reader {
     /// Repeats a check while the tenant is too busy for it: nothing is sent until its outcome is known.
     async fn retry_while_busy(&self, check: impl AsyncFn() -> Result<()>) -> Result<()> {
         let until = Instant::now() + MAX_BUSY;
+        let mut backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
         loop {
             match check().await {
                 Err(error) if error.code == Code::Busy && Instant::now() < until => {}
                 checked => return checked,
             }
             tokio::select! {
-                () = tokio::time::sleep(RETRY_PAUSE) => {}
+                () = tokio::time::sleep(backoff.next_pause()) => {}
                 () = self.lost() => {
                     self.credential.read()?;
                     return self.right.read();

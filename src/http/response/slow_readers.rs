@@ -120,7 +120,7 @@ impl Stream for Watched {
         let Some(source) = &mut state.source else {
             let broken = state.is_broken;
             state.is_broken = false;
-            let detail = "the answer was not read in time, or may not be read any more";
+            let detail = "the response was not read in time, or access to it has ended";
             return Poll::Ready(broken.then(|| Err(Error::new(Code::RequestTimeout, detail))));
         };
         let next = source.as_mut().poll_next(context);

@@ -205,7 +205,7 @@ pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<V
             Err(error) => {
                 let id: DeliveryId = row.try_get("id")?;
                 let lease = row.try_get("lease")?;
-                tracing::error!(delivery = %id, cause = ?error.cause, "unreadable delivery is dead");
+                tracing::error!(tenant = %tx.tenant_id(), delivery = %id, cause = ?error.cause, "unreadable delivery moved to dead letters");
                 let error = "unreadable";
                 deliveries::end(tx, covered, id, lease, DeliveryEnd::Dead { error }).await?;
             }

@@ -17,10 +17,10 @@ use tokio::runtime::{Handle, Id};
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::limited::Limited;
-use crate::crypto;
 use crate::error::{Error, Result};
 use crate::fair_queue::{FairQueue, Holder, Permit, Refusal, Size};
 use crate::ids::TenantId;
+use crate::retry::Backoff;
 use crate::telemetry;
 
 /// A request that waits longer for a connection is better answered with an error.
@@ -224,7 +224,7 @@ impl Shared {
     }
 
     async fn connect(&self) -> sqlx::Result<Open> {
-        let mut pause = FIRST_RECONNECT;
+        let mut backoff = Backoff::new(FIRST_RECONNECT, LAST_RECONNECT);
         loop {
             match self.options.connect().await {
                 Ok(mut connection) => {
@@ -238,11 +238,7 @@ impl Shared {
                     });
                 }
                 Err(error) if is_starting(&error) => {
-                    // Up to half as long again, so that those who wait do not all come back at once.
-                    let [random] = crypto::random().unwrap_or_default();
-                    let jitter = pause.mul_f64(f64::from(random) / 512.0);
-                    sleep(pause + jitter).await;
-                    pause = (pause * 2).min(LAST_RECONNECT);
+                    sleep(backoff.next_pause()).await;
                 }
                 Err(error) => return Err(error),
             }

@@ -126,7 +126,7 @@ pub(super) fn read_lease(row: &PgRow, runner: Runner) -> Result<TurnLease> {
         attempt: row.try_get("attempt")?,
         lost: row.try_get("lost")?,
         state: TurnState::from_column(row.try_get("state")?)?,
-        cancelled: cancelled.then(|| StopReason::from_column(cancel_reason.as_deref())),
+        cancelled: cancelled.then(|| StopReason::from_stop_request(cancel_reason.as_deref())),
         created_at: row.try_get("created_at")?,
         started_at: row.try_get("started_at")?,
         reply_to: reply_to.map(|Json(to)| to),

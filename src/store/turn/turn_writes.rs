@@ -215,5 +215,5 @@ fn read_stop(row: &PgRow) -> Result<Option<StopReason>> {
     }
     let cancelled: bool = row.try_get("cancelled")?;
     let reason: Option<String> = row.try_get("cancel_reason")?;
-    Ok(cancelled.then(|| StopReason::from_column(reason.as_deref())))
+    Ok(cancelled.then(|| StopReason::from_stop_request(reason.as_deref())))
 }

@@ -5,7 +5,13 @@ use sqlx::types::Uuid;
 use sqlx::{AssertSqlSafe, PgConnection};
 
 /// Tables without a tenant's rows. Adding one here is a decision, not a formality.
-const GLOBAL_TABLES: [&str; 4] = ["_sqlx_migrations", "jobs", "nodes", "tenants"];
+const GLOBAL_TABLES: [&str; 5] = [
+    "_sqlx_migrations",
+    "jobs",
+    "nodes",
+    "tenant_erasure_order",
+    "tenants",
+];
 /// Functions that look before a tenant is known. Each is an opening in the wall.
 const DEFINER_FUNCTIONS: [&str; 7] = [
     "due_replies",
@@ -20,7 +26,7 @@ const DEFINER_FUNCTIONS: [&str; 7] = [
 const POLICY: &str = "(tenant_id = ( SELECT (NULLIF(current_setting('app.tenant_id'::text, true), ''::text))::uuid AS \"nullif\"))";
 
 /// Each rule: what it holds, and a query for what breaks it ($1 is the list of global tables).
-const RULES: [(&str, &str); 14] = [
+const RULES: [(&str, &str); 17] = [
     (
         "row-level security is enabled and forced",
         "select c.relname::text from pg_class c
@@ -130,6 +136,37 @@ const RULES: [(&str, &str); 14] = [
           where p.pronamespace = 'public'::regnamespace and $1::text[] is not null
             and (not coalesce(array_to_string(p.proconfig, ',') ~ 'search_path=pg_catalog', false)
                  or p.prosecdef and p.proowner <> 'throughline_definer'::regrole)",
+    ),
+    (
+        "a tenant's rows go with it: of listed tables, or by a cascade from one",
+        "select c.relname::text from pg_class c
+          where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p')
+            and c.relname <> all ($1)
+            and c.relname not in (select table_name from tenant_erasure_order)
+            and not exists (select 1
+                              from pg_constraint k
+                              join pg_class parent on parent.oid = k.confrelid
+                              join tenant_erasure_order o on o.table_name = parent.relname
+                             where k.conrelid = c.oid and k.contype = 'f' and k.confdeltype = 'c')",
+    ),
+    (
+        "what is listed for that is a tenant's table, and may be erased",
+        "select o.table_name from tenant_erasure_order o
+          where o.table_name = any ($1)
+             or not exists (select 1 from pg_policies p
+                             where p.schemaname = 'public' and p.tablename = o.table_name
+                               and p.policyname = 'definer_erase')",
+    ),
+    (
+        "what refers to other rows is erased before them",
+        "select k.conname::text
+           from pg_constraint k
+           join pg_class child on child.oid = k.conrelid
+           join pg_class parent on parent.oid = k.confrelid
+           join tenant_erasure_order c on c.table_name = child.relname
+           join tenant_erasure_order p on p.table_name = parent.relname
+          where k.contype = 'f' and c.position > p.position and k.confdeltype in ('a', 'r')
+            and $1::text[] is not null",
     ),
     (
         "no role of ours is superuser, bypasses row-level security, or logs in without need",

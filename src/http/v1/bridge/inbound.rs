@@ -15,7 +15,7 @@ use crate::domain::people::identity::IdentityName;
 use crate::domain::tenant::agent::{DEFAULT_AGENT, OnBusy};
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::{Error, FieldError, Result};
-use crate::http::auth::callers::RawCredential;
+use crate::http::auth::credential::RawCredential;
 use crate::http::auth::identity::{Claim, IdentityCaller};
 use crate::http::request::idempotency_key::{self, IdempotencyKey};
 use crate::http::request::json_body::LargeJsonBody;

@@ -105,9 +105,8 @@ pub async fn get_tip(
     caller: ConversationReader,
     PathSession(id): PathSession,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     tx.commit().await?;
@@ -135,9 +134,8 @@ pub async fn list_lineage(
     PathSession(id): PathSession,
     Query(params): Query<LineageParams>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let chain = tip.name.conversation_id;
@@ -236,7 +234,7 @@ const MAX_SUMMARY_CHARS: usize = 1_000_000;
 
 fn read_compress(request: CompressRequest) -> Result<Compress> {
     let Some(summary) = request.summary else {
-        let detail = "the service writes no summaries yet: give one";
+        let detail = "the service does not write summaries yet: give one";
         let error = FieldError::new("/summary", detail);
         return Err(Error::fields(Code::SummaryRequired, vec![error]));
     };
@@ -246,7 +244,7 @@ fn read_compress(request: CompressRequest) -> Result<Compress> {
         errors.push(FieldError::new("/summary", detail));
     }
     if request.focus.is_some() {
-        let detail = "is for a summary that the service writes: leave it out when you give one";
+        let detail = "is for a summary written by the service: leave it out when you give one";
         errors.push(FieldError::new("/focus", detail));
     }
     Error::check(errors)?;
@@ -275,9 +273,8 @@ pub async fn uncompress_session(
     caller: ConversationWriter,
     PathSession(id): PathSession,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let parent = sessions::uncompress(&mut tx, access, &id, app.clock.now()).await?;
     let response = session_response(&mut tx, access, parent).await?;
     tx.commit().await?;

@@ -72,8 +72,7 @@ pub async fn list_grants(
     PathSession(id): PathSession,
     Query(params): Query<ListGrantsParams>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, &context.access, &id, Permission::Manage, now).await?;
     let chain = tip.name.conversation_id;

@@ -159,8 +159,7 @@ async fn find(
     caller: ConversationReader,
     key: &SessionKey,
 ) -> Result<(SlotResponse, i64)> {
-    let context = caller.context(app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(app, None).await?;
     let slot = sessions::find_slot(&mut tx, &context.access, key, app.clock.now()).await?;
     tx.commit().await?;
     let generation = slot.generation;

@@ -261,9 +261,8 @@ pub async fn list_messages(
             detail,
         )]));
     }
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let session_id = if params.exact {

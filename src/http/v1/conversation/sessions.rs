@@ -257,9 +257,8 @@ pub async fn get_session(
     PathSession(id): PathSession,
     Query(params): Query<ExactParams>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
     let session_id = if params.exact {
@@ -322,8 +321,7 @@ pub async fn delete_session(
     caller: ConversationWriter,
     PathSession(id): PathSession,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     sessions::delete(&app, &mut tx, &context.actor(), &context.access, &id).await?;
     tx.commit().await?;
     Ok(HttpResponse::NoContent().finish())

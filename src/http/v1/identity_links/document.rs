@@ -13,7 +13,7 @@ use crate::domain::people::platform::PlatformScope;
 use crate::domain::people::user::ExternalId;
 use crate::domain::tenant::agent::{DEFAULT_AGENT, DmScope, ToolName};
 use crate::error::{FieldError, Result};
-use crate::http::auth::callers::{Admin, Reader};
+use crate::http::auth::keys::{Admin, Reader};
 use crate::http::request::documents::DocumentBody;
 use crate::http::request::extract::Query;
 use crate::ids::UserId;

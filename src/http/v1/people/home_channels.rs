@@ -62,8 +62,7 @@ pub async fn list_home_channels(
     caller: UserReader,
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let user = context.find_user(&mut tx, id).await?;
     let channels = store::people::home_channels::list(&mut tx, user.id).await?;
     tx.commit().await?;
@@ -138,8 +137,7 @@ pub async fn delete_home_channel(
     PathId(id): PathId<UserId>,
     PathPlatform(platform): PathPlatform,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let user = context.find_user(&mut tx, id).await?;
     people::delete_home_channel(&app, &mut tx, &context.actor(), user.id, &platform).await?;
     tx.commit().await?;

@@ -138,8 +138,7 @@ pub async fn list_identities(
     caller: UserReader,
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let user = context.find_user(&mut tx, id).await?;
     let identities = store::people::identities::list(&mut tx, user.id).await?;
     tx.commit().await?;
@@ -162,9 +161,8 @@ pub async fn list_presence(
     caller: UserReader,
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let user = context.find_user(&mut tx, id).await?;
     let presence = store::people::presence::list(&mut tx, access, user.id).await?;
     tx.commit().await?;
@@ -190,8 +188,7 @@ pub async fn unlink_identity(
     caller: UserWriter,
     PathId(id): PathId<IdentityId>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let unlinked = people::unlink(&app, &mut tx, &context.actor(), &context.access, id).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(UnlinkedResponse::from(unlinked)))

@@ -12,8 +12,8 @@ use crate::domain::people::display_name::DisplayName;
 use crate::domain::people::identity::IdentityName;
 use crate::domain::people::user::User;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::callers::{Admin, Person, Reader};
 use crate::http::auth::conversation::{UserReader, UserWriter};
+use crate::http::auth::keys::{Admin, Person, Reader};
 use crate::http::request::extract::{PathId, Query, given};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
@@ -250,8 +250,7 @@ pub async fn get_user(
     caller: UserReader,
     PathId(id): PathId<UserId>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let user = context.find_user(&mut tx, id).await?;
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(UserResponse::from(user)))
@@ -280,7 +279,7 @@ pub async fn update_user(
     let context = caller.context(&app, None).await?;
     let request = body.value;
     if request.external_id.is_some() && context.access.reach != Visibility::Tenant {
-        let detail = "only an admin changes the external id";
+        let detail = "only an admin may change the external id";
         return Err(Error::new(Code::MissingScope, detail));
     }
     let change = UserChange {

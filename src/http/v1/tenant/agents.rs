@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::domain::tenant::agent::AgentSpec;
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::{Error, Result};
-use crate::http::auth::callers::{Admin, Reader};
+use crate::http::auth::keys::{Admin, Reader};
 use crate::http::request::extract::PathName;
 use crate::http::request::json_body::LargeJsonBody;
 use crate::http::request::paging::ListResponse;

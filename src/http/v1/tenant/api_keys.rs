@@ -11,7 +11,7 @@ use crate::domain::people::platform::PlatformScope;
 use crate::domain::tenant::api_key::{ApiKey, NewApiKey, Scope};
 use crate::domain::values::timestamp;
 use crate::error::Result;
-use crate::http::auth::callers::{Admin, Reader};
+use crate::http::auth::keys::{Admin, Reader};
 use crate::http::request::extract::{PathId, Query};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;

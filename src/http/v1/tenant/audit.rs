@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::domain::tenant::audit::{Action, ActorName, AuditEntry, GENESIS_HASH};
 use crate::error::Result;
-use crate::http::auth::callers::Admin;
+use crate::http::auth::keys::Admin;
 use crate::http::request::extract::Query;
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::store;

@@ -10,7 +10,7 @@ use crate::domain::people::platform::PlatformScope;
 use crate::domain::tenant::issuer::{Issuer, KeySource, TokenAlgorithm, without_private_members};
 use crate::domain::values::resource_name::ResourceName;
 use crate::error::{Error, Result};
-use crate::http::auth::callers::{Admin, Reader};
+use crate::http::auth::keys::{Admin, Reader};
 use crate::http::request::extract::PathName;
 use crate::http::request::json_body::JsonBody;
 use crate::http::request::paging::ListResponse;

@@ -5,7 +5,7 @@ use actix_web::{HttpResponse, put, web};
 use crate::app::App;
 use crate::domain::tenant::limits::{LimitOverrides, Limits};
 use crate::error::Result;
-use crate::http::auth::callers::Operator;
+use crate::http::auth::keys::Operator;
 use crate::http::request::extract::PathId;
 use crate::http::request::json_body::JsonBody;
 use crate::ids::TenantId;

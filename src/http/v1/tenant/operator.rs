@@ -10,7 +10,7 @@ use super::audit::{AuditEntryResponse, ListAuditParams};
 use crate::app::App;
 use crate::domain::people::display_name::DisplayName;
 use crate::error::{Error, Result};
-use crate::http::auth::callers::Operator;
+use crate::http::auth::keys::Operator;
 use crate::http::request::extract::{PathId, Query};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::OptionalJsonBody;

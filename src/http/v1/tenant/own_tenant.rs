@@ -12,7 +12,7 @@ use crate::domain::tenant::limits::Limits;
 use crate::domain::tenant::origin::Origin;
 use crate::domain::tenant::{Retention, TenantSettings};
 use crate::error::Result;
-use crate::http::auth::callers::{Admin, Reader};
+use crate::http::auth::keys::{Admin, Reader};
 use crate::http::request::json_body::JsonBody;
 use crate::store;
 use crate::tenants::{self, SettingsChange};

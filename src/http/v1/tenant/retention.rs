@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::app::App;
 use crate::domain::tenant::retention::Sweep;
 use crate::error::{Error, FieldError, Result};
-use crate::http::auth::callers::{Admin, Reader};
+use crate::http::auth::keys::{Admin, Reader};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
 use crate::idempotency::Answer;
@@ -143,7 +143,7 @@ pub async fn sweep_retention(
 ) -> Result<HttpResponse> {
     let request = body.value;
     if request.conversations_days.is_some() && !request.dry_run {
-        let detail = "is for a dry run: a sweep goes by the tenant's setting";
+        let detail = "is only allowed in a dry run: a sweep uses the tenant's setting";
         let error = FieldError::new("/conversations_days", detail);
         return Err(Error::invalid(vec![error]));
     }

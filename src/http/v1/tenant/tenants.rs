@@ -12,7 +12,7 @@ use crate::domain::tenant::limits::{LimitChanges, Limits};
 use crate::domain::tenant::{ServiceState, Tenant, TenantState};
 use crate::domain::values::timestamp;
 use crate::error::Result;
-use crate::http::auth::callers::Operator;
+use crate::http::auth::keys::Operator;
 use crate::http::request::extract::{PathId, Query, given};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
@@ -334,6 +334,6 @@ async fn set_state(
 /// Stops the turns. The job stops those that cannot be stopped now.
 async fn stop_turns(app: &App, id: TenantId) {
     if let Err(error) = tenants::stop_turns(app, id).await {
-        tracing::warn!(tenant = %id, error = %error, "turns of a suspended tenant are stopped later");
+        tracing::warn!(tenant = %id, error = %error, "turn stop deferred");
     }
 }

@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::domain::tenant::usage::{UsageGroup, hour_of};
 use crate::domain::values::timestamp;
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::callers::Reader;
+use crate::http::auth::keys::Reader;
 use crate::http::request::extract::Query;
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::ids::UserId;
@@ -121,7 +121,7 @@ fn groups(text: Option<&str>) -> Result<Vec<UsageGroup>> {
         return Err(wrong("group_by", detail));
     }
     let wanted = |group: &UsageGroup| named.contains(&group.as_str());
-    Ok(UsageGroup::ALL.into_iter().filter(wanted).collect())
+    Ok(UsageGroup::ALL.iter().copied().filter(wanted).collect())
 }
 
 /// List the tenant's usage, newest hour first. It is up to date within a few seconds.

@@ -9,7 +9,7 @@ use crate::auth::Caller;
 use crate::domain::people::platform::PlatformScope;
 use crate::domain::tenant::api_key::Scope;
 use crate::error::{Error, Result};
-use crate::http::auth::callers::AnyCaller;
+use crate::http::auth::keys::AnyCaller;
 use crate::ids::{ApiKeyId, IdentityId, TenantId, UserId};
 use crate::store;
 

@@ -13,8 +13,8 @@ use crate::domain::conversation::session_name::{SessionKey, SessionRef, session_
 use crate::domain::people::access::Access;
 use crate::domain::turn::{Turn, TurnState};
 use crate::error::{Code, Error, FieldError, Result};
-use crate::http::auth::callers::RawCredential;
 use crate::http::auth::conversation::{CallerContext, ConversationReader, ConversationWriter};
+use crate::http::auth::credential::RawCredential;
 use crate::http::request::extract::{PathId, PathKey, PathSession, Query};
 use crate::http::request::paging::{ListName, ListResponse};
 use crate::http::response::event_stream::{self, ConversationEvents, Scope};
@@ -133,9 +133,8 @@ pub async fn get_turn(
     caller: ConversationReader,
     PathId(id): PathId<TurnId>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let (turn, tip) = find(&app, &mut tx, access, id, Permission::Participate).await?;
     let response = render(&mut tx, turn, &tip, access).await?;
     sessions::audit_read(&app, &mut tx, &context.actor(), access, &tip).await?;
@@ -160,9 +159,8 @@ pub async fn cancel_turn(
     caller: ConversationWriter,
     PathId(id): PathId<TurnId>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let (turn, tip) = find(&app, &mut tx, access, id, Permission::Participate).await?;
     // A guest may cancel only their own turns.
     let is_own = access.speaker.as_ref().map(|sender| sender.id) == turn.identity_id;
@@ -205,9 +203,8 @@ pub async fn list_turns(
     PathSession(id): PathSession,
     Query(params): Query<ListTurnsParams>,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
-    let mut tx = context.begin(&app.db).await?;
     let tip = sessions::find(
         &mut tx,
         access,
@@ -319,8 +316,7 @@ pub async fn stream_turn_events(
     PathId(id): PathId<TurnId>,
     LastEvent(last): LastEvent,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let (turn, tip) = find(&app, &mut tx, &context.access, id, Permission::Participate).await?;
     let opener = StreamOpener {
         app,
@@ -350,8 +346,7 @@ pub async fn stream_session_events(
     PathSession(id): PathSession,
     LastEvent(last): LastEvent,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
     let now = app.clock.now();
     let tip = sessions::find(&mut tx, access, &id, Permission::Participate, now).await?;
@@ -385,8 +380,7 @@ pub async fn stream_session_key_events(
     PathKey(key): PathKey,
     LastEvent(last): LastEvent,
 ) -> Result<HttpResponse> {
-    let context = caller.context(&app, None).await?;
-    let mut tx = context.begin(&app.db).await?;
+    let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
     let now = app.clock.now();
     let slot = sessions::find_slot(&mut tx, access, &key, now).await?;

@@ -1,21 +1,21 @@
 //! Logs and metrics. Nothing here, and nothing that calls it, may write a secret or a message's text.
 
-use std::fmt;
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::Context;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::format::{Format, Full, Writer};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::registry::LookupSpan;
 
 use crate::config::{LogConfig, LogFormat};
 use crate::error::FailedCall;
 use crate::ids::TurnId;
+use lines::{JsonLines, JsonMembers, ShortLines};
+
+mod lines;
+mod spans;
+
+pub use spans::{record_tenant, request_span, turn_span};
 
 /// The target of the one line about each request.
 pub const REQUESTS: &str = "throughline::telemetry::requests";
@@ -41,13 +41,11 @@ pub fn init_logs(config: &LogConfig) -> anyhow::Result<()> {
     };
     let installed = match format {
         LogFormat::Json | LogFormat::Auto => builder
-            .json()
-            .flatten_event(true)
-            .with_current_span(false)
-            .with_span_list(false)
+            .fmt_fields(JsonMembers)
+            .event_format(JsonLines)
             .try_init(),
         LogFormat::Text => builder.with_target(false).try_init(),
-        LogFormat::Short => builder.event_format(ShortFormat::new()).try_init(),
+        LogFormat::Short => builder.event_format(ShortLines).try_init(),
     };
     installed.map_err(|error| anyhow::anyhow!("logging was set up already: {error}"))
 }
@@ -59,90 +57,6 @@ fn filter_text(filter: &str) -> String {
         return filter.to_owned();
     }
     format!("{filter},actix_http::h1::dispatcher=off")
-}
-
-/// Lines for a developer's terminal: `POST /v1/inbound 200 12ms`. Other events have level, text and fields.
-struct ShortFormat {
-    other: Format<Full, ()>,
-}
-
-impl ShortFormat {
-    fn new() -> Self {
-        Self {
-            other: tracing_subscriber::fmt::format()
-                .without_time()
-                .with_target(false),
-        }
-    }
-}
-
-impl<S, N> FormatEvent<S, N> for ShortFormat
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, N>,
-        mut writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
-        if event.metadata().target() != REQUESTS {
-            return self.other.format_event(context, writer, event);
-        }
-        let mut line = RequestLine::default();
-        event.record(&mut line);
-        writeln!(writer, "{line}")
-    }
-}
-
-/// The fields of a request's line that a developer reads.
-#[derive(Debug, Default)]
-struct RequestLine {
-    method: String,
-    route: String,
-    status: u64,
-    code: Option<String>,
-    duration_ms: f64,
-}
-
-impl fmt::Display for RequestLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} {} {} {:.0}ms",
-            self.method, self.route, self.status, self.duration_ms
-        )?;
-        match &self.code {
-            Some(code) => write!(f, " code={code}"),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Visit for RequestLine {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        match field.name() {
-            "method" => self.method = value.to_owned(),
-            "route" => self.route = value.to_owned(),
-            "code" => self.code = Some(value.to_owned()),
-            _ => {}
-        }
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        if field.name() == "status" {
-            self.status = value;
-        }
-    }
-
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        if field.name() == "duration_ms" {
-            self.duration_ms = value;
-        }
-    }
-
-    fn record_debug(&mut self, _field: &Field, _value: &dyn fmt::Debug) {}
 }
 
 /// What a model was called for.
@@ -166,7 +80,7 @@ pub fn warn_of_failed_call(failed: &FailedCall, called_for: CalledFor) {
         request_id,
         host = %failed.host,
         reason = %failed.reason,
-        "a model call failed"
+        "model call failed"
     );
 }
 
@@ -276,27 +190,4 @@ pub fn count_fence_rejection() {
 
 pub fn count_dropped_transaction() {
     metrics::counter!(DROPPED_TRANSACTIONS).increment(1);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_is_one_short_line_with_a_code_only_where_it_failed() {
-        let mut line = RequestLine {
-            method: "POST".to_owned(),
-            route: "/v1/inbound".to_owned(),
-            status: 200,
-            code: None,
-            duration_ms: 12.34,
-        };
-        assert_eq!(line.to_string(), "POST /v1/inbound 200 12ms");
-        line.status = 403;
-        line.code = Some("origin_not_allowed".to_owned());
-        assert_eq!(
-            line.to_string(),
-            "POST /v1/inbound 403 12ms code=origin_not_allowed"
-        );
-    }
 }
