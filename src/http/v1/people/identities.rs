@@ -129,7 +129,6 @@ pub struct UndoUnlinkRequest {
     operation_id = "list_identities",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
     params(("id" = UserId, Path, description = "The person")),
     responses((status = 200, description = "All of them", body = ListResponse<IdentityResponse>))
 )]
@@ -152,7 +151,6 @@ pub async fn list_identities(
     operation_id = "list_presence",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
     params(("id" = UserId, Path, description = "The person")),
     responses((status = 200, description = "All accounts", body = ListResponse<PresenceResponse>))
 )]
@@ -176,7 +174,6 @@ pub async fn list_presence(
     operation_id = "unlink_identity",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
     params(("id" = IdentityId, Path, description = "The account")),
     responses(
         (status = 200, description = "Parted", body = UnlinkedResponse),
@@ -200,7 +197,6 @@ pub async fn unlink_identity(
     operation_id = "undo_unlink_identity",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named person, the token's user, or the tenant"))),
     params(("id" = IdentityId, Path, description = "The account")),
     request_body = UndoUnlinkRequest,
     responses(
