@@ -50,7 +50,6 @@ pub struct Dependencies {
     operation_id = "get_health",
     tag = "service",
     security(()),
-    extensions(("x-acts-for" = json!("nobody"))),
     responses((status = 200, description = "Alive", body = HealthResponse))
 )]
 #[get("/healthz")]
@@ -63,7 +62,6 @@ pub async fn get_health() -> HttpResponse {
     operation_id = "get_readiness",
     tag = "service",
     security(()),
-    extensions(("x-acts-for" = json!("nobody"))),
     responses(
         (status = 200, description = "Ready", body = ReadyResponse),
         (status = 503, description = "Not ready", body = ReadyResponse)

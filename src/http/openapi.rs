@@ -6,6 +6,7 @@ use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::domain::people::identity::IdentityName;
+use crate::domain::values::paging::{DEFAULT_LIMIT, MAX_LIMIT};
 use crate::error::FieldError;
 use crate::http::request::idempotency_key;
 use crate::http::response::problem::{Problem, Shape};
@@ -14,6 +15,9 @@ const DESCRIPTION: &str = "One assistant conversation across every platform, for
      Each operation states which credentials may call it (`security`: for API keys, one of the scopes is enough) and \
      for whom it acts (`x-acts-for`). An object of another tenant or user is 404, whether it exists or not. Errors \
      are `application/problem+json` with a stable `code`.";
+
+/// Longer than any cursor that is given out.
+const MAX_CURSOR: usize = 512;
 
 /// The document before its paths.
 pub fn skeleton() -> OpenApi {
@@ -63,12 +67,46 @@ pub fn finish(collected: &OpenApi) -> anyhow::Result<Value> {
         let shape = Shape::of_path(&path);
         for (method, operation) in members(item) {
             if let Some(parameters) = operation.get_mut("parameters") {
+                bound_pages(parameters);
                 refuse_nul(parameters);
+            }
+            if operation.get("x-acts-for").is_none() {
+                operation["x-acts-for"] = acts_for(&operation["security"]).into();
             }
             share(&method, shape, operation);
         }
     }
     Ok(document)
+}
+
+/// Says of each list what `paging` holds `limit` and `cursor` to. A list with other bounds says them itself.
+fn bound_pages(parameters: &mut Value) {
+    for parameter in parameters.as_array_mut().into_iter().flatten() {
+        let bounds = match parameter["name"].as_str() {
+            Some("limit") => json!({"minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}),
+            Some("cursor") => json!({"maxLength": MAX_CURSOR, "pattern": "^[A-Za-z0-9_-]+$"}),
+            Some(_) | None => continue,
+        };
+        let schema = &mut parameter["schema"];
+        if schema.get("maximum").is_some() || schema.get("maxLength").is_some() {
+            continue;
+        }
+        for (name, bound) in bounds.as_object().into_iter().flatten() {
+            schema[name] = bound.clone();
+        }
+    }
+}
+
+/// For whom an operation acts by the credentials it takes, unless its handler says otherwise.
+fn acts_for(security: &Value) -> &'static str {
+    let rules = security.as_array().map_or(&[][..], Vec::as_slice);
+    let takes = |scheme: &str| rules.iter().any(|rule| rule.get(scheme).is_some());
+    match (takes("operator_key"), takes("api_key"), takes("user_token")) {
+        (false, true, true) => "the named user, the token's user, or the tenant",
+        (false, true, false) => "tenant",
+        (false, false, true) => "the token's user",
+        (true, _, _) | (false, false, false) => "nobody",
+    }
 }
 
 /// States for each parameter that `extract` refuses U+0000. In bodies it is replaced.

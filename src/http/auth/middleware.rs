@@ -54,7 +54,11 @@ pub async fn authenticate(
         let verified = match auth::verify(&app.verifiers, &presented).await {
             Ok(verified) => {
                 // First contact is an effect.
-                match cors::check_origin(request.headers(), app.config.public_url.as_ref(), &verified) {
+                match cors::check_origin(
+                    request.headers(),
+                    app.config.public_url.as_ref(),
+                    &verified,
+                ) {
                     Ok(allowed) => origin = allowed,
                     Err(refusal) => {
                         return Ok(request.error_response(refusal).map_into_right_body());

@@ -3,8 +3,8 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::auth::{KeyCaller, OperatorCaller};
 use crate::crypto::Keyring;
@@ -13,6 +13,15 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::http::auth::conversation::CallerContext;
 
 const SIGNATURE: usize = 16;
+
+/// What a list takes that has no filter. Their bounds are in the document of every list: `http::openapi`.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PageParams {
+    pub limit: Option<u32>,
+    pub cursor: Option<String>,
+}
 
 /// One page of a list.
 #[derive(Debug, Serialize, utoipa::ToSchema)]

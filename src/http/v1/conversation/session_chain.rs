@@ -14,7 +14,7 @@ use crate::http::auth::conversation::{ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathSession, Query};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::{JsonBody, LargeJsonBody};
-use crate::http::request::paging::{ListName, ListResponse};
+use crate::http::request::paging::{ListName, ListResponse, PageParams};
 use crate::idempotency::Answer;
 use crate::sessions::{self, Branch, Compress};
 use crate::store;
@@ -36,16 +36,6 @@ pub struct LinkResponse {
     pub session: SessionResponse,
     /// The compression that created this link; null for the first link.
     pub compression: Option<CompressionRecord>,
-}
-
-#[derive(Debug, Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct LineageParams {
-    #[param(minimum = 1, maximum = 200, default = 50)]
-    limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
-    cursor: Option<String>,
 }
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -95,7 +85,6 @@ pub struct CompressedResponse {
     operation_id = "get_tip",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     responses((status = 200, description = "The tip", body = TipResponse))
 )]
@@ -123,8 +112,7 @@ pub async fn get_tip(
     operation_id = "list_lineage",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
-    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), LineageParams),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), PageParams),
     responses((status = 200, description = "A page", body = ListResponse<LinkResponse>))
 )]
 #[get("/sessions/{id}/lineage")]
@@ -132,7 +120,7 @@ pub async fn list_lineage(
     app: web::Data<App>,
     caller: ConversationReader,
     PathSession(id): PathSession,
-    Query(params): Query<LineageParams>,
+    Query(params): Query<PageParams>,
 ) -> Result<HttpResponse> {
     let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
@@ -155,7 +143,6 @@ pub async fn list_lineage(
     operation_id = "branch_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     request_body = BranchRequest,
     responses((status = 201, description = "The branch", body = SessionResponse))
@@ -192,7 +179,6 @@ pub async fn branch_session(
     operation_id = "compress_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     request_body = CompressRequest,
     responses(
@@ -260,7 +246,6 @@ fn read_compress(request: CompressRequest) -> Result<Compress> {
     operation_id = "uncompress_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     responses(
         (status = 200, description = "The session that is the tip again", body = SessionResponse),

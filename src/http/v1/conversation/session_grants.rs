@@ -11,7 +11,7 @@ use crate::domain::conversation::session_name::SessionRef;
 use crate::error::Result;
 use crate::http::auth::conversation::{ConversationReader, ConversationWriter};
 use crate::http::request::extract::{PathSession, Query};
-use crate::http::request::paging::{ListName, ListResponse};
+use crate::http::request::paging::{ListName, ListResponse, PageParams};
 use crate::ids::UserId;
 use crate::sessions;
 use crate::store;
@@ -41,16 +41,6 @@ impl From<Grant> for GrantResponse {
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct ListGrantsParams {
-    #[param(minimum = 1, maximum = 200, default = 50)]
-    limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
-    cursor: Option<String>,
-}
-
-#[derive(Debug, Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
 pub struct RevokeGrantsParams {
     /// The user whose grant is revoked. Without it, all grants are.
     user_id: Option<UserId>,
@@ -61,8 +51,7 @@ pub struct RevokeGrantsParams {
     operation_id = "list_grants",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
-    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListGrantsParams),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), PageParams),
     responses((status = 200, description = "A page", body = ListResponse<GrantResponse>))
 )]
 #[get("/sessions/{id}/grants")]
@@ -70,7 +59,7 @@ pub async fn list_grants(
     app: web::Data<App>,
     caller: ConversationReader,
     PathSession(id): PathSession,
-    Query(params): Query<ListGrantsParams>,
+    Query(params): Query<PageParams>,
 ) -> Result<HttpResponse> {
     let (context, mut tx) = caller.begin(&app, None).await?;
     let now = app.clock.now();
@@ -89,7 +78,6 @@ pub async fn list_grants(
     operation_id = "revoke_grants",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), RevokeGrantsParams),
     responses((status = 204, description = "Revoked: the conversation is 404 for them"))
 )]

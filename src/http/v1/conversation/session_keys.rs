@@ -64,9 +64,7 @@ pub struct ListSlotsParams {
     session_key: Option<String>,
     /// Only slots of this user.
     user_id: Option<UserId>,
-    #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     cursor: Option<String>,
 }
 
@@ -122,7 +120,6 @@ pub struct ResetResponse {
     operation_id = "list_session_keys",
     tag = "session keys",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(ListSlotsParams),
     responses((status = 200, description = "A page, or the one slot of `session_key`", body = SlotsResponse))
 )]
@@ -171,7 +168,6 @@ async fn find(
     operation_id = "get_session_key",
     tag = "session keys",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("key" = inline(SessionKey), Path, description = "The key, percent-encoded")),
     responses((status = 200, description = "The slot; its ETag is its generation", body = SlotResponse))
 )]
@@ -192,10 +188,7 @@ pub async fn get_session_key(
     operation_id = "reset_session_key",
     tag = "session keys",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(
-        ("x-acts-for" = json!("the named user, the token's user, or the tenant")),
-        ("x-retryable" = json!(true))
-    ),
+    extensions(("x-retryable" = json!(true))),
     params(
         ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
         ("If-Match" = Option<String>, Header, description = "The expected generation", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
@@ -230,7 +223,6 @@ pub async fn reset_session_key(
     operation_id = "switch_session_key",
     tag = "session keys",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
         ("If-Match" = Option<String>, Header, description = "The expected generation", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)
@@ -270,7 +262,6 @@ pub async fn switch_session_key(
     operation_id = "append_to_session_key",
     tag = "session keys",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("key" = inline(SessionKey), Path, description = "The key, percent-encoded")),
     request_body = AppendToKeyRequest,
     responses((status = 201, description = "Written", body = AppendedToKeyResponse))

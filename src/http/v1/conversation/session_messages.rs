@@ -160,9 +160,7 @@ pub struct ListMessagesParams {
     #[serde(default)]
     #[param(inline)]
     order: OrderParam,
-    #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     cursor: Option<String>,
 }
 
@@ -238,7 +236,6 @@ pub fn appended_messages(
     operation_id = "list_messages",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListMessagesParams),
     responses(
         (status = 200, description = "A page; the ETag is the tip's last seq", body = ListResponse<MessageResponse>),
@@ -305,7 +302,6 @@ pub async fn list_messages(
     operation_id = "append_messages",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = inline(SessionRef), Path, description = "Any id of the chain"),
         ("If-Match" = Option<String>, Header, description = "The expected last seq", max_length = 32, pattern = r#"^(\*|"?[0-9]+"?)$"#)

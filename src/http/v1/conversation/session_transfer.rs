@@ -59,7 +59,6 @@ pub struct ImportParams {
     operation_id = "export_session",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ExportParams),
     responses((status = 200, description = "The conversation", content(
         (Document = "application/json"),
@@ -205,7 +204,6 @@ impl Download {
     operation_id = "import_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(ImportParams),
     request_body = Document,
     responses((status = 201, description = "Created; the tip of the new chain", body = SessionResponse))

@@ -118,9 +118,7 @@ pub struct ListSessionsParams {
     agent: Option<ResourceName>,
     state: Option<SessionState>,
     archived: Option<bool>,
-    #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     cursor: Option<String>,
 }
 
@@ -160,7 +158,6 @@ pub async fn session_response(
     operation_id = "create_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     request_body = CreateSessionRequest,
     responses((status = 201, description = "Created", body = SessionResponse))
 )]
@@ -196,7 +193,6 @@ pub async fn create_session(
     operation_id = "list_sessions",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(ListSessionsParams),
     responses((status = 200, description = "A page", body = ListResponse<SessionResponse>))
 )]
@@ -246,7 +242,6 @@ pub async fn list_sessions(
     operation_id = "get_session",
     tag = "sessions",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ExactParams),
     responses((status = 200, description = "The session; its ETag is its last seq", body = SessionResponse))
 )]
@@ -278,7 +273,6 @@ pub async fn get_session(
     operation_id = "update_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     request_body = UpdateSessionRequest,
     responses((status = 200, description = "The session", body = SessionResponse))
@@ -311,7 +305,6 @@ pub async fn update_session(
     operation_id = "delete_session",
     tag = "sessions",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(SessionRef), Path, description = "Any id of the chain")),
     responses((status = 204, description = "Deleted"))
 )]

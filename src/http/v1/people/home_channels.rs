@@ -52,7 +52,6 @@ impl From<HomeChannel> for HomeChannelResponse {
     operation_id = "list_home_channels",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = UserId, Path, description = "The user")),
     responses((status = 200, description = "All of them", body = ListResponse<HomeChannelResponse>))
 )]
@@ -75,7 +74,6 @@ pub async fn list_home_channels(
     operation_id = "put_home_channel",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = UserId, Path, description = "The user"),
         ("platform" = inline(PlatformScope), Path, description = "The platform, percent-encoded")
@@ -123,7 +121,6 @@ pub async fn put_home_channel(
     operation_id = "delete_home_channel",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = UserId, Path, description = "The user"),
         ("platform" = inline(PlatformScope), Path, description = "The platform, percent-encoded")

@@ -128,7 +128,6 @@ pub struct UndoUnlinkRequest {
     operation_id = "list_identities",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = UserId, Path, description = "The user")),
     responses((status = 200, description = "All of them", body = ListResponse<IdentityResponse>))
 )]
@@ -151,7 +150,6 @@ pub async fn list_identities(
     operation_id = "list_presence",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = UserId, Path, description = "The user")),
     responses((status = 200, description = "All identities", body = ListResponse<PresenceResponse>))
 )]
@@ -175,7 +173,6 @@ pub async fn list_presence(
     operation_id = "unlink_identity",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = IdentityId, Path, description = "The identity")),
     responses(
         (status = 200, description = "Unlinked", body = UnlinkedResponse),
@@ -199,7 +196,6 @@ pub async fn unlink_identity(
     operation_id = "undo_unlink_identity",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = IdentityId, Path, description = "The identity")),
     request_body = UndoUnlinkRequest,
     responses(

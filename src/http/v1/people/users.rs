@@ -87,9 +87,7 @@ pub struct ListUsersParams {
     external_id: Option<String>,
     /// The user of this identity.
     identity: Option<IdentityName>,
-    #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     cursor: Option<String>,
 }
 
@@ -223,7 +221,6 @@ pub async fn list_users(
     operation_id = "get_own_user",
     tag = "people",
     security(("user_token" = [])),
-    extensions(("x-acts-for" = json!("the token's user"))),
     responses((status = 200, description = "The user", body = UserResponse))
 )]
 #[get("/users/me")]
@@ -240,7 +237,6 @@ pub async fn get_own_user(app: web::Data<App>, caller: Person) -> Result<HttpRes
     operation_id = "get_user",
     tag = "people",
     security(("api_key" = ["admin", "read", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = UserId, Path, description = "The user")),
     responses((status = 200, description = "The user", body = UserResponse))
 )]
@@ -261,7 +257,6 @@ pub async fn get_user(
     operation_id = "update_user",
     tag = "people",
     security(("api_key" = ["admin", "bridge"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = UserId, Path, description = "The user")),
     request_body = UpdateUserRequest,
     responses(

@@ -78,7 +78,6 @@ impl ToSchema for AgentResponse {
     operation_id = "put_agent",
     tag = "agents",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     params(("name" = ResourceName, Path, description = "The agent's name")),
     request_body = AgentSpec,
     responses(
@@ -113,7 +112,6 @@ pub async fn put_agent(
     operation_id = "list_agents",
     tag = "agents",
     security(("api_key" = ["admin", "read"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     responses((status = 200, description = "All of them", body = ListResponse<AgentResponse>))
 )]
 #[get("/agents")]
@@ -129,7 +127,6 @@ pub async fn list_agents(app: web::Data<App>, caller: Reader) -> Result<HttpResp
     operation_id = "get_agent",
     tag = "agents",
     security(("api_key" = ["admin", "read"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     params(("name" = ResourceName, Path, description = "The agent's name")),
     responses((status = 200, description = "The agent", body = AgentResponse))
 )]
@@ -152,7 +149,6 @@ pub async fn get_agent(
     operation_id = "delete_agent",
     tag = "agents",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     params(("name" = ResourceName, Path, description = "The agent's name")),
     responses(
         (status = 204, description = "Deleted"),

@@ -15,7 +15,7 @@ use crate::http::auth::keys::{Admin, Reader};
 use crate::http::request::extract::{PathId, Query};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
-use crate::http::request::paging::{ListName, ListResponse};
+use crate::http::request::paging::{ListName, ListResponse, PageParams};
 use crate::idempotency::Answer;
 use crate::ids::ApiKeyId;
 use crate::store;
@@ -75,22 +75,11 @@ impl From<ApiKey> for ApiKeyResponse {
     }
 }
 
-#[derive(Debug, Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct ListApiKeysParams {
-    #[param(minimum = 1, maximum = 200, default = 50)]
-    limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
-    cursor: Option<String>,
-}
-
 /// Create an API key.
 #[utoipa::path(
     operation_id = "create_api_key",
     tag = "api keys",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     request_body = CreateApiKeyRequest,
     responses((status = 201, description = "Created", body = CreatedApiKeyResponse))
 )]
@@ -135,15 +124,14 @@ pub async fn create_api_key(
     operation_id = "list_api_keys",
     tag = "api keys",
     security(("api_key" = ["admin", "read"])),
-    extensions(("x-acts-for" = json!("tenant"))),
-    params(ListApiKeysParams),
+    params(PageParams),
     responses((status = 200, description = "A page", body = ListResponse<ApiKeyResponse>))
 )]
 #[get("/api-keys")]
 pub async fn list_api_keys(
     app: web::Data<App>,
     caller: Reader,
-    Query(params): Query<ListApiKeysParams>,
+    Query(params): Query<PageParams>,
 ) -> Result<HttpResponse> {
     let name = ListName::for_key(&caller, "api_keys");
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
@@ -159,7 +147,6 @@ pub async fn list_api_keys(
     operation_id = "revoke_api_key",
     tag = "api keys",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     params(("id" = ApiKeyId, Path, description = "The key")),
     responses((status = 204, description = "Revoked, now or earlier"))
 )]

@@ -64,9 +64,7 @@ pub struct AuditHeadResponse {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListAuditParams {
-    #[param(minimum = 1, maximum = 200, default = 50)]
     pub limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     pub cursor: Option<String>,
     /// Only entries of this action.
     #[param(inline)]
@@ -95,7 +93,6 @@ impl ListAuditParams {
     operation_id = "list_audit",
     tag = "audit",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     params(ListAuditParams),
     responses((status = 200, description = "A page", body = ListResponse<AuditEntryResponse>))
 )]
@@ -124,7 +121,6 @@ pub async fn list_audit(
     operation_id = "get_audit_head",
     tag = "audit",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     responses((status = 200, description = "The head", body = AuditHeadResponse))
 )]
 #[get("/audit/head")]

@@ -85,7 +85,6 @@ impl From<Issuer> for IssuerResponse {
     operation_id = "put_issuer",
     tag = "issuers",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     params(("name" = ResourceName, Path, description = "The issuer's name")),
     request_body = PutIssuerRequest,
     responses(
@@ -129,7 +128,6 @@ pub async fn put_issuer(
     operation_id = "list_issuers",
     tag = "issuers",
     security(("api_key" = ["admin", "read"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     responses((status = 200, description = "All of them", body = ListResponse<IssuerResponse>))
 )]
 #[get("/issuers")]
@@ -145,7 +143,6 @@ pub async fn list_issuers(app: web::Data<App>, caller: Reader) -> Result<HttpRes
     operation_id = "get_issuer",
     tag = "issuers",
     security(("api_key" = ["admin", "read"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     params(("name" = ResourceName, Path, description = "The issuer's name")),
     responses((status = 200, description = "The issuer", body = IssuerResponse))
 )]
@@ -168,7 +165,6 @@ pub async fn get_issuer(
     operation_id = "delete_issuer",
     tag = "issuers",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     params(("name" = ResourceName, Path, description = "The issuer's name")),
     responses((status = 204, description = "Deleted"))
 )]

@@ -16,7 +16,6 @@ use crate::tenants;
     operation_id = "set_tenant_limits",
     tag = "tenants",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     params(("id" = TenantId, Path, description = "The tenant")),
     request_body = LimitOverrides,
     responses((status = 200, description = "All limits that now apply", body = Limits))

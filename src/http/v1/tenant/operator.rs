@@ -38,7 +38,6 @@ pub struct CreateAdminKeyRequest {
     operation_id = "create_admin_key",
     tag = "operator",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     params(("id" = TenantId, Path, description = "The tenant")),
     request_body = Option<CreateAdminKeyRequest>,
     responses((status = 201, description = "Created", body = CreatedApiKeyResponse))
@@ -109,7 +108,6 @@ impl From<NodeRow> for NodeResponse {
     operation_id = "list_nodes",
     tag = "operator",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     responses((status = 200, description = "All of them", body = ListResponse<NodeResponse>))
 )]
 #[get("/operator/nodes")]
@@ -126,7 +124,6 @@ pub async fn list_nodes(app: web::Data<App>, _operator: Operator) -> Result<Http
     operation_id = "list_operator_audit",
     tag = "operator",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     params(ListAuditParams),
     responses((status = 200, description = "A page", body = ListResponse<AuditEntryResponse>))
 )]

@@ -46,7 +46,6 @@ pub struct UpdateTenantRequest {
     operation_id = "get_tenant",
     tag = "tenant",
     security(("api_key" = ["admin", "read"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     responses((status = 200, description = "The tenant", body = OwnTenantResponse))
 )]
 #[get("/tenant")]
@@ -59,7 +58,6 @@ pub async fn get_tenant(app: web::Data<App>, caller: Reader) -> Result<HttpRespo
     operation_id = "update_tenant",
     tag = "tenant",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     request_body = UpdateTenantRequest,
     responses((status = 200, description = "The tenant", body = OwnTenantResponse))
 )]

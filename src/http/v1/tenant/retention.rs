@@ -108,7 +108,6 @@ impl From<SweepPreview> for DryRunResponse {
     operation_id = "get_retention",
     tag = "tenant",
     security(("api_key" = ["admin", "read"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     responses((status = 200, description = "The retention", body = RetentionResponse))
 )]
 #[get("/retention")]
@@ -126,7 +125,6 @@ pub async fn get_retention(app: web::Data<App>, caller: Reader) -> Result<HttpRe
     operation_id = "sweep_retention",
     tag = "tenant",
     security(("api_key" = ["admin"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     request_body = SweepRequest,
     responses(
         (status = 200, description = "A preview; nothing is changed", body = DryRunResponse),

@@ -16,7 +16,7 @@ use crate::http::auth::keys::Operator;
 use crate::http::request::extract::{PathId, Query, given};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
-use crate::http::request::paging::{ListName, ListResponse};
+use crate::http::request::paging::{ListName, ListResponse, PageParams};
 use crate::idempotency::Answer;
 use crate::ids::TenantId;
 use crate::store;
@@ -62,22 +62,11 @@ impl From<Tenant> for TenantResponse {
     }
 }
 
-#[derive(Debug, Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct ListTenantsParams {
-    #[param(minimum = 1, maximum = 200, default = 50)]
-    limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
-    cursor: Option<String>,
-}
-
 /// Create a tenant and its first admin key.
 #[utoipa::path(
     operation_id = "create_tenant",
     tag = "tenants",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     request_body = CreateTenantRequest,
     responses((status = 201, description = "Created", body = CreatedTenantResponse))
 )]
@@ -115,15 +104,14 @@ pub async fn create_tenant(
     operation_id = "list_tenants",
     tag = "tenants",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
-    params(ListTenantsParams),
+    params(PageParams),
     responses((status = 200, description = "A page", body = ListResponse<TenantResponse>))
 )]
 #[get("/tenants")]
 pub async fn list_tenants(
     app: web::Data<App>,
     Operator(operator): Operator,
-    Query(params): Query<ListTenantsParams>,
+    Query(params): Query<PageParams>,
 ) -> Result<HttpResponse> {
     let name = ListName::for_operator(&operator, "tenants");
     let request = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
@@ -184,7 +172,6 @@ pub struct ChangeTenantRequest {
     operation_id = "view_tenant",
     tag = "tenants",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     params(("id" = TenantId, Path, description = "The tenant"), ViewTenantParams),
     responses((status = 200, description = "The tenant", body = TenantViewResponse))
 )]
@@ -207,7 +194,6 @@ pub async fn view_tenant(
     operation_id = "change_tenant",
     tag = "tenants",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     params(("id" = TenantId, Path, description = "The tenant")),
     request_body = ChangeTenantRequest,
     responses((status = 200, description = "The tenant, with its usage of the last 30 days", body = TenantViewResponse))
@@ -263,7 +249,6 @@ fn render(view: TenantView, from: DateTime<Utc>, to: DateTime<Utc>) -> TenantVie
     operation_id = "suspend_tenant",
     tag = "tenants",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     params(("id" = TenantId, Path, description = "The tenant")),
     responses((status = 200, description = "Suspended", body = TenantResponse))
 )]
@@ -281,7 +266,6 @@ pub async fn suspend_tenant(
     operation_id = "resume_tenant",
     tag = "tenants",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     params(("id" = TenantId, Path, description = "The tenant")),
     responses((status = 200, description = "Active", body = TenantResponse))
 )]
@@ -299,7 +283,6 @@ pub async fn resume_tenant(
     operation_id = "delete_tenant",
     tag = "tenants",
     security(("operator_key" = [])),
-    extensions(("x-acts-for" = json!("nobody"))),
     params(("id" = TenantId, Path, description = "The tenant")),
     responses((status = 202, description = "Being deleted", body = TenantResponse))
 )]

@@ -66,9 +66,7 @@ pub struct GetUsageParams {
         pattern = "^(hour|source|agent|model|user_id)(,(hour|source|agent|model|user_id)){0,4}$"
     )]
     group_by: Option<String>,
-    #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
     cursor: Option<String>,
 }
 
@@ -129,7 +127,6 @@ fn groups(text: Option<&str>) -> Result<Vec<UsageGroup>> {
     operation_id = "get_usage",
     tag = "tenant",
     security(("api_key" = ["admin", "read"])),
-    extensions(("x-acts-for" = json!("tenant"))),
     params(GetUsageParams),
     responses((status = 200, description = "A page", body = ListResponse<UsageResponse>))
 )]

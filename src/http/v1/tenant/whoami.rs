@@ -51,7 +51,6 @@ pub enum WhoamiResponse {
         ("api_key" = ["admin", "bridge", "chat", "read"]),
         ("operator_key" = [])
     ),
-    extensions(("x-acts-for" = json!("nobody"))),
     responses((status = 200, description = "The credential", body = WhoamiResponse))
 )]
 #[get("/whoami")]

@@ -3,7 +3,7 @@
 
 use actix_web::{FromRequest, HttpRequest, HttpResponse, dev::Payload, get, post, web};
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use std::future::{Ready, ready};
 
@@ -16,7 +16,7 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::http::auth::conversation::{CallerContext, ConversationReader, ConversationWriter};
 use crate::http::auth::credential::RawCredential;
 use crate::http::request::extract::{PathId, PathKey, PathSession, Query};
-use crate::http::request::paging::{ListName, ListResponse};
+use crate::http::request::paging::{ListName, ListResponse, PageParams};
 use crate::http::response::event_stream::{self, ConversationEvents, Scope};
 use crate::http::response::reader::Reader;
 use crate::ids::{SessionId, SlotId, TurnId};
@@ -123,7 +123,6 @@ async fn render(tx: &mut TenantTx, turn: Turn, tip: &Tip, access: &Access) -> Re
     operation_id = "get_turn",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(TurnId), Path, description = "The turn")),
     responses((status = 200, description = "The turn", body = TurnResponse))
 )]
@@ -149,7 +148,6 @@ pub async fn get_turn(
     operation_id = "cancel_turn",
     tag = "turns",
     security(("api_key" = ["admin", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(("id" = inline(TurnId), Path, description = "The turn")),
     responses((status = 202, description = "The turn, which is ending or has ended", body = TurnResponse))
 )]
@@ -177,23 +175,12 @@ pub async fn cancel_turn(
     Ok(HttpResponse::Accepted().json(response))
 }
 
-#[derive(Debug, Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct ListTurnsParams {
-    #[param(minimum = 1, maximum = 200, default = 50)]
-    limit: Option<u32>,
-    #[param(max_length = 512, pattern = "^[A-Za-z0-9_-]+$")]
-    cursor: Option<String>,
-}
-
 /// List the turns of a conversation, newest first.
 #[utoipa::path(
     operation_id = "list_turns",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
-    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), ListTurnsParams),
+    params(("id" = inline(SessionRef), Path, description = "Any id of the chain"), PageParams),
     responses((status = 200, description = "A page of turns, without their messages", body = ListResponse<TurnResponse>))
 )]
 #[get("/sessions/{id}/turns")]
@@ -201,7 +188,7 @@ pub async fn list_turns(
     app: web::Data<App>,
     caller: ConversationReader,
     PathSession(id): PathSession,
-    Query(params): Query<ListTurnsParams>,
+    Query(params): Query<PageParams>,
 ) -> Result<HttpResponse> {
     let (context, mut tx) = caller.begin(&app, None).await?;
     let access = &context.access;
@@ -301,7 +288,6 @@ impl StreamOpener {
     operation_id = "stream_turn_events",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = inline(TurnId), Path, description = "The turn"),
         ("Last-Event-ID" = Option<String>, Header, description = "The last received event", max_length = 19, pattern = r"^[0-9]+$")
@@ -331,7 +317,6 @@ pub async fn stream_turn_events(
     operation_id = "stream_session_events",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("id" = inline(SessionRef), Path, description = "Any id of the chain"),
         ("Last-Event-ID" = Option<String>, Header, description = "The last received event", max_length = 19, pattern = r"^[0-9]+$")
@@ -365,7 +350,6 @@ pub async fn stream_session_events(
     operation_id = "stream_session_key_events",
     tag = "turns",
     security(("api_key" = ["admin", "read", "bridge", "chat"]), ("user_token" = [])),
-    extensions(("x-acts-for" = json!("the named user, the token's user, or the tenant"))),
     params(
         ("key" = inline(SessionKey), Path, description = "The key, percent-encoded"),
         ("Last-Event-ID" = Option<String>, Header, description = "The last received event", max_length = 19, pattern = r"^[0-9]+$")
