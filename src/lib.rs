@@ -1,6 +1,6 @@
 //! Throughline: one assistant conversation across every platform, for many tenants at once.
 //!
-//! The rooms, from the street inwards. Imports go one way, downwards; `tests/it/architecture.rs` holds
+//! The rooms, from the street inwards. Imports go one way, downwards; `tests/it/house/architecture.rs` holds
 //! the table of allowed edges.
 //!
 //! - `server`, `dev`: start listeners and background loops; start everything for a developer

@@ -9,7 +9,7 @@ use super::linking::bridge;
 use super::model::{Model, Step};
 use super::world::{OPERATOR_KEY, WorldOptions};
 use super::{Reply, Tenant, World};
-use crate::tenancy::uuid_of;
+use crate::tenancy::isolation::uuid_of;
 
 /// What each of them says has its own word in it.
 pub const OURS: &str = "ours";

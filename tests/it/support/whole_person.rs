@@ -11,8 +11,8 @@ use super::conversations::{answered, id_of, said};
 use super::linking::bridge;
 use super::people::{Person, as_bridge, person};
 use super::{Reply, Tenant, World, eventually};
-use crate::sessions::grant;
-use crate::tenancy::uuid_of;
+use crate::conversation::sessions::grant;
+use crate::tenancy::isolation::uuid_of;
 
 /// Accounts and names that occur nowhere else.
 pub const TELEGRAM: &str = "telegram:770012345";

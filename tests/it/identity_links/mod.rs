@@ -1,0 +1,6 @@
+//! Identities of one user: the document of links, link codes, merging and unlinking.
+
+mod document;
+mod link_codes;
+mod linking;
+mod unlink_races;

@@ -1,0 +1,7 @@
+//! Users and their identities: resolving, erasing, and requests that race.
+
+mod erased_answers;
+mod names;
+pub mod people_erasure;
+mod people_races;
+mod resolve;
