@@ -156,7 +156,7 @@ async fn delivery_sample(world: &World, own: &Tenant, other: &Tenant, operation:
              values ($1, $2, 'telegram', '', $3, 1, 'notice', '{}', $4, $5, now() + interval '1 hour', now())",
         ] {
             sqlx::query(sql)
-                .bind(crate::tenancy::isolation::uuid_of(tenant))
+                .bind(tenant.uuid())
                 .bind(id)
                 .bind(&chat)
                 .bind(state)

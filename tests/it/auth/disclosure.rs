@@ -3,11 +3,11 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::chat::{Chat, agent_on, said};
-use crate::support::cluster::cluster;
-use crate::support::model::Step;
+use crate::support::Scene;
+use crate::support::chat::{agent_on, said};
+use crate::support::servers::cluster::cluster;
+use crate::support::servers::model::Step;
 use crate::support::tokens::{SigningKey, hs256, unsigned};
-use crate::support::world::WorldOptions;
 use crate::support::{Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,7 +151,7 @@ async fn an_agents_key_is_in_no_text_of_its_server_however_short_it_is() {
     };
     let inside = Step::Raw(format!("data: {error}\n\n"));
     let steps = [refused(), refused(), inside];
-    let chat = Chat::with(WorldOptions::default(), json!({}), steps).await;
+    let chat = Scene::chat(steps).await;
     let mut agent = agent_on(&chat.model, json!({}));
     agent["upstream"]["api_key"] = json!(key);
     let put = chat.world.put(&chat.tenant.key, "/v1/agents/main", agent);

@@ -9,10 +9,9 @@ use throughline::auth::ServiceCaller;
 use throughline::error::Code;
 use throughline::ids::TenantId;
 
-use crate::bridge::inbound::{Bridged, bridged};
-use crate::completions::chat::{Chat, chat};
-use crate::support::model::Step;
+use crate::support::Scene;
 use crate::support::people::{Person, person};
+use crate::support::servers::model::Step;
 use crate::support::sse::{Sse, SseEvent};
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
@@ -23,7 +22,7 @@ const FIVE_SECONDS: Duration = Duration::from_secs(5);
 const TEN_SECONDS: Duration = Duration::from_secs(10);
 const IDENTITY: &str = "x-throughline-identity";
 
-fn asking(chat: &Chat, key: &str, members: Value) -> reqwest::RequestBuilder {
+fn asking(chat: &Scene, key: &str, members: Value) -> reqwest::RequestBuilder {
     let mut body = json!({"model": "main", "messages": [{"role": "user", "content": "hi"}]});
     for (member, value) in members.as_object().unwrap() {
         body[member] = value.clone();
@@ -35,7 +34,7 @@ fn asking(chat: &Chat, key: &str, members: Value) -> reqwest::RequestBuilder {
 }
 
 /// A stream without a session that has said its first words.
-async fn stateless(chat: &Chat, key: &str) -> Sse {
+async fn stateless(chat: &Scene, key: &str) -> Sse {
     chat.model.push(Step::held("one ", "two"));
     let stream = asking(chat, key, json!({"store": false, "stream": true}));
     let mut stream = Sse::open(stream).await;
@@ -66,8 +65,8 @@ fn expect_closed(last: &SseEvent, code: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_that_is_open_ends_when_its_token_expires() {
-    let chat = chat([]).await;
-    let ada = person(&chat.world, &chat.tenant, "ada").await;
+    let chat = Scene::with_prompt([]).await;
+    let ada = chat.person("ada").await;
     let mut free = stateless(&chat, &ada.token).await;
     chat.model.push(Step::held("one ", "two"));
     let mut told = Sse::open(asking(&chat, &ada.token, json!({"stream": true}))).await;
@@ -91,8 +90,7 @@ async fn everything_that_is_open_ends_when_its_token_expires() {
     )));
     let inbound = chat.world.request(Method::POST, "/v1/inbound", &ada.token);
     let inbound = tokio::spawn(Reply::of(inbound.json(&json!({"text": "more"}))));
-    let asked = async || chat.model.requests().len() == 3;
-    eventually("it is asked", TEN_SECONDS, asked).await;
+    chat.model.called(3).await;
     let turns = format!("/v1/sessions/{session}/turns");
     let queued = async || {
         let turns = chat.world.get(&ada.token, &turns).await.expect(200);
@@ -118,7 +116,7 @@ async fn everything_that_is_open_ends_when_its_token_expires() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn chats_without_a_session_end_with_their_key_issuer_and_tenant() {
-    let chat = chat([]).await;
+    let chat = Scene::with_prompt([]).await;
     let world = &chat.world;
     let admin = &chat.tenant.key;
     let (id, key) = world.api_key(&chat.tenant, "chat").await;
@@ -127,8 +125,7 @@ async fn chats_without_a_session_end_with_their_key_issuer_and_tenant() {
     let mut stream = stateless(&chat, &key).await;
     chat.model.push(Step::Hold);
     let whole = tokio::spawn(Reply::of(asking(&chat, &key, json!({}))));
-    let asked = async || chat.model.requests().len() == 2;
-    eventually("it is asked", TEN_SECONDS, asked).await;
+    chat.model.called(2).await;
     let revoked = world.delete(admin, &format!("/v1/api-keys/{id}")).await;
     revoked.expect_success();
     let since = Instant::now();
@@ -175,7 +172,7 @@ async fn chats_without_a_session_end_with_their_key_issuer_and_tenant() {
 }
 
 /// How many users and identities of these names there are.
-async fn known_by(chat: &Chat, name: &str) -> i64 {
+async fn known_by(chat: &Scene, name: &str) -> i64 {
     sqlx::query_scalar("select count(*) from identities where external_id = $1")
         .bind(name)
         .fetch_one(&mut chat.world.superuser().await)
@@ -185,8 +182,8 @@ async fn known_by(chat: &Chat, name: &str) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_open_brings_nobody_back_who_is_erased() {
-    let chat = chat([]).await;
-    let Person { token, user_id } = person(&chat.world, &chat.tenant, "goner").await;
+    let chat = Scene::with_prompt([]).await;
+    let Person { token, user_id } = chat.person("goner").await;
     let mut free = stateless(&chat, &token).await;
     chat.model.push(Step::held("one ", "two"));
     let mut told = Sse::open(asking(&chat, &token, json!({"stream": true}))).await;
@@ -219,10 +216,10 @@ const LEAVES: &str = "discord:5";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chats_stream_shows_nothing_that_was_said_after_its_sender_was_unlinked() {
-    let b: Bridged = bridged([]).await;
+    let b: Scene = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::ZERO));
-    b.world.link(&b.key, STAYS, LEAVES).await;
-    b.bring(json!({"identity": STAYS, "text": "hello"}))
+    b.world.link(&b.bridge_key, STAYS, LEAVES).await;
+    b.send(json!({"identity": STAYS, "text": "hello"}))
         .await
         .expect(200);
     for other in [0, 1] {
@@ -231,7 +228,12 @@ async fn a_chats_stream_shows_nothing_that_was_said_after_its_sender_was_unlinke
             let url = b.world.url_on(node, "/v1/chat/completions");
             let body = json!({"model": "main", "user": LEAVES, "stream": true,
                               "messages": [{"role": "user", "content": "go on"}]});
-            let request = b.world.client.post(url).bearer_auth(&b.key).json(&body);
+            let request = b
+                .world
+                .client
+                .post(url)
+                .bearer_auth(&b.bridge_key)
+                .json(&body);
             let key = format!("round-{other}");
             Sse::open(
                 request
@@ -245,22 +247,22 @@ async fn a_chats_stream_shows_nothing_that_was_said_after_its_sender_was_unlinke
         let mut attached = open(other).await;
         attached.hears("before ").await;
         // The verdicts are as fresh as they can be.
-        b.told(LEAVES, "/unlink").await;
+        b.reply_to(LEAVES, "/unlink").await;
         b.model.release();
         for stream in [&mut direct, &mut attached] {
             let rest = stream.rest().await;
             assert_eq!(crate::support::sse::said(&rest), "", "{rest:?}");
             assert!(rest.last().unwrap().json()["error"]["code"].is_string());
         }
-        b.world.link(&b.key, STAYS, LEAVES).await;
+        b.world.link(&b.bridge_key, STAYS, LEAVES).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
-    let b: Bridged = bridged([]).await;
-    b.world.link(&b.key, STAYS, LEAVES).await;
-    b.bring(json!({"identity": STAYS, "text": "hello"}))
+    let b: Scene = Scene::bridge([]).await;
+    b.world.link(&b.bridge_key, STAYS, LEAVES).await;
+    b.send(json!({"identity": STAYS, "text": "hello"}))
         .await
         .expect_success();
     b.model.push(Step::held("before ", "after"));
@@ -268,7 +270,7 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
                       "messages": [{"role": "user", "content": "go on"}]});
     let request = b
         .world
-        .request(Method::POST, "/v1/chat/completions", &b.key);
+        .request(Method::POST, "/v1/chat/completions", &b.bridge_key);
     let mut stream = Sse::open(request.json(&body).header(IDENTITY, LEAVES)).await;
     stream.hears("before ").await;
     // Four of the node's five connections are all that a tenant has; the queue behind them is full.
@@ -297,7 +299,7 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
     };
     eventually("the queue is full", TEN_SECONDS, full).await;
     let unlink = json!({"identity": LEAVES, "text": "/unlink"});
-    b.bring_on(1, unlink).await.expect(200);
+    b.send_on(1, unlink).await.expect(200);
     b.model.release();
     let shown = tokio::time::timeout(Duration::from_secs(3), stream.next()).await;
     if let Ok(Some(event)) = &shown {

@@ -6,6 +6,6 @@ mod disclosure;
 mod ended_rights;
 mod key_sets;
 mod user_token_proof;
-pub mod user_tokens;
+mod user_tokens;
 mod waiting_callers;
 mod whoami;

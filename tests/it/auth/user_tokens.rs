@@ -1,23 +1,20 @@
 //! Issuers and the user tokens they sign: who is believed, and every way not to be.
 
+use crate::support::tokens::ISS;
+use crate::support::tokens::claims;
+use crate::support::tokens::me;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::tokens::{SigningKey, hs256, unsigned};
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Reply, World};
 
 const SECRET: &str = "a shared secret of thirty-two bytes or more";
-pub const ISS: &str = "https://id.example";
 
 fn hs256_issuer() -> Value {
     json!({"issuer": ISS, "platform": "web", "algorithm": "HS256", "secret": SECRET})
-}
-
-pub fn claims(world: &World, tenant: &Tenant) -> Value {
-    let now = world.clock.now().timestamp();
-    json!({"iss": ISS, "aud": tenant.id, "sub": "alice", "iat": now, "exp": now + 600})
 }
 
 fn with(mut claims: Value, changes: Value) -> Value {
@@ -25,10 +22,6 @@ fn with(mut claims: Value, changes: Value) -> Value {
         claims[name] = value.clone();
     }
     claims
-}
-
-pub async fn me(world: &World, token: &str) -> Reply {
-    world.get(token, "/v1/users/me").await
 }
 
 async fn people(world: &World) -> i64 {

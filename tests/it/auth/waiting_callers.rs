@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::bridge::deliveries::{ack, fetch};
-use crate::bridge::inbound::{Bridged, bridged, echo};
-use crate::support::linking::bridge;
-use crate::support::model::{self, Step};
+use crate::support::Scene;
+use crate::support::servers::model::{self, Step};
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
 
@@ -18,18 +16,18 @@ const LEAVES: &str = "discord:5";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Two identities of one user who has spoken through the one that stays; the next question is held.
-async fn linked() -> (Bridged, Value) {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
-    b.world.link(&b.key, STAYS, LEAVES).await;
-    let first = b.bring(json!({"identity": STAYS, "text": "hello"})).await;
+async fn linked() -> (Scene, Value) {
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
+    b.world.link(&b.bridge_key, STAYS, LEAVES).await;
+    let first = b.send(json!({"identity": STAYS, "text": "hello"})).await;
     let first = first.expect(200);
     b.model.push(Step::Hold);
     (b, first)
 }
 
-impl Bridged {
-    fn chat(&self, key: &str, user: &str, text: &str) -> reqwest::RequestBuilder {
+impl Scene {
+    fn completion(&self, key: &str, user: &str, text: &str) -> reqwest::RequestBuilder {
         let body = json!({
             "model": "main", "user": user, "messages": [{"role": "user", "content": text}],
         });
@@ -37,12 +35,6 @@ impl Bridged {
             .world
             .request(Method::POST, "/v1/chat/completions", key);
         request.json(&body)
-    }
-
-    /// Waits until the model was asked so often.
-    async fn asked(&self, count: usize) {
-        let asked = async || self.model.requests().len() == count;
-        eventually("the model is asked", PATIENCE, asked).await;
     }
 
     async fn unlink(&self, user_id: &Value, identity: &str) {
@@ -84,8 +76,12 @@ fn expect_refusal(reply: &Reply, status: u16, text: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_of_an_identity_that_was_unlinked_meanwhile_gets_no_answer() {
     let (b, first) = linked().await;
-    let waiting = tokio::spawn(Reply::of(b.chat(&b.key, LEAVES, "what did I say")));
-    b.asked(2).await;
+    let waiting = tokio::spawn(Reply::of(b.completion(
+        &b.bridge_key,
+        LEAVES,
+        "what did I say",
+    )));
+    b.model.called(2).await;
     b.unlink(&first["user_id"], LEAVES).await;
     b.model.release();
     expect_refusal(&waiting.await.unwrap(), 404, "you said");
@@ -95,8 +91,8 @@ async fn a_chat_of_an_identity_that_was_unlinked_meanwhile_gets_no_answer() {
 async fn a_chat_with_a_key_that_was_revoked_meanwhile_gets_no_answer() {
     let (b, _) = linked().await;
     let (id, key) = b.other_key().await;
-    let waiting = tokio::spawn(Reply::of(b.chat(&key, STAYS, "more")));
-    b.asked(2).await;
+    let waiting = tokio::spawn(Reply::of(b.completion(&key, STAYS, "more")));
+    b.model.called(2).await;
     b.revoke(&id, &key).await;
     b.model.release();
     expect_refusal(&waiting.await.unwrap(), 401, "you said");
@@ -105,11 +101,20 @@ async fn a_chat_with_a_key_that_was_revoked_meanwhile_gets_no_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_for_a_silent_model_is_refused_while_it_is_silent() {
     let (b, first) = linked().await;
-    let chat = tokio::spawn(Reply::of(b.chat(&b.key, LEAVES, "what did I say")));
-    b.asked(2).await;
+    let chat = tokio::spawn(Reply::of(b.completion(
+        &b.bridge_key,
+        LEAVES,
+        "what did I say",
+    )));
+    b.model.called(2).await;
     let body = json!({"identity": LEAVES, "text": "and this"});
     let path = b.world.url("/v1/inbound");
-    let request = b.world.client.post(path).bearer_auth(&b.key).json(&body);
+    let request = b
+        .world
+        .client
+        .post(path)
+        .bearer_auth(&b.bridge_key)
+        .json(&body);
     let inbound = tokio::spawn(Reply::of(request));
     let session = first["session_id"].as_str().unwrap();
     let turns = format!("/v1/sessions/{session}/turns");
@@ -129,15 +134,15 @@ async fn who_waits_for_a_silent_model_is_refused_while_it_is_silent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_of_a_tenant_that_was_suspended_meanwhile_is_refused() {
     let (b, _) = linked().await;
-    let waiting = tokio::spawn(Reply::of(b.chat(&b.key, STAYS, "more")));
-    b.asked(2).await;
+    let waiting = tokio::spawn(Reply::of(b.completion(&b.bridge_key, STAYS, "more")));
+    b.model.called(2).await;
     let path = format!("/v1/tenants/{}/suspend", b.tenant.id);
     b.world
         .post(OPERATOR_KEY, &path, json!({}))
         .await
         .expect(200);
     let refused = async || {
-        let reply = b.world.get(&b.key, "/v1/sessions").await;
+        let reply = b.world.get(&b.bridge_key, "/v1/sessions").await;
         reply.text.contains("tenant_suspended")
     };
     eventually("the key is refused", PATIENCE, refused).await;
@@ -149,9 +154,9 @@ async fn a_chat_of_a_tenant_that_was_suspended_meanwhile_is_refused() {
 async fn an_inbound_message_of_an_identity_that_was_unlinked_gets_an_error() {
     let (b, first) = linked().await;
     let body = json!({"identity": LEAVES, "text": "what did I say"});
-    let request = b.world.request(Method::POST, "/v1/inbound", &b.key);
+    let request = b.world.request(Method::POST, "/v1/inbound", &b.bridge_key);
     let waiting = tokio::spawn(Reply::of(request.json(&body)));
-    b.asked(2).await;
+    b.model.called(2).await;
     b.unlink(&first["user_id"], LEAVES).await;
     b.model.release();
     let reply = waiting.await.unwrap();
@@ -167,17 +172,17 @@ async fn an_answer_that_a_revoked_key_waited_for_becomes_a_delivery() {
     let body = json!({"identity": STAYS, "text": "more"});
     let request = b.world.request(Method::POST, "/v1/inbound", &key);
     let waiting = tokio::spawn(Reply::of(request.json(&body)));
-    b.asked(2).await;
+    b.model.called(2).await;
     b.revoke(&id, &key).await;
     b.model.release();
     expect_refusal(&waiting.await.unwrap(), 401, "you said");
-    let third = bridge(&b.world, &b.tenant, &["telegram"]).await;
+    let third = b.world.bridge_key(&b.tenant, &["telegram"]).await;
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         assert!(Instant::now() < until, "there is no delivery");
-        let given = fetch(&b.world, 0, &third, "wait=2").await;
+        let given = b.world.fetch(0, &third, "wait=2").await;
         for one in &given {
-            ack(&b.world, &third, one).await.expect(204);
+            b.world.ack(&third, one).await.expect(204);
         }
         if given.iter().any(|one| one["text"] == model::echo("more")) {
             break;
@@ -187,11 +192,11 @@ async fn an_answer_that_a_revoked_key_waited_for_becomes_a_delivery() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_who_was_merged_while_waiting_still_gets_the_answer() {
-    let b = bridged([Step::Hold, echo()]).await;
-    let own = b.world.dm(&b.key, LEAVES).await;
-    let waiting = tokio::spawn(Reply::of(b.chat(&b.key, LEAVES, "still me")));
-    b.asked(1).await;
-    let other = b.world.dm(&b.key, STAYS).await;
+    let b = Scene::bridge([Step::Hold, Step::echo()]).await;
+    let own = b.world.dm(&b.bridge_key, LEAVES).await;
+    let waiting = tokio::spawn(Reply::of(b.completion(&b.bridge_key, LEAVES, "still me")));
+    b.model.called(1).await;
+    let other = b.world.dm(&b.bridge_key, STAYS).await;
     let path = format!("/v1/users/{}/merge", other["user_id"].as_str().unwrap());
     let body = json!({"from_user_id": own["user_id"], "reason": "the same person"});
     b.world.post(&b.tenant.key, &path, body).await.expect(200);

@@ -10,8 +10,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::bridge::deliveries::pass;
-use crate::support::cluster::project;
+use crate::support::servers::cluster::project;
 use crate::support::{Tenant, World, eventually};
 
 const PROGRAM: &str = "docs/bridge_example.py";
@@ -131,7 +130,7 @@ async fn the_example_bridge_carries_messages_commands_and_what_waited() {
     };
     eventually("the bridge could not deliver", LIMIT, given_back).await;
     let mut bob = Person::connect(&bridge, "bob").await;
-    pass(&world, Duration::from_secs(5)).await;
+    world.age_deliveries(Duration::from_secs(5)).await;
     bob.read("tcp:ada now belongs to you here").await;
 
     // And they are one person in one conversation.

@@ -1,22 +1,22 @@
 //! Forty messages at the same moment, on two nodes: each is answered once, and no two transactions wait for
 //! each other. A deadlock fails the test by itself (see `World`).
 
+use crate::support::servers::model::Step;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::bridge::inbound::{Bridged, bridged, echo};
 use crate::support::Reply;
-use crate::support::people::person;
+use crate::support::Scene;
 
 const BURST: usize = 40;
 
 /// Sends `BURST` messages at once, alternating between the nodes, and answers their replies and times.
-async fn burst(b: &Bridged, body: impl Fn(usize) -> Value) -> Vec<(Value, Duration)> {
+async fn burst(b: &Scene, body: impl Fn(usize) -> Value) -> Vec<(Value, Duration)> {
     let send = async |place: usize| {
         let began = Instant::now();
-        let reply = b.bring_on(place % 2, body(place)).await;
+        let reply = b.send_on(place % 2, body(place)).await;
         (reply, began.elapsed())
     };
     let answers = join_all((0..BURST).map(send)).await;
@@ -35,7 +35,7 @@ fn message(identity: &str, place: usize) -> Value {
 }
 
 /// Every message is in its conversation once, followed by its own answer.
-async fn check_transcripts(b: &Bridged, replies: &[(Value, Duration)]) {
+async fn check_transcripts(b: &Scene, replies: &[(Value, Duration)]) {
     let mut sessions: Vec<&str> = replies
         .iter()
         .map(|(reply, _)| reply["session_id"].as_str().unwrap())
@@ -60,9 +60,9 @@ async fn check_transcripts(b: &Bridged, replies: &[(Value, Duration)]) {
     assert_eq!(answered, replies.len());
 }
 
-async fn echoing() -> Bridged {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+async fn echoing() -> Scene {
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     b
 }
 
@@ -81,7 +81,7 @@ async fn a_burst_of_first_messages_of_a_new_person_is_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_burst_after_a_minute_of_silence_is_answered() {
     let b = echoing().await;
-    b.told("telegram:5", "hello").await;
+    b.reply_to("telegram:5", "hello").await;
     for round in 0..3 {
         b.world.clock.advance(Duration::from_secs(61));
         let replies = burst(&b, |place| message("telegram:5", round * BURST + place)).await;
@@ -92,7 +92,7 @@ async fn a_burst_after_a_minute_of_silence_is_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_burst_through_two_linked_identities_is_answered() {
     let b = echoing().await;
-    b.world.link(&b.key, "telegram:5", "discord:5").await;
+    b.world.link(&b.bridge_key, "telegram:5", "discord:5").await;
     let names = ["telegram:5", "discord:5"];
     for round in 0..3 {
         b.world.clock.advance(Duration::from_secs(61));
@@ -121,7 +121,7 @@ async fn a_burst_in_a_dm_and_a_group_at_once_is_answered() {
 async fn a_burst_of_chat_with_a_new_user_token_is_answered() {
     let b = echoing().await;
     // The issuer is registered with someone else's token; this one is used for the first time.
-    person(&b.world, &b.tenant, "somebody").await;
+    b.person("somebody").await;
     let token = crate::support::people::token(&b.world, &b.tenant, "newcomer");
     let ask = async |place: usize| {
         let body = json!({"model": "main", "user": "me",

@@ -1,137 +1,46 @@
 //! What bridges bring in: taken once, answered once, by HTTP or by a delivery; in groups nothing private.
 
+use crate::support::Scene;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::bridge::deliveries::{ack, fetch, pass, say};
-use crate::support::linking::bridge;
-use crate::support::model::{Model, Step};
-use crate::support::world::WorldOptions;
-use crate::support::{Reply, Tenant, World};
-
-pub struct Bridged {
-    pub world: World,
-    pub tenant: Tenant,
-    pub key: String,
-    pub model: Model,
-}
-
-/// Two nodes, a bridge for everything, and an agent with a scripted model.
-pub async fn bridged(steps: impl IntoIterator<Item = Step>) -> Bridged {
-    let world = World::with(WorldOptions {
-        nodes: 2,
-        private_upstreams: true,
-        ..WorldOptions::default()
-    })
-    .await;
-    let tenant = world.tenant("Acme").await;
-    let model = Model::start(steps).await;
-    let upstream = json!({"kind": "openai", "base_url": model.base_url, "model": "m"});
-    let spec = json!({ "upstream": upstream });
-    world
-        .put(&tenant.key, "/v1/agents/main", spec)
-        .await
-        .expect(200);
-    let key = bridge(&world, &tenant, &["telegram", "slack", "discord"]).await;
-    Bridged {
-        world,
-        tenant,
-        key,
-        model,
-    }
-}
-
-impl Bridged {
-    pub async fn bring(&self, body: Value) -> Reply {
-        self.bring_on(0, body).await
-    }
-
-    /// The same as a bridge does it: what cannot be taken now is brought again.
-    async fn bring_until_taken(&self, node: usize, body: Value) -> Reply {
-        loop {
-            let reply = self.bring_on(node, body.clone()).await;
-            if !["busy", "unavailable"].contains(&reply.code().as_str()) {
-                return reply;
-            }
-        }
-    }
-
-    pub async fn bring_on(&self, node: usize, body: Value) -> Reply {
-        let url = self.world.url_on(node, "/v1/inbound");
-        Reply::of(
-            self.world
-                .client
-                .post(url)
-                .bearer_auth(&self.key)
-                .json(&body),
-        )
-        .await
-    }
-
-    /// What the service answers to a text in their own chat.
-    pub async fn told(&self, identity: &str, text: &str) -> String {
-        let answer = self
-            .bring(json!({"identity": identity, "text": text}))
-            .await;
-        let answer = answer.expect(200);
-        answer["reply"]["text"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
-    }
-
-    async fn messages(&self, session: &Value) -> Vec<Value> {
-        let path = format!(
-            "/v1/sessions/{}/messages?limit=200",
-            session.as_str().unwrap()
-        );
-        let listed = self.world.get(&self.tenant.key, &path).await.expect(200);
-        listed["data"].as_array().unwrap().clone()
-    }
-}
-
-pub fn echo() -> Step {
-    Step::Echo(Duration::ZERO)
-}
+use crate::support::servers::model::Step;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_is_answered_and_a_repeated_one_gets_the_same_answer() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     let body = json!({"identity": "telegram:5", "text": "hello", "message_id": "m1"});
-    let first = b.bring(body.clone()).await.expect(200);
+    let first = b.send(body.clone()).await.expect(200);
     assert_eq!(first["duplicate"], false);
     assert_eq!(first["session_key"], "agent:main:telegram:dm:5");
-    let again = b.bring_on(1, body.clone()).await.expect(200);
+    let again = b.send_on(1, body.clone()).await.expect(200);
     assert_eq!(again["duplicate"], true);
     for member in ["turn_id", "reply", "session_id"] {
         assert_eq!(again[member], first[member], "{member}");
     }
     assert_eq!(b.model.requests().len(), 1);
-    assert_eq!(
-        fetch(&b.world, 0, &b.key, "wait=0").await,
-        Vec::<Value>::new()
-    );
+    assert_eq!(b.fetch(0, "wait=0").await, Vec::<Value>::new());
     // From another sender it is another message; and in another chat.
     let mut other = body.clone();
     other["identity"] = json!("telegram:6");
-    assert_eq!(b.bring(other).await.expect(200)["duplicate"], false);
+    assert_eq!(b.send(other).await.expect(200)["duplicate"], false);
     let mut group = body;
     group["chat"] = json!({"type": "group", "id": "9"});
-    assert_eq!(b.bring(group).await.expect(200)["duplicate"], false);
+    assert_eq!(b.send(group).await.expect(200)["duplicate"], false);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_equal_messages_on_two_nodes_are_one_turn_or_one_command() {
-    let b = bridged([]).await;
+    let b = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::from_millis(5)));
     for text in ["hello", "/new Trip"] {
         let bring = |n: usize| {
             let id = format!("of {text}");
-            b.bring_on(
+            b.send_on(
                 n % 2,
                 json!({"identity": "telegram:5", "text": text, "message_id": id}),
             )
@@ -157,13 +66,13 @@ async fn twenty_equal_messages_on_two_nodes_are_one_turn_or_one_command() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn forty_messages_at_once_are_answered_in_order_and_delivered_once_each() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     let bring = |n: usize| {
         let body = json!({
             "identity": "telegram:5", "text": format!("number {n}"), "message_id": n.to_string(), "wait": false,
         });
-        b.bring_until_taken(n % 2, body)
+        b.send_until_accepted(n % 2, body)
     };
     let taken = join_all((0..40).map(bring)).await;
     let session = taken[0].expect(202)["session_id"].clone();
@@ -175,13 +84,13 @@ async fn forty_messages_at_once_are_answered_in_order_and_delivered_once_each() 
             if delivered.lock().unwrap().len() >= 40 {
                 return;
             }
-            for one in fetch(&b.world, node, &b.key, "wait=1").await {
+            for one in b.fetch(node, "wait=1").await {
                 taken += 1;
                 if taken % 3 == 0 && one["attempt"] == 1 {
-                    pass(&b.world, Duration::from_secs(61)).await;
+                    b.world.age_deliveries(Duration::from_secs(61)).await;
                     continue;
                 }
-                if ack(&b.world, &b.key, &one).await.status == 204 {
+                if b.ack(&one).await.status == 204 {
                     let text = one["text"].as_str().unwrap().to_owned();
                     delivered
                         .lock()
@@ -205,51 +114,45 @@ async fn forty_messages_at_once_are_answered_in_order_and_delivered_once_each() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_lost_the_connection_brings_the_message_again_and_has_the_answer() {
-    let b = bridged([Step::Hold, Step::Say("late".to_owned())]).await;
+    let b = Scene::bridge([Step::Hold, Step::Say("late".to_owned())]).await;
     let body = json!({"identity": "telegram:5", "text": "hello", "message_id": "m1"});
     let waiting = b.world.client.post(b.world.url("/v1/inbound"));
     let waiting = waiting
-        .bearer_auth(&b.key)
+        .bearer_auth(&b.bridge_key)
         .json(&body)
         .timeout(Duration::from_millis(700));
     assert!(waiting.send().await.is_err());
-    let again = tokio::join!(b.bring_on(1, body), async { b.model.release() }).0;
+    let again = tokio::join!(b.send_on(1, body), async { b.model.release() }).0;
     let again = again.expect(200);
     assert_eq!(
         (&again["reply"]["text"], &again["duplicate"]),
         (&json!("late"), &json!(true))
     );
-    assert_eq!(
-        fetch(&b.world, 0, &b.key, "wait=6").await,
-        Vec::<Value>::new()
-    );
+    assert_eq!(b.fetch(0, "wait=6").await, Vec::<Value>::new());
 }
 
 /// The limit is real time: nothing is moved, so this takes as long as it says.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_too_long_is_answered_by_one_delivery() {
-    let b = bridged([Step::Hold, Step::Say("late".to_owned())]).await;
+    let b = Scene::bridge([Step::Hold, Step::Say("late".to_owned())]).await;
     let body = json!({"identity": "telegram:5", "text": "hello", "message_id": "m1"});
-    let flipped = b.bring(body.clone()).await.expect(202);
+    let flipped = b.send(body.clone()).await.expect(202);
     assert_eq!(flipped["reply"], Value::Null);
     b.model.release();
-    let given = fetch(&b.world, 1, &b.key, "wait=30").await;
+    let given = b.fetch(1, "wait=30").await;
     assert_eq!(given.len(), 1);
     assert_eq!(
         (&given[0]["text"], &given[0]["in_reply_to"]),
         (&json!("late"), &json!("m1"))
     );
-    ack(&b.world, &b.key, &given[0]).await.expect(204);
+    b.ack(&given[0]).await.expect(204);
     // Brought again, it is said that the answer is on its way: never both.
-    let again = b.bring(body).await.expect(202);
+    let again = b.send(body).await.expect(202);
     assert_eq!(
         (&again["reply"], &again["duplicate"]),
         (&Value::Null, &json!(true))
     );
-    assert_eq!(
-        fetch(&b.world, 0, &b.key, "wait=1").await,
-        Vec::<Value>::new()
-    );
+    assert_eq!(b.fetch(0, "wait=1").await, Vec::<Value>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -258,83 +161,97 @@ async fn a_failure_is_told_and_a_changed_message_replaces_what_waits() {
         status: 400,
         body: json!({"error": {"message": "no"}}),
     };
-    let b = bridged([refuse, Step::Hold, Step::Say("one".to_owned()), echo()]).await;
+    let b = Scene::bridge([
+        refuse,
+        Step::Hold,
+        Step::Say("one".to_owned()),
+        Step::echo(),
+    ])
+    .await;
     let failed = b
-        .bring(json!({"identity": "telegram:5", "text": "x"}))
+        .send(json!({"identity": "telegram:5", "text": "x"}))
         .await
         .expect(200);
     assert_eq!(failed["reply"], Value::Null);
     assert_eq!(failed["notices"][0]["code"], "upstream_refused");
-    say(&b.world, &b.key, "telegram:5", "first").await;
+    b.queue("telegram:5", "first").await;
     let queued =
         json!({"identity": "telegram:5", "text": "draft", "message_id": "m", "wait": false});
-    let queued = b.bring(queued).await.expect(202);
+    let queued = b.send(queued).await.expect(202);
     let edit = json!({"identity": "telegram:5", "text": "final", "message_id": "m", "edit": true});
-    let edited = b.bring(edit).await.expect(202);
+    let edited = b.send(edit).await.expect(202);
     assert_eq!(edited["turn_id"], queued["turn_id"]);
     b.model.release();
-    let first = fetch(&b.world, 0, &b.key, "wait=20").await.remove(0);
-    ack(&b.world, &b.key, &first).await.expect(204);
-    fetch(&b.world, 0, &b.key, "wait=20").await;
+    let first = b.fetch(0, "wait=20").await.remove(0);
+    b.ack(&first).await.expect(204);
+    b.fetch(0, "wait=20").await;
     let said = b.messages(&queued["session_id"]).await;
     assert!(said.iter().any(|one| one["content"] == "final"), "{said:?}");
     assert!(!said.iter().any(|one| one["content"] == "draft"));
     // A change of what was never brought changes nothing, and the message itself is answered.
     let early = json!({"identity": "telegram:7", "text": "later", "message_id": "e", "edit": true});
-    assert_eq!(b.bring(early).await.expect(202)["turn_id"], Value::Null);
+    assert_eq!(b.send(early).await.expect(202)["turn_id"], Value::Null);
     // Now it is only kept.
     let late =
         json!({"identity": "telegram:5", "text": "too late", "message_id": "m", "edit": true});
-    b.bring(late).await.expect(202);
+    b.send(late).await.expect(202);
     assert_eq!(b.messages(&queued["session_id"]).await.len(), said.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_move_name_and_list_the_sessions_of_a_chat() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     let who = "telegram:5";
-    b.told(who, "about tea").await;
-    assert!(b.told(who, "/title Tea").await.contains("Tea"));
-    assert!(b.told(who, "/new Trip").await.contains("Trip"));
-    b.told(who, "about trains").await;
-    let listed = b.told(who, "/sessions").await;
+    b.reply_to(who, "about tea").await;
+    assert!(b.reply_to(who, "/title Tea").await.contains("Tea"));
+    assert!(b.reply_to(who, "/new Trip").await.contains("Trip"));
+    b.reply_to(who, "about trains").await;
+    let listed = b.reply_to(who, "/sessions").await;
     assert!(
         listed.contains("1. Trip") && listed.contains("2. Tea"),
         "{listed}"
     );
-    assert!(b.told(who, "/resume tea").await.contains("Tea: 2 messages"));
+    assert!(
+        b.reply_to(who, "/resume tea")
+            .await
+            .contains("Tea: 2 messages")
+    );
     let asked = b
-        .bring(json!({"identity": who, "text": "more tea"}))
+        .send(json!({"identity": who, "text": "more tea"}))
         .await
         .expect(200);
     let said = b.messages(&asked["session_id"]).await;
     assert_eq!(said[0]["content"], "about tea");
-    assert!(b.told(who, "/resume 9").await.contains("no such session"));
-    assert!(b.told(who, "/branch Copy").await.contains("copy"));
+    assert!(
+        b.reply_to(who, "/resume 9")
+            .await
+            .contains("no such session")
+    );
+    assert!(b.reply_to(who, "/branch Copy").await.contains("copy"));
     let branch = b
-        .bring(json!({"identity": who, "text": "/status"}))
+        .send(json!({"identity": who, "text": "/status"}))
         .await
         .expect(200);
     assert_ne!(branch["conversation_id"], asked["conversation_id"]);
-    assert!(b.told(who, "/help").await.contains("/undo"));
+    assert!(b.reply_to(who, "/help").await.contains("/undo"));
     for later in ["/compress", "/handoff slack", "/continue", "/save"] {
         assert!(
-            b.told(who, later).await.contains("not available yet"),
+            b.reply_to(who, later).await.contains("not available yet"),
             "{later}"
         );
     }
-    let unknown = b.told(who, "/dance").await;
-    assert_eq!(unknown, crate::support::model::echo("/dance"));
+    let unknown = b.reply_to(who, "/dance").await;
+    assert_eq!(unknown, crate::support::servers::model::echo("/dance"));
     assert_eq!(
-        b.told(who, "//new").await,
-        crate::support::model::echo("/new")
+        b.reply_to(who, "//new").await,
+        crate::support::servers::model::echo("/new")
     );
     // Nobody else's session can be gone on with.
-    b.told("telegram:6", "mine").await;
+    b.reply_to("telegram:6", "mine").await;
     let id = asked["session_id"].as_str().unwrap();
     assert!(
-        b.told("telegram:6", &format!("/resume {id}"))
+        b.reply_to("telegram:6", &format!("/resume {id}"))
             .await
             .contains("no such session")
     );
@@ -342,15 +259,15 @@ async fn commands_move_name_and_list_the_sessions_of_a_chat() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_undone_keeps_its_place_and_is_shown_to_no_model() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     let who = "telegram:5";
     for text in ["one", "two", "three"] {
-        b.told(who, text).await;
+        b.reply_to(who, text).await;
     }
-    assert!(b.told(who, "/undo 2").await.contains("last 2"));
+    assert!(b.reply_to(who, "/undo 2").await.contains("last 2"));
     let asked = b
-        .bring(json!({"identity": who, "text": "four"}))
+        .send(json!({"identity": who, "text": "four"}))
         .await
         .expect(200);
     let shown = b.model.requests().last().unwrap()["messages"].clone();
@@ -364,7 +281,7 @@ async fn what_is_undone_keeps_its_place_and_is_shown_to_no_model() {
         shown,
         [
             &json!("one"),
-            &json!(crate::support::model::echo("one")),
+            &json!(crate::support::servers::model::echo("one")),
             &json!("four")
         ]
     );
@@ -380,13 +297,13 @@ async fn what_is_undone_keeps_its_place_and_is_shown_to_no_model() {
         .count();
     assert_eq!(undone, 4);
     assert_eq!(
-        b.told(who, "/retry").await,
-        crate::support::model::echo("four")
+        b.reply_to(who, "/retry").await,
+        crate::support::servers::model::echo("four")
     );
     let said = b.messages(&asked["session_id"]).await;
     assert_eq!(said.len(), 10);
     assert!(
-        b.told("telegram:6", "/undo")
+        b.reply_to("telegram:6", "/undo")
             .await
             .contains("nothing to take back")
     );
@@ -394,19 +311,19 @@ async fn what_is_undone_keeps_its_place_and_is_shown_to_no_model() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stop_ends_what_is_written_and_what_waits() {
-    let b = bridged([Step::SayHeld {
+    let b = Scene::bridge([Step::SayHeld {
         first: "half ".to_owned(),
         rest: "whole".to_owned(),
     }])
     .await;
-    b.model.otherwise(echo());
-    say(&b.world, &b.key, "telegram:5", "long").await;
-    let queued = say(&b.world, &b.key, "telegram:5", "waits").await;
+    b.model.otherwise(Step::echo());
+    b.queue("telegram:5", "long").await;
+    let queued = b.queue("telegram:5", "waits").await;
     crate::support::eventually("the model is asked", Duration::from_secs(20), async || {
         !b.model.requests().is_empty()
     })
     .await;
-    assert_eq!(b.told("telegram:5", "/stop").await, "Stopped.");
+    assert_eq!(b.reply_to("telegram:5", "/stop").await, "Stopped.");
     let path = format!("/v1/turns/{}", queued["turn_id"].as_str().unwrap());
     crate::support::eventually("both have ended", Duration::from_secs(20), async || {
         let path = format!(
@@ -421,64 +338,65 @@ async fn stop_ends_what_is_written_and_what_waits() {
     let turn = b.world.get(&b.tenant.key, &path).await.expect(200);
     assert_eq!(turn["reason"], "cancelled");
     assert_eq!(
-        b.told("telegram:5", "/stop").await,
+        b.reply_to("telegram:5", "/stop").await,
         "There is nothing to stop."
     );
-    assert_eq!(
-        fetch(&b.world, 0, &b.key, "wait=1").await,
-        Vec::<Value>::new()
-    );
+    assert_eq!(b.fetch(0, "wait=1").await, Vec::<Value>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn linking_in_chat_shows_who_would_be_joined_and_waits_for_a_yes() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
-    b.told("telegram:5", "hello from telegram").await;
-    b.told("discord:5", "hello from discord").await;
-    let shown = b.told("telegram:5", "/link").await;
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
+    b.reply_to("telegram:5", "hello from telegram").await;
+    b.reply_to("discord:5", "hello from discord").await;
+    let shown = b.reply_to("telegram:5", "/link").await;
     let code = shown.split_whitespace().last().unwrap().to_owned();
     assert!(
-        b.told("discord:5", "/link yes")
+        b.reply_to("discord:5", "/link yes")
             .await
             .contains("nothing to confirm")
     );
     assert!(
-        b.told("discord:5", "/link AAAABBBB")
+        b.reply_to("discord:5", "/link AAAABBBB")
             .await
             .contains("not good")
     );
-    let preview = b.told("discord:5", &format!("/link {code}")).await;
+    let preview = b.reply_to("discord:5", &format!("/link {code}")).await;
     assert!(
         preview.contains("telegram:5") && preview.contains("/link yes"),
         "{preview}"
     );
-    let apart = b.world.dm(&b.key, "discord:5").await;
+    let apart = b.world.dm(&b.bridge_key, "discord:5").await;
     assert_eq!(apart["linked"], false);
     assert_eq!(
-        b.told("discord:5", "/link yes").await,
+        b.reply_to("discord:5", "/link yes").await,
         "Done: your accounts are one person now. We go on with what was said last on discord; \
          the other conversation is in /sessions."
     );
-    let sessions = b.told("telegram:5", "/sessions").await;
+    let sessions = b.reply_to("telegram:5", "/sessions").await;
     assert!(
         sessions.contains("1. untitled") && sessions.contains("2. untitled"),
         "{sessions}"
     );
-    let one = b.world.dm(&b.key, "telegram:5").await;
-    let two = b.world.dm(&b.key, "discord:5").await;
+    let one = b.world.dm(&b.bridge_key, "telegram:5").await;
+    let two = b.world.dm(&b.bridge_key, "discord:5").await;
     assert_eq!(one["user_id"], two["user_id"]);
     assert_eq!(one["session_id"], two["session_id"]);
-    assert!(b.told("discord:5", "/unlink").await.contains("on its own"));
-    let parted = b.world.dm(&b.key, "discord:5").await;
+    assert!(
+        b.reply_to("discord:5", "/unlink")
+            .await
+            .contains("on its own")
+    );
+    let parted = b.world.dm(&b.bridge_key, "discord:5").await;
     assert_ne!(parted["user_id"], one["user_id"]);
     // A confirmation that comes too late confirms nothing.
-    let shown = b.told("telegram:5", "/link").await;
+    let shown = b.reply_to("telegram:5", "/link").await;
     let code = shown.split_whitespace().last().unwrap().to_owned();
-    b.told("discord:5", &format!("/link {code}")).await;
+    b.reply_to("discord:5", &format!("/link {code}")).await;
     b.world.clock.advance(Duration::from_secs(121));
     assert!(
-        b.told("discord:5", "/link yes")
+        b.reply_to("discord:5", "/link yes")
             .await
             .contains("nothing to confirm")
     );
@@ -486,18 +404,18 @@ async fn linking_in_chat_shows_who_would_be_joined_and_waits_for_a_yes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_group_nothing_private_is_told_and_each_acts_on_their_own() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     // Ada is linked and has titled things of her own.
-    b.world.link(&b.key, "telegram:1", "discord:1").await;
-    b.told("telegram:1", "/new Secret plans").await;
-    b.told("telegram:1", "my secret words").await;
-    let private = b.told("telegram:1", "/link").await;
+    b.world.link(&b.bridge_key, "telegram:1", "discord:1").await;
+    b.reply_to("telegram:1", "/new Secret plans").await;
+    b.reply_to("telegram:1", "my secret words").await;
+    let private = b.reply_to("telegram:1", "/link").await;
     let code = private.split_whitespace().last().unwrap().to_owned();
     let group = json!({"type": "thread", "id": "C", "thread_id": "9"});
     let speak = async |who: &str, text: &str| {
         let body = json!({"identity": who, "chat": group, "text": text, "display_name": "Someone"});
-        b.bring(body).await.expect(200)
+        b.send(body).await.expect(200)
     };
     let mut told = String::new();
     for who in ["telegram:1", "telegram:2", "telegram:3"] {
@@ -530,7 +448,7 @@ async fn in_a_group_nothing_private_is_told_and_each_acts_on_their_own() {
     }
     // The code was seen: it is void.
     assert!(
-        b.told("telegram:3", &format!("/link {code}"))
+        b.reply_to("telegram:3", &format!("/link {code}"))
             .await
             .contains("not good")
     );
@@ -550,7 +468,7 @@ async fn in_a_group_nothing_private_is_told_and_each_acts_on_their_own() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_wrong_is_refused_and_what_was_not_meant_for_the_agent_is_not_answered() {
-    let b = bridged([]).await;
+    let b = Scene::bridge([]).await;
     for (body, status, code) in [
         (
             json!({"identity": "telegram:5", "text": " "}),
@@ -589,18 +507,18 @@ async fn what_is_wrong_is_refused_and_what_was_not_meant_for_the_agent_is_not_an
             "invalid_value",
         ),
     ] {
-        b.bring(body.clone()).await.expect_problem(status, code);
+        b.send(body.clone()).await.expect_problem(status, code);
     }
     let overheard = json!({
         "identity": "telegram:5", "chat": {"type": "group", "id": "9"}, "text": "not to you", "mentioned": false,
     });
-    let overheard = b.bring(overheard).await.expect(202);
+    let overheard = b.send(overheard).await.expect(202);
     assert_eq!(overheard["turn_id"], Value::Null);
     assert_eq!(b.model.requests().len(), 0);
     let image = json!({"type": "image_url", "image_url": {"url": "https://a.example/b.png"}});
-    b.model.otherwise(echo());
+    b.model.otherwise(Step::echo());
     let shown = json!({"identity": "telegram:5", "text": "look", "attachments": [image]});
-    b.bring(shown).await.expect(200);
+    b.send(shown).await.expect(200);
     let asked = &b.model.requests()[0]["messages"][0]["content"];
     assert_eq!(asked, &json!([{"type": "text", "text": "look"}, image]));
 }

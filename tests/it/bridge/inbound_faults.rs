@@ -10,11 +10,10 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::support::model::{Step, echo};
-use crate::support::{Reply, eventually};
-use crate::turn::turn_recovery::Pair;
+use crate::support::Reply;
+use crate::support::servers::model::{Step, echo};
+use crate::support::servers::pair::Pair;
 
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Longer than a turn's lease and what a sweeper waits after its end.
 const QUIET: &str = "wait=9";
 
@@ -44,10 +43,7 @@ impl Pair {
     ) -> JoinHandle<reqwest::Result<Reply>> {
         let asked = self.model.requests().len();
         let waiting = tokio::spawn(Reply::try_of(self.bringing(node, body)));
-        eventually("the model is asked", PATIENCE, async || {
-            self.model.requests().len() == asked + 1
-        })
-        .await;
+        self.model.called(asked + 1).await;
         waiting
     }
 

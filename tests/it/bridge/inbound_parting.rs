@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::bridge::deliveries::{ack, fetch};
-use crate::bridge::inbound::{Bridged, bridged, echo};
+use crate::support::Scene;
 use crate::support::eventually;
-use crate::support::model::{self, Step};
+use crate::support::servers::model::{self, Step};
 
 const STAYS: &str = "telegram:5";
 const PARTS: &str = "discord:5";
@@ -18,25 +17,25 @@ fn message(identity: &str, id: &str, text: &str) -> Value {
 }
 
 /// Two accounts of one person, who has said something through the one that stays.
-async fn linked(steps: impl IntoIterator<Item = Step>) -> Bridged {
-    let b = bridged(steps).await;
-    b.model.otherwise(echo());
-    b.world.link(&b.key, STAYS, PARTS).await;
-    b.told(STAYS, "/new Secret title").await;
+async fn linked(steps: impl IntoIterator<Item = Step>) -> Scene {
+    let b = Scene::bridge(steps).await;
+    b.model.otherwise(Step::echo());
+    b.world.link(&b.bridge_key, STAYS, PARTS).await;
+    b.reply_to(STAYS, "/new Secret title").await;
     b
 }
 
 /// The answers among what is given out until nothing has come for so many seconds; that accounts were linked and
 /// parted is told too.
-async fn replies(b: &Bridged, seconds: u32) -> Vec<Value> {
+async fn replies(b: &Scene, seconds: u32) -> Vec<Value> {
     let mut replies = Vec::new();
     loop {
-        let given = fetch(&b.world, 0, &b.key, &format!("wait={seconds}")).await;
+        let given = b.fetch(0, &format!("wait={seconds}")).await;
         if given.is_empty() {
             return replies;
         }
         for one in given {
-            ack(&b.world, &b.key, &one).await.expect(204);
+            b.ack(&one).await.expect(204);
             if one["kind"] != "security" {
                 replies.push(one);
             }
@@ -47,43 +46,43 @@ async fn replies(b: &Bridged, seconds: u32) -> Vec<Value> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parted_account_learns_nothing_of_what_it_was_answered_before() {
     let b = linked([]).await;
-    b.told(STAYS, "from who stays").await;
+    b.reply_to(STAYS, "from who stays").await;
     let said = message(PARTS, "m1", "from who parts");
-    let first = b.bring(said.clone()).await.expect(200);
+    let first = b.send(said.clone()).await.expect(200);
     let answer = first["reply"]["text"].as_str().unwrap();
     assert_eq!(answer, model::echo("from who parts"));
     let listed = message(PARTS, "m2", "/sessions");
-    let list = b.bring(listed.clone()).await;
+    let list = b.send(listed.clone()).await;
     assert!(list.text.contains("Secret title"), "{}", list.text);
     for body in [&said, &listed] {
-        let again = b.bring_on(1, body.clone()).await.expect(200);
+        let again = b.send_on(1, body.clone()).await.expect(200);
         assert_eq!(again["duplicate"], true);
     }
     let asked = b.model.requests().len();
-    assert!(b.told(PARTS, "/unlink").await.contains("on its own"));
+    assert!(b.reply_to(PARTS, "/unlink").await.contains("on its own"));
 
     let words = ["turn_id", "session_id", "conversation_id", "user_id"];
     let words = words.map(|member| first[member].as_str().unwrap());
     for (node, wait) in [(0, true), (1, true), (0, false)] {
         let mut body = said.clone();
         body["wait"] = json!(wait);
-        let refused = b.bring_on(node, body).await;
+        let refused = b.send_on(node, body).await;
         refused.expect_problem(404, "session_not_found");
         for word in words.iter().chain([&answer, &"Secret title"]) {
             assert!(!refused.text.contains(word), "{}", refused.text);
         }
     }
     // Of a command it is known that it was done, and not what it told.
-    let again = b.bring(listed).await;
+    let again = b.send(listed).await;
     assert_eq!(again.expect(202)["duplicate"], true);
     assert!(!again.text.contains("Secret title"), "{}", again.text);
     assert_eq!(b.model.requests().len(), asked);
     assert_eq!(replies(&b, 1).await, Vec::<Value>::new());
     // What it says now is its own; and who stayed has everything.
-    let new = b.bring(message(PARTS, "m3", "anew")).await.expect(200);
+    let new = b.send(message(PARTS, "m3", "anew")).await.expect(200);
     assert_ne!(new["conversation_id"], first["conversation_id"]);
     assert_ne!(new["user_id"], first["user_id"]);
-    let stays = b.bring(message(STAYS, "m4", "more")).await.expect(200);
+    let stays = b.send(message(STAYS, "m4", "more")).await.expect(200);
     assert_eq!(stays["conversation_id"], first["conversation_id"]);
 }
 
@@ -96,12 +95,12 @@ async fn a_parted_account_neither_changes_nor_hears_what_it_had_under_way() {
         body
     };
     let stays = json!({"identity": STAYS, "text": "from who stays", "wait": false});
-    b.bring(stays).await.expect(202);
-    let queued = b.bring(unwaited("m1", "from who parts")).await.expect(202);
-    assert!(b.told(PARTS, "/unlink").await.contains("on its own"));
+    b.send(stays).await.expect(202);
+    let queued = b.send(unwaited("m1", "from who parts")).await.expect(202);
+    assert!(b.reply_to(PARTS, "/unlink").await.contains("on its own"));
     let mut edit = message(PARTS, "m1", "changed afterwards");
     edit["edit"] = json!(true);
-    b.bring(edit).await.expect_problem(404, "session_not_found");
+    b.send(edit).await.expect_problem(404, "session_not_found");
     b.model.release();
     // It is answered where it was accepted, and told to nobody who may not read there.
     let path = format!("/v1/turns/{}", queued["turn_id"].as_str().unwrap());

@@ -4,11 +4,11 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::bridge::inbound::{Bridged, bridged, echo};
-use crate::support::model::Step;
+use crate::support::Scene;
+use crate::support::servers::model::Step;
 use crate::support::{Reply, eventually};
 
-impl Bridged {
+impl Scene {
     async fn bring_with_key(&self, node: usize, key: &str, body: Value) -> Reply {
         let url = self.world.url_on(node, "/v1/inbound");
         let request = self.world.client.post(url).bearer_auth(&self.key);
@@ -37,8 +37,8 @@ fn is_replay(reply: &Reply) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_without_an_id_is_one_turn_for_one_idempotency_key() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     let body = json!({"identity": "telegram:5", "text": "hello"});
     let first = b.bring_with_key(0, "k-1", body.clone()).await;
     let again = b.bring_with_key(1, "k-1", body.clone()).await;
@@ -56,13 +56,13 @@ async fn a_message_without_an_id_is_one_turn_for_one_idempotency_key() {
     assert!(!is_replay(&other));
     // Without a key it is said again.
     let body = json!({"identity": "telegram:5", "text": "hello"});
-    b.bring(body).await.expect(200);
+    b.send(body).await.expect(200);
     assert_eq!(b.model.requests().len(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_of_a_message_that_is_being_answered_gets_the_same_answer() {
-    let b = bridged([Step::held("half ", "whole")]).await;
+    let b = Scene::bridge([Step::held("half ", "whole")]).await;
     let body = json!({"identity": "telegram:5", "text": "hello"});
     let first = b.bring_with_key(0, "k-1", body.clone());
     let again = async {
@@ -89,9 +89,9 @@ async fn a_retry_of_a_message_that_is_being_answered_gets_the_same_answer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_with_an_idempotency_key_is_done_once() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
-    b.told("telegram:5", "hello").await;
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
+    b.reply_to("telegram:5", "hello").await;
     for body in [
         json!({"identity": "telegram:5", "text": "/new"}),
         json!({"identity": "telegram:5", "text": "only said", "mentioned": false,
@@ -103,7 +103,7 @@ async fn a_command_with_an_idempotency_key_is_done_once() {
         assert_eq!(again.expect(first.status), first.expect(first.status));
         assert_eq!((is_replay(&first), is_replay(&again)), (false, true));
     }
-    let sessions = b.told("telegram:5", "/sessions").await;
+    let sessions = b.reply_to("telegram:5", "/sessions").await;
     assert!(
         sessions.contains("2. ") && !sessions.contains("3. "),
         "{sessions}"
@@ -112,10 +112,10 @@ async fn a_command_with_an_idempotency_key_is_done_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_after_a_merge_is_still_the_same_request() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     for who in ["telegram:5", "discord:5"] {
-        b.told(who, "hello").await;
+        b.reply_to(who, "hello").await;
     }
     let user = b.user_of("discord:5").await;
     let asked = b.model.requests().len();
@@ -123,7 +123,7 @@ async fn a_retry_after_a_merge_is_still_the_same_request() {
         let body =
             json!({"model": "main", "user": user, "messages": [{"role": "user", "content": "hi"}]});
         let path = "/v1/chat/completions";
-        let request = b.world.request(Method::POST, path, &b.key);
+        let request = b.world.request(Method::POST, path, &b.bridge_key);
         Reply::of(request.header("idempotency-key", key).json(&body)).await
     };
     let create = async |key: &str| {

@@ -3,8 +3,8 @@
 mod bridge_example;
 mod bursts;
 mod command_faults;
-pub mod deliveries;
-pub mod inbound;
+mod deliveries;
+mod inbound;
 mod inbound_faults;
 mod inbound_parting;
 mod inbound_retries;

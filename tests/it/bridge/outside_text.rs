@@ -6,12 +6,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 
-use crate::bridge::deliveries::{ack, fetch};
-use crate::bridge::inbound::{Bridged, bridged};
-use crate::support::chat::{Chat, answer, line};
+use crate::support::Scene;
+use crate::support::chat::{answer, line};
 use crate::support::conversations::id_of;
-use crate::support::linking::bridge;
-use crate::support::model::{Step, echo};
+use crate::support::servers::model::{Step, echo};
 use crate::support::sse::said as streamed;
 use crate::support::{Reply, eventually};
 
@@ -52,7 +50,7 @@ async fn a_model_may_say_anything() {
         "{{\"tool_calls\":[{{\"index\":0,\"id\":\"{escaped}\",\"type\":\"function\",\
            \"function\":{{\"name\":\"{escaped}\",\"arguments\":\"{escaped}\"}}}}]}}"
     );
-    let chat = Chat::new([
+    let chat = Scene::chat([
         odd_answer(),
         odd_answer(),
         raw(&call, "tool_calls"),
@@ -79,36 +77,36 @@ async fn a_model_may_say_anything() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_platform_is_given_whatever_a_model_says() {
     let (_, expected) = odd();
-    let b = bridged([odd_answer(), odd_answer()]).await;
+    let b = Scene::bridge([odd_answer(), odd_answer()]).await;
     let waited = json!({"identity": "telegram:1", "text": "x", "wait": true});
     assert_eq!(
-        b.bring(waited).await.expect(200)["reply"]["text"],
+        b.send(waited).await.expect(200)["reply"]["text"],
         json!(expected)
     );
     let left = json!({"identity": "telegram:1", "text": "y", "wait": false});
-    b.bring(left).await.expect(202);
+    b.send(left).await.expect(202);
     assert_eq!(delivered(&b).await["text"], json!(expected));
 }
 
 /// The next delivery, which is then acknowledged.
-async fn delivered(b: &Bridged) -> Value {
-    let given = fetch(&b.world, 0, &b.key, "wait=20").await;
+async fn delivered(b: &Scene) -> Value {
+    let given = b.fetch(0, "wait=20").await;
     let first = given[0].clone();
-    ack(&b.world, &b.key, &first).await.expect(204);
+    b.ack(&first).await.expect(204);
     first
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_bridges_and_imports_may_bring_anything() {
     let (escaped, expected) = odd();
-    let chat = Chat::new([Step::Echo(Duration::ZERO), Step::Echo(Duration::ZERO)]).await;
+    let chat = Scene::chat([Step::Echo(Duration::ZERO), Step::Echo(Duration::ZERO)]).await;
     let world = &chat.world;
     let send = async |key: &str, path: &str, kind: &str, body: String| {
         let request = world.client.post(world.url(path)).bearer_auth(key);
         Reply::of(request.header("content-type", kind).body(body)).await
     };
     let json_type = "application/json";
-    // Chat, with a result of a tool.
+    // Scene, with a result of a tool.
     let path = "/v1/chat/completions";
     let body = format!(
         "{{\"model\":\"main\",\"messages\":[{{\"role\":\"user\",\"content\":\"{escaped}\"}}]}}"
@@ -142,7 +140,7 @@ async fn clients_bridges_and_imports_may_bring_anything() {
     let made = id_of(&made.expect(201));
     assert_eq!(chat.transcript(&made).await[1]["content"], json!(expected));
     // A bridge.
-    let key = bridge(world, &chat.tenant, &["telegram"]).await;
+    let key = world.bridge_key(&chat.tenant, &["telegram"]).await;
     let body = format!("{{\"identity\":\"telegram:1\",\"wait\":true,\"text\":\"{escaped}\"}}");
     let reply = send(&key, "/v1/inbound", json_type, body).await;
     assert_eq!(reply.expect(200)["reply"]["text"], json!(echo(&expected)));
@@ -183,10 +181,10 @@ const POISON: &str = "
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_that_cannot_be_delivered_hold_up_no_other() {
-    let b = bridged([Step::Echo(Duration::ZERO), Step::Echo(Duration::ZERO)]).await;
+    let b = Scene::bridge([Step::Echo(Duration::ZERO), Step::Echo(Duration::ZERO)]).await;
     for text in ["one", "two"] {
         let body = json!({"identity": "telegram:1", "text": text, "wait": true});
-        b.bring(body).await.expect(200);
+        b.send(body).await.expect(200);
     }
     let mut database = b.world.superuser().await;
     execute(&mut database, POISON).await;
@@ -236,7 +234,7 @@ const POISON_TURNS: &str = "
 
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_that_cannot_be_recovered_hold_up_no_other() {
-    let chat = Chat::new([Step::Echo(Duration::ZERO), Step::Echo(Duration::ZERO)]).await;
+    let chat = Scene::chat([Step::Echo(Duration::ZERO), Step::Echo(Duration::ZERO)]).await;
     answer(&chat.say(0, "good", "again").await);
     for n in 0..60 {
         let body = json!({"id": format!("odd-{n}"), "messages": []});
@@ -282,7 +280,7 @@ const POISON_QUEUE: &str = "
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_is_tried_again_no_sooner_because_more_wait_in_it() {
-    let chat = Chat::new([Step::Echo(Duration::ZERO)]).await;
+    let chat = Scene::chat([Step::Echo(Duration::ZERO)]).await;
     answer(&chat.say(0, "s", "hello").await);
     execute(&mut chat.world.superuser().await, POISON_QUEUE).await;
     // After one second, two and four: the fourth try is due after seven.
@@ -298,11 +296,11 @@ async fn a_queue_is_tried_again_no_sooner_because_more_wait_in_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_could_not_be_delivered_is_given_to_who_asks_again() {
-    let b = bridged([Step::Echo(Duration::ZERO)]).await;
+    let b = Scene::bridge([Step::Echo(Duration::ZERO)]).await;
     let body = json!({"identity": "telegram:1", "text": "one", "message_id": "m1", "wait": true});
-    b.bring(body.clone()).await.expect(200);
+    b.send(body.clone()).await.expect(200);
     let failed = "update turns set reply_via = 'failed'";
     execute(&mut b.world.superuser().await, failed).await;
-    let again = b.bring(body).await.expect(200);
+    let again = b.send(body).await.expect(200);
     assert_eq!(again["reply"]["text"], json!(echo("one")));
 }

@@ -12,7 +12,7 @@ use super::Dice;
 use super::history::{History, Outcome, Sent};
 use crate::support::Reply;
 use crate::support::conversations::{answered, id_of, said};
-use crate::support::nodes::Nodes;
+use crate::support::servers::nodes::Nodes;
 use crate::support::world::OPERATOR_KEY;
 
 const CONVERSATIONS: usize = 4;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::turn_history::{
     Asked, Conversation, Disposition, EndedTurn, Line, SessionInfo, TurnHistory, TurnsState,
 };
-use crate::support::model::echo;
+use crate::support::servers::model::echo;
 
 /// Everything that is wrong, in words.
 pub fn violations(history: &TurnHistory, state: &TurnsState) -> Vec<String> {

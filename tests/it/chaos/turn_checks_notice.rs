@@ -4,7 +4,7 @@ use super::turn_checks::violations;
 use super::turn_history::{
     Asked, Conversation, Disposition, EndedTurn, Line, Seen, SessionInfo, TurnHistory, TurnsState,
 };
-use crate::support::model::echo;
+use crate::support::servers::model::echo;
 
 type Damage = fn(&mut TurnHistory, &mut TurnsState);
 

@@ -16,8 +16,8 @@ use super::turn_history::{
 };
 use crate::support::chat::{agent_on, said, with_model};
 use crate::support::conversations::walk;
-use crate::support::model::{Model, Step};
-use crate::support::nodes::Nodes;
+use crate::support::servers::model::{Model, Step};
+use crate::support::servers::nodes::Nodes;
 use crate::support::sse::{self, Sse, SseEvent};
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};

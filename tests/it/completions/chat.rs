@@ -1,44 +1,16 @@
 //! `/v1/chat/completions` and `/v1/models` without a session: passed to the agent's model and back.
 
+use crate::support::Scene;
+use crate::support::sse::events;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::model::{Model, Step};
 use crate::support::people::person;
-use crate::support::world::WorldOptions;
-use crate::support::{Reply, Tenant, World, eventually};
+use crate::support::servers::model::Step;
+use crate::support::{Reply, World, eventually};
 
-pub struct Chat {
-    pub world: World,
-    pub tenant: Tenant,
-    pub model: Model,
-    pub key: String,
-}
-
-/// A tenant whose agent `main` asks a scripted model.
-pub async fn chat(steps: impl IntoIterator<Item = Step>) -> Chat {
-    let world = World::with(WorldOptions {
-        private_upstreams: true,
-        ..WorldOptions::default()
-    })
-    .await;
-    let tenant = world.tenant("Acme").await;
-    let model = Model::start(steps).await;
-    let upstream = json!({"kind": "openai", "base_url": model.base_url, "model": "m-1", "api_key": "sk-secret-canary"});
-    let spec = json!({"upstream": upstream, "system_prompt": "Be brief."});
-    let put = world.put(&tenant.key, "/v1/agents/main", spec).await;
-    put.expect(200);
-    let (_, key) = world.api_key(&tenant, "chat").await;
-    Chat {
-        world,
-        tenant,
-        model,
-        key,
-    }
-}
-
-impl Chat {
+impl Scene {
     async fn ask(&self, body: Value) -> Reply {
         let mut asked = json!({"model": "main", "messages": [{"role": "user", "content": "hi"}]});
         for (member, value) in body.as_object().unwrap() {
@@ -50,16 +22,6 @@ impl Chat {
     }
 }
 
-pub fn events(reply: &Reply) -> Vec<Value> {
-    let data = reply
-        .text
-        .split("\n\n")
-        .filter_map(|event| event.strip_prefix("data: "));
-    data.filter(|data| *data != "[DONE]")
-        .map(|data| serde_json::from_str(data).unwrap())
-        .collect()
-}
-
 fn expect_error(reply: &Reply, status: u16, code: &str) -> Value {
     let body = reply.expect(status);
     assert_eq!(body["error"]["code"], code, "{body}");
@@ -68,7 +30,7 @@ fn expect_error(reply: &Reply, status: u16, code: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_is_passed_back_with_the_agents_name_and_no_session() {
-    let chat = chat([Step::Say("hello there".to_owned())]).await;
+    let chat = Scene::with_prompt([Step::Say("hello there".to_owned())]).await;
     let reply = chat.ask(json!({"temperature": 0.5})).await;
     let answer = reply.expect(200);
     assert_eq!(answer["choices"][0]["message"]["content"], "hello there");
@@ -87,7 +49,7 @@ async fn an_answer_is_passed_back_with_the_agents_name_and_no_session() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_comes_word_by_word_and_breaks_no_plain_loop() {
-    let chat = chat([
+    let chat = Scene::with_prompt([
         Step::Say("one two three".to_owned()),
         Step::Say("four".to_owned()),
     ])
@@ -160,7 +122,7 @@ async fn errors_have_openais_shape_and_tell_whose_fault_it_is() {
         status,
         body: json!({"error": {"message": message}}),
     };
-    let chat = chat([
+    let chat = Scene::with_prompt([
         fail(400, "context too long, key sk-abcdefghijklmnop1234567890"),
         fail(401, "bad key"),
     ])
@@ -198,7 +160,7 @@ async fn a_call_is_tried_again_only_before_the_first_byte() {
         status: 503,
         body: json!({}),
     };
-    let chat = chat([
+    let chat = Scene::with_prompt([
         failing(),
         failing(),
         Step::Say("at last".to_owned()),
@@ -223,7 +185,7 @@ async fn a_server_that_fails_again_and_again_is_left_alone() {
         status: 500,
         body: json!({}),
     });
-    let chat = chat(failing).await;
+    let chat = Scene::with_prompt(failing).await;
     for _ in 0..2 {
         expect_error(&chat.ask(json!({})).await, 502, "upstream_failed");
     }
@@ -237,7 +199,7 @@ async fn a_server_that_fails_again_and_again_is_left_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_used_is_counted_also_when_the_client_leaves() {
-    let chat = chat([
+    let chat = Scene::with_prompt([
         Step::Say("hello".to_owned()),
         Step::Say("one two three".to_owned()),
     ])

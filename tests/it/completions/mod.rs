@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`: with and without a session, and what models answer.
 
-pub mod chat;
+mod chat;
 mod model_answers;
 mod model_script;
 mod openai_client;

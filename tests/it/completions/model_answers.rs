@@ -3,13 +3,11 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::bridge::deliveries::{fetch, say};
-use crate::bridge::inbound::bridged;
 use crate::support::Reply;
-use crate::support::chat::{Chat, answer, expect_error, said};
-use crate::support::model::Step;
+use crate::support::Scene;
+use crate::support::chat::{answer, expect_error, said};
+use crate::support::servers::model::Step;
 use crate::support::sse::{Sse, SseEvent};
-use crate::support::world::WorldOptions;
 
 /// A stream of these deltas.
 fn streams(deltas: &[Value]) -> Step {
@@ -32,7 +30,7 @@ fn refusal() -> Step {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_is_kept_in_the_session_and_shown_as_one() {
-    let chat = Chat::new([refusal(), Step::say("fine")]).await;
+    let chat = Scene::chat([refusal(), Step::say("fine")]).await;
     let reply = chat.say(0, "mine", "do it").await.expect(200);
     let message = &reply["choices"][0]["message"];
     assert_eq!(message["content"], Value::Null, "{reply}");
@@ -88,7 +86,7 @@ fn expect_details(usage: &Value) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_model_tells_beside_its_text_is_in_a_whole_answer_and_in_its_replay() {
-    let chat = Chat::new([talkative()]).await;
+    let chat = Scene::chat([talkative()]).await;
     for node in [0, 1] {
         let request = chat.saying(node, "mine", "how many?");
         let reply = Reply::of(request.header("idempotency-key", "k1")).await;
@@ -109,7 +107,7 @@ async fn what_a_model_tells_beside_its_text_is_in_a_whole_answer_and_in_its_repl
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_model_tells_beside_its_text_is_in_a_stream() {
-    let chat = Chat::new([talkative()]).await;
+    let chat = Scene::chat([talkative()]).await;
     let body = json!({
         "messages": [said("how many?")], "stream": true, "logprobs": true,
         "stream_options": {"include_usage": true},
@@ -153,7 +151,7 @@ async fn usage_details_of_all_calls_of_a_turn_are_added_up() {
         "choices": [{"index": 0, "delta": {"tool_calls": unknown}, "finish_reason": "tool_calls"}], "usage": usage,
     });
     let called = Step::Raw(format!("data: {called}\n\ndata: [DONE]\n\n"));
-    let chat = Chat::new([called, talkative()]).await;
+    let chat = Scene::chat([called, talkative()]).await;
     let body = chat.say(0, "mine", "how many?").await.expect(200);
     assert_eq!(body["usage"]["prompt_tokens"], 10, "{body}");
     assert_eq!(body["usage"]["prompt_tokens_details"]["cached_tokens"], 7);
@@ -161,7 +159,7 @@ async fn usage_details_of_all_calls_of_a_turn_are_added_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reasoning_is_kept_in_the_transcript_and_its_copies_and_not_sent_back() {
-    let chat = Chat::new([talkative(), Step::say("fine")]).await;
+    let chat = Scene::chat([talkative(), Step::say("fine")]).await;
     chat.say(0, "mine", "how many?").await.expect(200);
     let kept = chat.transcript("mine").await;
     assert_eq!(kept[1]["reasoning_content"], "let me think");
@@ -184,7 +182,7 @@ async fn reasoning_is_kept_in_the_transcript_and_its_copies_and_not_sent_back() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_name_of_an_author_is_kept_and_passed_on() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::say("fine"));
     let named = json!({"role": "user", "content": "hi", "name": "ada_l"});
     let body = json!({"messages": [named]});
@@ -216,7 +214,7 @@ async fn the_name_of_an_author_is_kept_and_passed_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_is_shown_once_in_a_stream_and_again_in_its_replay() {
-    let chat = Chat::new([refusal()]).await;
+    let chat = Scene::chat([refusal()]).await;
     for node in [0, 1] {
         let body = json!({"messages": [said("do it")], "stream": true});
         let request = chat.asking(node, "mine", body);
@@ -237,35 +235,40 @@ async fn a_refusal_is_shown_once_in_a_stream_and_again_in_its_replay() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_platform_is_told_the_refusal_and_never_gets_an_empty_message() {
-    let b = bridged([
+    let b = Scene::bridge([
         refusal(),
         refusal(),
         streams(&[]),
         streams(&[json!({"content": " \n"})]),
     ])
     .await;
-    assert_eq!(b.told("telegram:5", "do it").await, "I can't help.");
-    say(&b.world, &b.key, "telegram:5", "do it").await;
-    let delivered = fetch(&b.world, 0, &b.key, "wait=10").await;
+    assert_eq!(b.reply_to("telegram:5", "do it").await, "I can't help.");
+    b.queue("telegram:5", "do it").await;
+    let delivered = b.fetch(0, "wait=10").await;
     assert_eq!(delivered[0]["text"], "I can't help.");
-    crate::bridge::deliveries::ack(&b.world, &b.key, &delivered[0]).await;
+    b.ack(&delivered[0]).await;
     let silent = b
-        .bring(json!({"identity": "telegram:5", "text": "well?"}))
+        .send(json!({"identity": "telegram:5", "text": "well?"}))
         .await;
     let silent = silent.expect(200);
     assert_eq!(silent["reply"], Value::Null, "{silent}");
     assert_eq!(silent["notices"][0]["code"], "empty_answer");
-    say(&b.world, &b.key, "telegram:5", "well?").await;
-    let delivered = fetch(&b.world, 0, &b.key, "wait=10").await;
+    b.queue("telegram:5", "well?").await;
+    let delivered = b.fetch(0, "wait=10").await;
     assert_eq!(delivered[0]["kind"], "notice", "{delivered:?}");
     let text = delivered[0]["text"].as_str().unwrap();
     assert!(text.contains("said nothing"), "{text}");
 }
 
 /// An agent that is shown long messages whole.
-async fn patient(steps: impl IntoIterator<Item = Step>) -> Chat {
+async fn patient(steps: impl IntoIterator<Item = Step>) -> Scene {
     let spec = json!({"context_window": 2_000_000});
-    Chat::with(WorldOptions::default(), spec, steps).await
+    Scene::builder()
+        .nodes(2)
+        .agent(spec)
+        .model(steps)
+        .build()
+        .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::Reply;
-use crate::support::model::{Model, Step};
+use crate::support::servers::model::{Model, Step};
 
 async fn ask(model: &Model, body: Value) -> Reply {
     let url = format!("{}/chat/completions", model.base_url);

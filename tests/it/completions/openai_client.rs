@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use crate::support::World;
-use crate::support::cluster::project;
+use crate::support::servers::cluster::project;
 
 /// Long enough for the package to be installed the first time.
 const LIMIT: Duration = Duration::from_secs(300);

@@ -1,21 +1,22 @@
-//! Chat in sessions: where a message belongs, what the model is shown, and what the client is told of the
+//! Scene in sessions: where a message belongs, what the model is shown, and what the client is told of the
 //! effective session.
 
+use crate::support::sse::events;
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::completions::chat::{Chat, chat, events};
-use crate::support::model::Step;
+use crate::support::Scene;
 use crate::support::people::person;
+use crate::support::servers::model::Step;
 use crate::support::{Reply, World};
 
 fn say(text: &str) -> Step {
     Step::Say(text.to_owned())
 }
 
-impl Chat {
+impl Scene {
     /// Asks with these headers; the rest of the request is `body`.
     async fn ask_in(&self, headers: &[(&str, &str)], body: Value) -> Reply {
         ask(&self.world, &self.key, headers, body).await
@@ -43,7 +44,7 @@ const KEY: &str = "x-hermes-session-key";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn history_comes_from_the_store_and_only_what_is_new_is_used() {
-    let chat = chat([say("one"), say("two")]).await;
+    let chat = Scene::with_prompt([say("one"), say("two")]).await;
     chat.ask_in(&[(ID, "mine")], user("first"))
         .await
         .expect(200);
@@ -86,7 +87,7 @@ async fn history_comes_from_the_store_and_only_what_is_new_is_used() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn any_id_of_a_chain_leads_to_its_tip_and_the_answer_tells_it() {
-    let chat = chat([say("one"), say("two"), say("three")]).await;
+    let chat = Scene::with_prompt([say("one"), say("two"), say("three")]).await;
     for text in ["a long first message that is worth a summary", "second"] {
         chat.ask_in(&[(ID, "mine")], user(text)).await.expect(200);
     }
@@ -109,7 +110,7 @@ async fn any_id_of_a_chain_leads_to_its_tip_and_the_answer_tells_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_has_one_current_session_and_an_id_never_moves_it() {
-    let chat = chat((0..4).map(|n| say(&n.to_string()))).await;
+    let chat = Scene::with_prompt((0..4).map(|n| say(&n.to_string()))).await;
     let first = chat.ask_in(&[(KEY, "work")], user("a")).await.expect(200);
     let current = first["hermes"]["session_id"].clone();
     let with_both = [(KEY, "work"), (ID, "other")];
@@ -132,7 +133,7 @@ async fn a_key_has_one_current_session_and_an_id_never_moves_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_person_who_speaks_is_answered_in_their_own_chat() {
-    let chat = chat((0..5).map(|n| say(&n.to_string()))).await;
+    let chat = Scene::with_prompt((0..5).map(|n| say(&n.to_string()))).await;
     let world = &chat.world;
     let admin = &chat.tenant.key;
     let named = |who: &str, text: &str| json!({"user": who, "messages": [{"role": "user", "content": text}]});
@@ -172,7 +173,7 @@ async fn a_person_who_speaks_is_answered_in_their_own_chat() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_by_policy_is_told() {
-    let chat = chat([say("one"), say("two")]).await;
+    let chat = Scene::with_prompt([say("one"), say("two")]).await;
     let world = &chat.world;
     let admin = &chat.tenant.key;
     let mut spec = world.get(admin, "/v1/agents/main").await.expect(200);
@@ -196,7 +197,7 @@ async fn a_reset_by_policy_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_in_a_session_ends_with_the_effective_session() {
-    let chat = chat([say("one two three"), say("four")]).await;
+    let chat = Scene::with_prompt([say("one two three"), say("four")]).await;
     let reply = chat
         .ask_in(
             &[(KEY, "work")],
@@ -228,7 +229,7 @@ async fn a_stream_in_a_session_ends_with_the_effective_session() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_idempotency_key_for_two_sessions_is_a_conflict() {
-    let chat = chat([say("one")]).await;
+    let chat = Scene::with_prompt([say("one")]).await;
     let named = |session| [(ID, session), ("idempotency-key", "once")];
     let first = chat.ask_in(&named("a"), json!({})).await.expect(200);
     let again = chat.ask_in(&named("a"), json!({})).await;
@@ -240,7 +241,7 @@ async fn one_idempotency_key_for_two_sessions_is_a_conflict() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn other_events_come_only_to_who_asks_for_them() {
-    let chat = chat([say("one"), say("two")]).await;
+    let chat = Scene::with_prompt([say("one"), say("two")]).await;
     let plain = chat.ask_in(&[(KEY, "work")], json!({"stream": true})).await;
     assert!(!plain.text.contains("event:"), "{}", plain.text);
     let options = json!({"stream": true, "stream_options": {"include_hermes_events": true}});
@@ -257,7 +258,7 @@ async fn other_events_come_only_to_who_asks_for_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_session_cannot_take_is_refused_and_stores_nothing() {
-    let chat = chat([say("one")]).await;
+    let chat = Scene::with_prompt([say("one")]).await;
     let assistant_last = json!({"messages": [
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
     ]});
@@ -306,7 +307,7 @@ async fn what_a_session_cannot_take_is_refused_and_stores_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_model_s_server_learns_the_key_only_where_the_agent_says_so() {
-    let chat = chat([say("one"), say("two")]).await;
+    let chat = Scene::with_prompt([say("one"), say("two")]).await;
     chat.ask_in(&[(KEY, "work")], json!({})).await.expect(200);
     let upstream = json!({
         "kind": "openai", "base_url": chat.model.base_url, "model": "m-1", "api_key": "sk-secret-canary",
@@ -327,7 +328,7 @@ async fn the_model_s_server_learns_the_key_only_where_the_agent_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_turn_used_is_on_the_turn_and_in_the_usage() {
-    let chat = chat([say("one two")]).await;
+    let chat = Scene::with_prompt([say("one two")]).await;
     let answer = chat.ask_in(&[(KEY, "work")], json!({})).await.expect(200);
     let path = format!(
         "/v1/turns/{}",

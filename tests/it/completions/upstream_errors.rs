@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::chat::{Chat, answer, expect_error};
-use crate::support::model::{Failure, Step};
+use crate::support::Scene;
+use crate::support::chat::{answer, expect_error};
+use crate::support::servers::model::{Failure, Step};
 use crate::support::sse::{Sse, said};
-use crate::support::world::WorldOptions;
 use crate::support::{Reply, Tenant, World};
 
-impl Chat {
+impl Scene {
     fn stateless(&self, members: Value) -> reqwest::RequestBuilder {
         let mut body = json!({"model": "main", "messages": [{"role": "user", "content": "hi"}]});
         for (member, value) in members.as_object().unwrap() {
@@ -41,7 +41,7 @@ fn too_long() -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_context_that_is_too_long_keeps_its_code() {
     let inside = format!("data: {}\n\n", json!({ "error": too_long() }));
-    let chat = Chat::new([
+    let chat = Scene::chat([
         failing(400, too_long()),
         failing(400, too_long()),
         Step::Raw(inside),
@@ -60,7 +60,7 @@ async fn a_context_that_is_too_long_keeps_its_code() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_not_available_is_no_rate_limit() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::FailWith(Failure {
         status: 503,
         retry_after: Some(30),
@@ -77,7 +77,7 @@ async fn a_server_that_is_not_available_is_no_rate_limit() {
 async fn an_error_inside_a_stream_is_reported_as_what_it_is() {
     let error = json!({"error": {"message": "the engine is on fire", "type": "server_error"}});
     let inside = format!("data: {error}\n\n");
-    let chat = Chat::new([
+    let chat = Scene::chat([
         Step::Raw(inside.clone()),
         Step::Raw(inside),
         Step::Raw(error.to_string()),
@@ -99,14 +99,14 @@ async fn an_error_inside_a_stream_is_reported_as_what_it_is() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_without_a_choice_is_a_failure_of_the_server() {
-    let chat = Chat::new([Step::Raw(json!({"choices": []}).to_string())]).await;
+    let chat = Scene::chat([Step::Raw(json!({"choices": []}).to_string())]).await;
     let reply = chat.ask_stateless(json!({})).await;
     expect_error(&reply, 502, "upstream_failed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_the_server_does_not_take_is_not_tried_again() {
-    let chat = Chat::new([Step::fail(401), Step::fail(403)]).await;
+    let chat = Scene::chat([Step::fail(401), Step::fail(403)]).await;
     for _ in [401, 403] {
         let reply = chat.ask_stateless(json!({})).await;
         expect_error(&reply, 502, "upstream_failed");
@@ -116,7 +116,7 @@ async fn a_key_that_the_server_does_not_take_is_not_tried_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_wrong_is_named_as_openai_names_it() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     let reply = chat.ask_stateless(json!({"model": "nobody"})).await;
     assert_eq!(
         expect_error(&reply, 404, "model_not_found")["param"],
@@ -130,7 +130,7 @@ async fn what_is_wrong_is_named_as_openai_names_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_failed_names_its_session_and_a_replay_says_that_it_is_one() {
-    let chat = Chat::new([failing(400, json!({"message": "no"}))]).await;
+    let chat = Scene::chat([failing(400, json!({"message": "no"}))]).await;
     let ask = || {
         let request = chat.saying(0, "mine", "hi");
         Reply::of(request.header("idempotency-key", "k1"))
@@ -151,7 +151,7 @@ async fn a_turn_that_failed_names_its_session_and_a_replay_says_that_it_is_one()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_session_an_idempotency_key_has_no_effect() {
-    let chat = Chat::new([Step::say("one"), Step::say("two")]).await;
+    let chat = Scene::chat([Step::say("one"), Step::say("two")]).await;
     for told in ["one", "two"] {
         let request = chat.stateless(json!({}));
         let reply = Reply::of(request.header("idempotency-key", "k1")).await;
@@ -162,8 +162,8 @@ async fn without_a_session_an_idempotency_key_has_no_effect() {
 }
 
 /// An agent whose model may be silent for a second.
-async fn hasty(steps: impl IntoIterator<Item = Step>) -> Chat {
-    let chat = Chat::with(WorldOptions::default(), json!({}), steps).await;
+async fn hasty(steps: impl IntoIterator<Item = Step>) -> Scene {
+    let chat = Scene::chat(steps).await;
     set_timeout(&chat.world, &chat.tenant, &chat.model.base_url, 1).await;
     chat
 }
@@ -207,7 +207,7 @@ async fn an_agent_says_how_long_its_model_may_be_silent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stateless_stream_is_kept_alive_while_the_model_is_silent() {
-    let chat = Chat::new([
+    let chat = Scene::chat([
         Step::Hold,
         Step::say("at last"),
         Step::Hold,
@@ -228,7 +228,7 @@ async fn a_stateless_stream_is_kept_alive_while_the_model_is_silent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_in_a_session_is_kept_alive_while_the_model_is_silent() {
-    let chat = Chat::new([Step::Hold, Step::say("at last")]).await;
+    let chat = Scene::chat([Step::Hold, Step::say("at last")]).await;
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
     let mut stream = Sse::open(chat.asking(0, "mine", body)).await;
     // Who speaks.

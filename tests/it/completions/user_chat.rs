@@ -1,26 +1,26 @@
-//! Chat with a user token that names no session: it goes to the user's own session, unless it asks for none. And
+//! Scene with a user token that names no session: it goes to the user's own session, unless it asks for none. And
 //! what says that an answer is stateless.
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::completions::chat::{Chat, chat};
 use crate::support::Reply;
+use crate::support::Scene;
 use crate::support::chat::expect_error;
-use crate::support::model::Step;
-use crate::support::people::{Person, person};
+use crate::support::people::Person;
+use crate::support::servers::model::Step;
 
 const STATELESS: &str = "x-throughline-stateless";
 const IDENTITY: &str = "x-throughline-identity";
 const SESSION: &str = "x-hermes-session-id";
 
-async fn user_chat(steps: impl IntoIterator<Item = Step>) -> (Chat, Person) {
-    let chat = chat(steps).await;
-    let ada = person(&chat.world, &chat.tenant, "ada").await;
+async fn user_chat(steps: impl IntoIterator<Item = Step>) -> (Scene, Person) {
+    let chat = Scene::with_prompt(steps).await;
+    let ada = chat.person("ada").await;
     (chat, ada)
 }
 
-async fn ask(chat: &Chat, key: &str, headers: &[(&str, &str)], members: Value) -> Reply {
+async fn ask(chat: &Scene, key: &str, headers: &[(&str, &str)], members: Value) -> Reply {
     let mut body = json!({"model": "main", "messages": [{"role": "user", "content": "hi"}]});
     for (member, value) in members.as_object().unwrap() {
         body[member] = value.clone();

@@ -3,22 +3,23 @@
 use serde_json::{Value, json};
 
 use crate::support::Reply;
-use crate::support::chat::{Chat, answer, line, lines, said};
-use crate::support::model::{Step, echo};
+use crate::support::Scene;
+use crate::support::chat::{answer, line, lines, said};
+use crate::support::servers::model::{Step, echo};
 
 fn calls() -> Step {
     let call = |id: &str| (id.to_owned(), "look".to_owned());
     Step::CallTools(vec![call("a"), call("b")])
 }
 
-async fn branch(chat: &Chat, session: &str, body: Value) -> String {
+async fn branch(chat: &Scene, session: &str, body: Value) -> String {
     let path = format!("/v1/sessions/{session}/branch");
     let made = chat.world.post(&chat.key, &path, body).await.expect(201);
     made["id"].as_str().unwrap().to_owned()
 }
 
 /// What the model saw last.
-fn seen(chat: &Chat) -> Vec<Value> {
+fn seen(chat: &Scene) -> Vec<Value> {
     let requests = chat.model.requests();
     let messages = &requests[requests.len() - 1]["messages"];
     messages.as_array().unwrap().clone()
@@ -30,7 +31,7 @@ fn tools() -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_in_the_middle_of_a_tool_group_has_a_result_for_each_call() {
-    let chat = Chat::new([calls()]).await;
+    let chat = Scene::chat([calls()]).await;
     chat.model.otherwise(Step::Echo(std::time::Duration::ZERO));
     let body = json!({"messages": [said("look twice")], "tools": tools()});
     Reply::of(chat.asking(0, "s", body)).await.expect(200);
@@ -62,7 +63,7 @@ async fn a_branch_in_the_middle_of_a_tool_group_has_a_result_for_each_call() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_of_a_turn_that_waits_for_its_client_leaves_the_turn_out() {
-    let chat = Chat::new([Step::say("hello"), calls()]).await;
+    let chat = Scene::chat([Step::say("hello"), calls()]).await;
     chat.say(0, "s", "hi").await.expect(200);
     let body = json!({"messages": [said("look twice")], "tools": tools()});
     Reply::of(chat.asking(0, "s", body)).await.expect(200);
@@ -73,7 +74,7 @@ async fn a_branch_of_a_turn_that_waits_for_its_client_leaves_the_turn_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_branch_of_a_running_turn_has_no_unanswered_question() {
-    let chat = Chat::new([Step::say("hello"), Step::held("half ", "whole")]).await;
+    let chat = Scene::chat([Step::say("hello"), Step::held("half ", "whole")]).await;
     chat.say(0, "s", "hi").await.expect(200);
     let running = tokio::spawn(Reply::of(chat.saying(0, "s", "and?")));
     chat.accepted("s", 2).await;

@@ -8,10 +8,9 @@ use throughline::auth::ServiceCaller;
 use throughline::store::tenant::expiry::{Expiring, delete, find_oldest};
 
 use crate::support::{Tenant, World, eventually};
-use crate::tenancy::isolation::uuid_of;
 
 async fn run(world: &World, tenant: &Tenant, sql: &str) {
-    let sql = sql.replace("TENANT", &uuid_of(tenant).to_string());
+    let sql = sql.replace("TENANT", &tenant.uuid().to_string());
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
         .execute(&mut world.superuser().await)
         .await

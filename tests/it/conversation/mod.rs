@@ -8,4 +8,4 @@ mod session_grants;
 mod session_keys;
 mod session_locks;
 mod session_messages;
-pub mod sessions;
+mod sessions;

@@ -14,7 +14,6 @@ use throughline::store::TenantTx;
 use crate::support::conversations::{answered, id_of, said, uuid_of_session};
 use crate::support::people::person;
 use crate::support::{Reply, Tenant, World, eventually};
-use crate::tenancy::isolation::uuid_of;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -82,7 +81,7 @@ async fn hold_job(world: &World, tenant: &Tenant) {
             "update jobs set lease_until = '2200-01-01'
               where tenant_id = $1 and kind = $2 and lease_until is null",
         )
-        .bind(uuid_of(tenant))
+        .bind(tenant.uuid())
         .bind(retention::SWEEP_JOB)
         .execute(&mut world.superuser().await)
         .await;
@@ -96,7 +95,7 @@ async fn release_job(world: &World, tenant: &Tenant) {
     sqlx::query(
         "update jobs set run_at = $3, lease_until = null where tenant_id = $1 and kind = $2",
     )
-    .bind(uuid_of(tenant))
+    .bind(tenant.uuid())
     .bind(retention::SWEEP_JOB)
     .bind(world.clock.now())
     .execute(&mut world.superuser().await)
@@ -459,7 +458,7 @@ async fn a_message_in_the_middle_of_a_sweep_saves_its_conversation() {
          insert into messages (tenant_id, session_id, seq, role, kind, content, token_count, created_at)
          select $1, $2, seq, 'user', 'normal', '\"just in time\"', 1, $3 from place",
     )
-    .bind(uuid_of(&tenant))
+    .bind(tenant.uuid())
     .bind(uuid_of_session(&old[1]))
     .bind(world.clock.now())
     .execute(&mut *open)
@@ -467,7 +466,7 @@ async fn a_message_in_the_middle_of_a_sweep_saves_its_conversation() {
     .unwrap();
     assert_eq!(changed.rows_affected(), 1);
     sqlx::query("select id from slots where tenant_id = $1 and key = 'k' for no key update")
-        .bind(uuid_of(&tenant))
+        .bind(tenant.uuid())
         .execute(&mut *open)
         .await
         .unwrap();
@@ -618,7 +617,7 @@ async fn tenants_that_had_a_retention_before_there_were_sweeps_get_one() {
     let mut superuser = world.superuser().await;
     let settings = r#"{"retention": {"conversations_days": 30}}"#;
     sqlx::query("update tenants set settings = settings || $2::jsonb where id = $1")
-        .bind(uuid_of(&tenant))
+        .bind(tenant.uuid())
         .bind(settings)
         .execute(&mut superuser)
         .await

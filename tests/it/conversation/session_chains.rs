@@ -10,10 +10,9 @@ use sqlx::{Connection, PgConnection};
 use throughline::ids::SessionId;
 use throughline::store::conversation::tips::TIP_BY_ID;
 
-use crate::support::cluster::cluster;
 use crate::support::conversations::{answered, id_of, said};
+use crate::support::servers::cluster::cluster;
 use crate::support::{Tenant, World};
-use crate::tenancy::isolation::uuid_of;
 
 /// A chain of `links` sessions, written by SQL: the ids, oldest first.
 async fn seed_chain(world: &World, tenant: &Tenant, links: usize) -> Vec<SessionId> {
@@ -25,7 +24,7 @@ async fn seed_chain(world: &World, tenant: &Tenant, links: usize) -> Vec<Session
         "insert into conversations (tenant_id, id, namespace, agent, tip_session_id, created_at)
          values ($1, $2, '00000000-0000-0000-0000-000000000000', 'main', $3, now())",
     )
-    .bind(uuid_of(tenant))
+    .bind(tenant.uuid())
     .bind(uuids[0])
     .bind(uuids[links - 1])
     .execute(&mut *tx)
@@ -41,7 +40,7 @@ async fn seed_chain(world: &World, tenant: &Tenant, links: usize) -> Vec<Session
                 now(), now(), now(), case when l.place < $4 then now() end
            from unnest($2::uuid[]) with ordinality as l (id, place)",
     )
-    .bind(uuid_of(tenant))
+    .bind(tenant.uuid())
     .bind(&uuids)
     .bind(uuids[0])
     .bind(links as i64)
@@ -57,7 +56,7 @@ async fn buffers(world: &World, tenant: &Tenant, id: SessionId) -> i64 {
     let url = cluster().service_url(&world.database);
     let mut service = PgConnection::connect(&url).await.unwrap();
     let mut tx = service.begin().await.unwrap();
-    let enter = format!("set local app.tenant_id = '{}'", uuid_of(tenant));
+    let enter = format!("set local app.tenant_id = '{}'", tenant.uuid());
     sqlx::raw_sql(sqlx::AssertSqlSafe(enter))
         .execute(&mut *tx)
         .await
@@ -67,7 +66,7 @@ async fn buffers(world: &World, tenant: &Tenant, id: SessionId) -> i64 {
     // The first look also fills caches.
     for _ in 0..2 {
         let plan: Value = sqlx::query_scalar(sqlx::AssertSqlSafe(sql.clone()))
-            .bind(uuid_of(tenant))
+            .bind(tenant.uuid())
             .bind(id)
             .bind(Uuid::nil())
             .bind(None::<Uuid>)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::conversation::sessions::grant;
+use crate::support::conversations::grant;
 use crate::support::conversations::{id_of, said};
 use crate::support::people::{Person, person};
 use crate::support::{Tenant, World};

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use crate::support::conversations::{id_of, said};
 use crate::support::people::person;
 use crate::support::{Reply, Tenant, World};
-use crate::tenancy::isolation::uuid_of;
 
 async fn speak(world: &World, key: &str, session_key: &str, text: &str) -> Value {
     let path = format!("/v1/session-keys/{session_key}/messages");
@@ -521,7 +520,7 @@ async fn a_day_ends_at_the_hour_of_the_person_s_own_zone() {
     let tenant = world.tenant("Acme").await;
     person(&world, &tenant, "ada").await;
     sqlx::query("update users set time_zone = 'Asia/Kolkata' where tenant_id = $1")
-        .bind(uuid_of(&tenant))
+        .bind(tenant.uuid())
         .execute(&mut world.superuser().await)
         .await
         .unwrap();

@@ -1,5 +1,6 @@
 //! Sessions: making, finding, naming, listing and deleting them, and whose they are.
 
+use crate::support::conversations::grant;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -427,20 +428,6 @@ async fn a_guest_reads_and_speaks_and_does_nothing_else() {
         .get(&bob.token, &path)
         .await
         .expect_problem(404, "session_not_found");
-}
-
-/// What redeeming a continuation code will make.
-pub async fn grant(world: &World, tenant: &crate::support::Tenant, session: &str, user: &str) {
-    sqlx::query(
-        "insert into conversation_grants (tenant_id, conversation_id, user_id, via, created_at, expires_at)
-         values ($1, $2, $3, 'continuation', now(), now() + interval '7 days')",
-    )
-    .bind(crate::tenancy::isolation::uuid_of(tenant))
-    .bind(crate::support::conversations::uuid_of_session(session))
-    .bind(user.parse::<throughline::ids::UserId>().unwrap())
-    .execute(&mut world.superuser().await)
-    .await
-    .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::support::cluster::project;
+use crate::support::servers::cluster::project;
 
 /// A room and the rooms it may import from. `ground` is everyone's.
 const ALLOWED: [(&str, &[&str]); 25] = [
@@ -214,23 +214,27 @@ const TENANTLESS: [&str; 14] = [
     "current_user",
 ];
 
-fn sources() -> Vec<(String, String)> {
-    fn walk(dir: &Path, found: &mut Vec<(String, String)>) {
+/// Every Rust file below `root`, by its path from there.
+fn files_below(root: &Path) -> Vec<(String, String)> {
+    fn walk(root: &Path, dir: &Path, found: &mut Vec<(String, String)>) {
         for entry in std::fs::read_dir(dir).unwrap().flatten() {
             let path = entry.path();
             if path.is_dir() {
-                walk(&path, found);
-            } else if path.extension().is_some_and(|extension| extension == "rs")
-                && !path.display().to_string().ends_with("_tests.rs")
-            {
-                let name = path.strip_prefix(project().join("src")).unwrap();
-                let text = std::fs::read_to_string(&path).unwrap();
-                found.push((name.display().to_string(), text));
+                walk(root, &path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(root).unwrap().display().to_string();
+                found.push((name, std::fs::read_to_string(&path).unwrap()));
             }
         }
     }
     let mut found = Vec::new();
-    walk(&project().join("src"), &mut found);
+    walk(root, root, &mut found);
+    found
+}
+
+fn sources() -> Vec<(String, String)> {
+    let mut found = files_below(&project().join("src"));
+    found.retain(|(name, _)| !name.ends_with("_tests.rs"));
     assert!(found.len() > 20);
     found
 }
@@ -335,4 +339,32 @@ fn every_module_says_what_it_is_for_and_stays_readable() {
         let lines = text.lines().count();
         assert!(lines <= 500, "{file} has {lines} lines: is it one idea?");
     }
+}
+
+/// The tests' own files, by name and text.
+fn test_sources() -> Vec<(String, String)> {
+    let files = files_below(&project().join("tests/it"));
+    assert!(files.len() > 100);
+    files
+}
+
+/// What two tests need has its place in `support`: a test file can be read, moved and deleted alone.
+#[test]
+fn no_test_file_imports_from_another() {
+    let mut wrong = Vec::new();
+    for (file, text) in test_sources() {
+        let shelf = file.split('/').next().unwrap();
+        for (line, _) in text.match_indices("crate::") {
+            let target = &text[line + "crate::".len()..];
+            if !(target.starts_with("support::") || target.starts_with('"') || shelf == "house") {
+                let target = target.lines().next().unwrap();
+                wrong.push(format!("{file} imports {target}"));
+            }
+        }
+        // The parts of one oracle belong together.
+        if shelf != "chaos" && text.contains("super::") {
+            wrong.push(format!("{file} imports from its neighbours"));
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new());
 }

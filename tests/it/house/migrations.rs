@@ -11,7 +11,7 @@ use throughline::store::bridge::deliveries::Covered;
 use throughline::store::bridge::delivery_leases::lease;
 use throughline::store::db::migrate;
 
-use crate::support::cluster::{cluster, project};
+use crate::support::servers::cluster::{cluster, project};
 
 const TENANT: &str = "01890000-0000-7000-8000-000000000001";
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::cluster::project;
+use crate::support::servers::cluster::project;
 use crate::support::{Reply, World};
 use throughline::http;
 

@@ -6,7 +6,6 @@ use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::linking::bridge;
 use crate::support::people::{as_bridge, person};
 use crate::support::{Reply, Tenant, World};
 
@@ -641,7 +640,7 @@ async fn many_imports_at_once_run_one_after_the_other() {
 async fn an_import_and_people_who_link_and_speak_meanwhile_do_not_meet_halfway() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram", "irc"]).await;
+    let key = world.bridge_key(&tenant, &["telegram", "irc"]).await;
     for n in 0..8 {
         world.say(&key, &format!("telegram:{n}"), "hello").await;
     }

@@ -5,14 +5,13 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::support::linking::bridge;
 use crate::support::{Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_who_redeem_a_code_one_does() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
+    let key = world.bridge_key(&tenant, &["telegram"]).await;
     let code = world.mint(&key, "telegram:0").await;
     let redeems = (1..=32).map(|n| {
         let url = world.url_on(n % 2, "/v1/link-codes/redeem");
@@ -40,8 +39,8 @@ async fn of_many_who_redeem_a_code_one_does() {
 async fn every_code_that_is_not_good_has_one_answer() {
     let world = World::new().await;
     let (tenant, other) = (world.tenant("Acme").await, world.tenant("Other").await);
-    let key = bridge(&world, &tenant, &["telegram", "slack"]).await;
-    let foreign = bridge(&world, &other, &["telegram"]).await;
+    let key = world.bridge_key(&tenant, &["telegram", "slack"]).await;
+    let foreign = world.bridge_key(&other, &["telegram"]).await;
     let used = world.mint(&key, "telegram:1").await;
     world.redeem(&key, &used, "telegram:2").await.expect(200);
     let expired = world.mint(&key, "telegram:3").await;
@@ -94,8 +93,8 @@ async fn every_code_that_is_not_good_has_one_answer() {
 async fn whoever_guesses_is_locked_out_at_three_levels() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
-    let second = bridge(&world, &tenant, &["telegram"]).await;
+    let key = world.bridge_key(&tenant, &["telegram"]).await;
+    let second = world.bridge_key(&tenant, &["telegram"]).await;
     let good = world.mint(&key, "telegram:1").await;
     // Five by one account, all at once with many more: no crowd gets around it.
     let guesses = (0..20).map(|n| {
@@ -144,7 +143,7 @@ async fn whoever_guesses_is_locked_out_at_three_levels() {
     world.redeem(&key, &good, "telegram:2").await.expect(200);
     // The tenant, however many keys and accounts.
     for n in 0..40 {
-        let key = bridge(&world, &tenant, &["telegram"]).await;
+        let key = world.bridge_key(&tenant, &["telegram"]).await;
         for _ in 0..5 {
             world
                 .redeem(&key, "ABCDEFGH", &format!("telegram:1{n:03}"))
@@ -152,7 +151,7 @@ async fn whoever_guesses_is_locked_out_at_three_levels() {
                 .expect_problem(404, "code_not_found");
         }
     }
-    let fresh = bridge(&world, &tenant, &["telegram"]).await;
+    let fresh = world.bridge_key(&tenant, &["telegram"]).await;
     let good = world.mint(&fresh, "telegram:1").await;
     world
         .redeem(&fresh, &good, "telegram:5000")
@@ -164,7 +163,7 @@ async fn whoever_guesses_is_locked_out_at_three_levels() {
 async fn three_codes_are_pending_and_a_fourth_waits() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
+    let key = world.bridge_key(&tenant, &["telegram"]).await;
     world.dm(&key, "telegram:1").await;
     let mints = (0..8).map(|n| {
         let url = world.url_on(n % 2, "/v1/link-codes");
@@ -194,7 +193,7 @@ async fn three_codes_are_pending_and_a_fourth_waits() {
 async fn a_retried_redeem_is_answered_as_the_first_and_is_no_guess() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
+    let key = world.bridge_key(&tenant, &["telegram"]).await;
     let code = world.mint(&key, "telegram:1").await;
     let body = json!({"code": code, "identity": "telegram:2"});
     let mut answers = Vec::new();

@@ -6,7 +6,6 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::conversations::said;
-use crate::support::linking::bridge;
 use crate::support::people::{Person, as_bridge, person};
 use crate::support::{Reply, Tenant, World};
 
@@ -23,7 +22,7 @@ struct Apart {
 async fn apart() -> Apart {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let bridge = bridge(&world, &tenant, &["telegram"]).await;
+    let bridge = world.bridge_key(&tenant, &["telegram"]).await;
     let ada = person(&world, &tenant, "ada").await;
     let telegram = world.say(&bridge, "telegram:5", "from the train").await;
     world.clock.advance(Duration::from_secs(60));
@@ -430,7 +429,7 @@ async fn every_other_account_is_told() {
             and state = 'pending'
           order by created_at, platform, chat_ref",
     )
-    .bind(crate::tenancy::isolation::uuid_of(tenant))
+    .bind(tenant.uuid())
     .fetch_all(&mut world.superuser().await)
     .await
     .unwrap();

@@ -6,22 +6,22 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::bridge::inbound::{Bridged, bridged, echo};
-use crate::support::model::Step;
+use crate::support::Scene;
+use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
 
 const STAYS: &str = "telegram:5";
 const LEAVES: &str = "discord:5";
 
-async fn linked(steps: impl IntoIterator<Item = Step>) -> Bridged {
-    let b = bridged(steps).await;
-    b.model.otherwise(echo());
-    b.world.link(&b.key, STAYS, LEAVES).await;
+async fn linked(steps: impl IntoIterator<Item = Step>) -> Scene {
+    let b = Scene::bridge(steps).await;
+    b.model.otherwise(Step::echo());
+    b.world.link(&b.bridge_key, STAYS, LEAVES).await;
     b
 }
 
-async fn completes(b: &Bridged, turn: &Value) -> Value {
+async fn completes(b: &Scene, turn: &Value) -> Value {
     let path = format!("/v1/turns/{}", turn.as_str().unwrap());
     let get = async || b.world.get(&b.tenant.key, &path).await.expect(200);
     eventually("it is answered", Duration::from_secs(20), async || {
@@ -31,7 +31,7 @@ async fn completes(b: &Bridged, turn: &Value) -> Value {
     get().await
 }
 
-async fn owner_of(b: &Bridged, conversation: &Value) -> Value {
+async fn owner_of(b: &Scene, conversation: &Value) -> Value {
     let path = format!("/v1/sessions/{}", conversation.as_str().unwrap());
     b.world.get(&b.tenant.key, &path).await.expect(200)["user_id"].clone()
 }
@@ -41,15 +41,15 @@ async fn a_conversation_in_which_another_identity_has_a_queued_message_stays() {
     let b = linked([Step::Hold]).await;
     let unwaited =
         |identity: &str, text: &str| json!({"identity": identity, "text": text, "wait": false});
-    let first = b.bring(unwaited(LEAVES, "of who leaves")).await.expect(202);
-    let queued = b.bring(unwaited(STAYS, "of who stays")).await.expect(202);
+    let first = b.send(unwaited(LEAVES, "of who leaves")).await.expect(202);
+    let queued = b.send(unwaited(STAYS, "of who stays")).await.expect(202);
     assert_eq!(first["conversation_id"], queued["conversation_id"]);
-    assert!(b.told(LEAVES, "/unlink").await.contains("on its own"));
+    assert!(b.reply_to(LEAVES, "/unlink").await.contains("on its own"));
     b.model.release();
     let turn = completes(&b, &queued["turn_id"]).await;
     assert_eq!(turn["message"]["content"], "you said of who stays");
-    let stays = b.world.dm(&b.key, STAYS).await;
-    let leaves = b.world.dm(&b.key, LEAVES).await;
+    let stays = b.world.dm(&b.bridge_key, STAYS).await;
+    let leaves = b.world.dm(&b.bridge_key, LEAVES).await;
     assert_ne!(stays["user_id"], leaves["user_id"]);
     assert_eq!(stays["conversation_id"], queued["conversation_id"]);
     assert_ne!(leaves["conversation_id"], queued["conversation_id"]);
@@ -60,8 +60,8 @@ async fn a_conversation_in_which_another_identity_has_a_queued_message_stays() {
 }
 
 /// Unlinks `LEAVES` and does `meanwhile` after the unlink has read everything and before it commits.
-async fn during_unlink<T>(b: &Bridged, meanwhile: impl Future<Output = T>) -> T {
-    let user = b.world.dm(&b.key, LEAVES).await["user_id"].clone();
+async fn during_unlink<T>(b: &Scene, meanwhile: impl Future<Output = T>) -> T {
+    let user = b.world.dm(&b.bridge_key, LEAVES).await["user_id"].clone();
     let id = b.world.identity_id(&b.tenant.key, &user, LEAVES).await;
     let mut superuser = b.world.superuser().await;
     let mut held = superuser.begin().await.unwrap();
@@ -89,11 +89,11 @@ async fn during_unlink<T>(b: &Bridged, meanwhile: impl Future<Output = T>) -> T 
 async fn a_message_that_arrives_during_the_unlink_of_its_identity_goes_to_its_new_user() {
     let b = linked([]).await;
     let before = b
-        .bring(json!({"identity": STAYS, "text": "the secret"}))
+        .send(json!({"identity": STAYS, "text": "the secret"}))
         .await;
     let before = before.expect(200);
     let after = during_unlink(&b, async {
-        b.bring(json!({"identity": LEAVES, "text": "who am I"}))
+        b.send(json!({"identity": LEAVES, "text": "who am I"}))
             .await
     })
     .await
@@ -108,14 +108,14 @@ async fn a_message_that_arrives_during_the_unlink_of_its_identity_goes_to_its_ne
 async fn a_named_session_is_not_found_by_an_identity_that_was_unlinked_while_it_waited() {
     let b = linked([]).await;
     let before = b
-        .bring(json!({"identity": STAYS, "text": "the secret"}))
+        .send(json!({"identity": STAYS, "text": "the secret"}))
         .await;
     let before = before.expect(200);
     let session = before["session_id"].as_str().unwrap().to_owned();
     let ask = || {
         let body = json!({"model": "main", "messages": [{"role": "user", "content": "who am I"}]});
         let url = b.world.url("/v1/chat/completions");
-        let request = b.world.client.post(url).bearer_auth(&b.key);
+        let request = b.world.client.post(url).bearer_auth(&b.bridge_key);
         let request = request.header("x-throughline-identity", LEAVES);
         request.header("x-hermes-session-id", &session).json(&body)
     };
@@ -130,8 +130,8 @@ async fn a_named_session_is_not_found_by_an_identity_that_was_unlinked_while_it_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_to_a_group_whose_sender_is_linked_meanwhile_is_answered() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     // So few that every start is counted, behind the lock that the test holds.
     let limits = format!("/v1/operator/tenants/{}/limits", b.tenant.id);
     let put = b
@@ -145,8 +145,8 @@ async fn a_message_to_a_group_whose_sender_is_linked_meanwhile_is_answered() {
     let group = json!({"type": "group", "id": "9"});
     let says =
         |text: &str| json!({"identity": "slack:6", "text": text, "chat": group, "mentioned": true});
-    b.bring(says("first")).await.expect(200);
-    b.world.dm(&b.key, "telegram:7").await;
+    b.send(says("first")).await.expect(200);
+    b.world.dm(&b.bridge_key, "telegram:7").await;
     let mut superuser = b.world.superuser().await;
     let mut held = superuser.begin().await.unwrap();
     sqlx::query(
@@ -157,12 +157,12 @@ async fn a_message_to_a_group_whose_sender_is_linked_meanwhile_is_answered() {
     .unwrap();
     let link = async {
         b.world.waiting(1).await;
-        let linked = b.world.link(&b.key, "telegram:7", "slack:6");
+        let linked = b.world.link(&b.bridge_key, "telegram:7", "slack:6");
         tokio::time::timeout(Duration::from_secs(2), linked)
             .await
             .ok();
         held.commit().await.unwrap();
     };
-    let (said, ()) = tokio::join!(b.bring(says("second")), link);
+    let (said, ()) = tokio::join!(b.send(says("second")), link);
     said.expect(200);
 }

@@ -1,6 +1,7 @@
 //! A tenant with many rows of each kind, beside small ones: Postgres logs the plan of every statement that the
 //! service runs there, those inside functions and foreign keys too, and none reads more than it changes.
 
+use crate::support::servers::model::Step;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -8,12 +9,11 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use crate::bridge::inbound::{Bridged, bridged, echo};
-use crate::limits::background_plans::{MANY, fill};
-use crate::support::cluster::cluster;
+use crate::support::Scene;
+use crate::support::data::bulk::{MANY, fill};
+use crate::support::servers::cluster::cluster;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
-use crate::tenancy::isolation::uuid_of;
 
 /// Buffers of one statement. A scan of the smallest of the tables has more.
 const MOST: i64 = 150;
@@ -44,15 +44,15 @@ const END_CONNECTIONS: &str = "
   select pg_terminate_backend(pid, 5000) from pg_stat_activity
    where datname = current_database() and usename = 'throughline'";
 
-async fn execute(b: &Bridged, sql: &str) {
+async fn execute(b: &Scene, sql: &str) {
     let mut superuser = b.world.superuser().await;
     let sql = AssertSqlSafe(sql.to_owned());
     sqlx::raw_sql(sql).execute(&mut superuser).await.unwrap();
 }
 
 /// Many copies of one row of a table, with other ids.
-async fn copy(b: &Bridged, table: &str, which: &str, changes: &str) {
-    let tenant = uuid_of(&b.tenant);
+async fn copy(b: &Scene, table: &str, which: &str, changes: &str) {
+    let tenant = b.tenant.uuid();
     let columns: String = sqlx::query_scalar(
         "select string_agg(quote_ident(attname), ', ' order by attnum)
            from pg_attribute
@@ -74,7 +74,7 @@ async fn copy(b: &Bridged, table: &str, which: &str, changes: &str) {
 }
 
 /// The most buffers that each statement of the service has touched.
-fn touched(b: &Bridged) -> BTreeMap<String, i64> {
+fn touched(b: &Scene) -> BTreeMap<String, i64> {
     let mut most = BTreeMap::new();
     for entry in cluster().log_of(&b.world.database) {
         let Some((_, plan)) = entry.split_once("plan:\n") else {
@@ -100,8 +100,8 @@ fn touched(b: &Bridged) -> BTreeMap<String, i64> {
 }
 
 /// Lets all jobs of the tenant run, and waits for their end.
-async fn run_jobs(b: &Bridged) {
-    let tenant = uuid_of(&b.tenant);
+async fn run_jobs(b: &Scene) {
+    let tenant = b.tenant.uuid();
     let due = format!(
         "update jobs set run_at = now() where tenant_id = '{tenant}' and lease_until is null"
     );
@@ -121,13 +121,13 @@ async fn run_jobs(b: &Bridged) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_is_done_in_a_large_tenant_reads_what_it_changes() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     let mut said = Vec::new();
     for number in 1..=5 {
         let identity = format!("telegram:90000{number}");
         let body = json!({"identity": identity, "text": "hi", "wait": true});
-        said.push(b.bring(body).await.expect(200));
+        said.push(b.send(body).await.expect(200));
     }
     let small = b.world.tenant("Small").await;
     for number in 0..5 {
@@ -202,9 +202,9 @@ async fn whatever_is_done_in_a_large_tenant_reads_what_it_changes() {
     let at = |place: usize, member: &str| said[place][member].as_str().unwrap().to_owned();
     // Link, unlink, delete a conversation, erase a user, each with a turn that has not ended.
     b.world
-        .link(&b.key, "telegram:900001", "discord:900001")
+        .link(&b.bridge_key, "telegram:900001", "discord:900001")
         .await;
-    let user = b.world.dm(&b.key, "discord:900001").await["user_id"].clone();
+    let user = b.world.dm(&b.bridge_key, "discord:900001").await["user_id"].clone();
     let id = b
         .world
         .identity_id(&b.tenant.key, &user, "discord:900001")
@@ -213,15 +213,15 @@ async fn whatever_is_done_in_a_large_tenant_reads_what_it_changes() {
     b.world.delete(&b.tenant.key, &path).await.expect(200);
     let path = format!("/v1/sessions/{}", at(1, "session_id"));
     b.world.delete(&b.tenant.key, &path).await.expect(204);
-    let user = b.world.dm(&b.key, "telegram:900003").await["user_id"].clone();
+    let user = b.world.dm(&b.bridge_key, "telegram:900003").await["user_id"].clone();
     let path = format!("/v1/users/{}", user.as_str().unwrap());
     b.world.delete(&b.tenant.key, &path).await.expect(202);
     // Messages and deliveries.
     let body = json!({"identity": "telegram:900004", "text": "hi", "wait": false});
-    b.bring(body).await.expect_success();
+    b.send(body).await.expect_success();
     let leased = b
         .world
-        .get(&b.key, "/v1/deliveries?limit=2")
+        .get(&b.bridge_key, "/v1/deliveries?limit=2")
         .await
         .expect(200);
     assert_eq!(leased["data"].as_array().unwrap().len(), 2);

@@ -16,13 +16,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::support::chat::Chat;
+use crate::support::Scene;
 use crate::support::conversations::{id_of, said};
-use crate::support::model::Step;
+use crate::support::servers::model::Step;
+use crate::support::servers::pair::{LEASE, Pair};
 use crate::support::sse::{self, Sse};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
 use crate::support::{Reply, World, eventually};
-use crate::turn::turn_recovery::{LEASE, Pair};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_tenant_that_wait_for_one_row_leave_connections_to_others() {
@@ -258,7 +258,7 @@ async fn postgres_stops_reading_where_a_page_ends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_large_messages_are_all_there() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::say("noted"));
     let large = "x".repeat(1_000_000);
     for n in 0..7 {
@@ -293,7 +293,7 @@ async fn messages_in_parts_have_the_room_of_a_text() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_outside_of_sessions_have_a_limit_of_their_own() {
-    let chat = crate::completions::chat::chat([Step::Hold, Step::Hold]).await;
+    let chat = Scene::with_prompt([Step::Hold, Step::Hold]).await;
     chat.model.otherwise(Step::say("at last"));
     let world = &chat.world;
     let tenant = &chat.tenant;
@@ -307,8 +307,7 @@ async fn calls_outside_of_sessions_have_a_limit_of_their_own() {
         tokio::spawn(Reply::of(request.json(&body)))
     };
     let held = [ask(false), ask(true)];
-    let asked = async || chat.model.requests().len() == 2;
-    eventually("both are asked", Duration::from_secs(5), asked).await;
+    chat.model.called(2).await;
     let refused = ask(false).await.unwrap();
     refused.expect_openai_error(429, "too_many_calls");
     let body = json!({"model": "main", "messages": [said("hi")]});
@@ -379,11 +378,11 @@ async fn a_service_that_is_its_own_model_is_asked_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_wait_for_a_turn_share_the_connections_of_a_node() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::say("noted"));
     let world = &chat.world;
     let tenant = &chat.tenant;
-    let bridge = crate::support::linking::bridge(world, tenant, &["telegram"]).await;
+    let bridge = world.bridge_key(tenant, &["telegram"]).await;
     let id: TenantId = tenant.id.parse().unwrap();
     let shares = &world.app().shares;
     let held: Vec<_> = std::iter::from_fn(|| shares.connections(id, 1).ok()).collect();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use throughline::dev::servers::RedisServer;
 use throughline::jobs::{flush_usage, heartbeat};
 
-use crate::support::cluster::{cluster, scratch_dir, setup};
+use crate::support::servers::cluster::{cluster, scratch_dir, setup};
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, Tenant, World, eventually};
 

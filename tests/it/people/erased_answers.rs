@@ -7,12 +7,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
 
-use crate::bridge::inbound::{Bridged, bridged};
-use crate::people::people_erasure::{first_pass, mentions, settle};
+use crate::support::Scene;
 use crate::support::conversations::uuid_of_session;
+use crate::support::data::erasure::{first_pass, mentions, settle};
 use crate::support::eventually;
-use crate::support::model::Step;
-use crate::tenancy::isolation::uuid_of;
+use crate::support::servers::model::Step;
 
 const ADA: &str = "telegram:ada";
 const BOB: &str = "telegram:bob";
@@ -23,13 +22,13 @@ fn in_thread(identity: &str, text: &str) -> Value {
     json!({"identity": identity, "chat": chat, "text": text})
 }
 
-async fn says(b: &Bridged, identity: &str, text: &str) -> Value {
-    b.bring(in_thread(identity, text)).await.expect(200)
+async fn says(b: &Scene, identity: &str, text: &str) -> Value {
+    b.send(in_thread(identity, text)).await.expect(200)
 }
 
-async fn execute(b: &Bridged, sql: &'static str, session: &str) {
+async fn execute(b: &Scene, sql: &'static str, session: &str) {
     sqlx::query(sql)
-        .bind(uuid_of(&b.tenant))
+        .bind(b.tenant.uuid())
         .bind(uuid_of_session(session))
         .bind(SECRET)
         .execute(&mut b.world.superuser().await)
@@ -63,11 +62,11 @@ const LATE_COPY: &str = "insert into messages (tenant_id, session_id, seq, role,
       order by seq
       limit 1";
 
-async fn canaries(b: &Bridged) -> BTreeMap<String, i64> {
+async fn canaries(b: &Scene) -> BTreeMap<String, i64> {
     mentions(&b.world, &b.tenant, &[SECRET.to_owned(), ADA.to_owned()]).await
 }
 
-async fn lines(b: &Bridged, session: &str) -> Vec<(String, String)> {
+async fn lines(b: &Scene, session: &str) -> Vec<(String, String)> {
     let path = format!("/v1/sessions/{session}/messages");
     let messages = b.world.walk(&b.tenant.key, &path).await;
     crate::support::chat::lines(&messages)
@@ -75,7 +74,7 @@ async fn lines(b: &Bridged, session: &str) -> Vec<(String, String)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
-    let b = bridged([]).await;
+    let b = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::ZERO));
     let world = &b.world;
     let admin = &b.tenant.key;
@@ -103,11 +102,10 @@ async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
     b.model.push(Step::held("one canary of ada ", "two"));
     let mut running = in_thread(ADA, "canary of ada, running");
     running["wait"] = json!(false);
-    b.bring(running.clone()).await.expect(202);
-    let asked = async || b.model.requests().len() == 3;
-    eventually("it runs", Duration::from_secs(5), asked).await;
+    b.send(running.clone()).await.expect(202);
+    b.model.called(3).await;
     running["text"] = json!("canary of ada, queued");
-    b.bring(running).await.expect(202);
+    b.send(running).await.expect(202);
     let tables = canaries(&b).await;
     for table in ["messages", "turns", "events"] {
         assert!(tables.contains_key(table), "{tables:?}");
@@ -167,7 +165,7 @@ async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_person_with_many_turns_is_erased_in_batches() {
-    let b = bridged([]).await;
+    let b = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::ZERO));
     let begun = says(&b, ADA, "hello").await;
     let thread = begun["session_id"].as_str().unwrap().to_owned();

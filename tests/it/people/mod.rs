@@ -2,6 +2,6 @@
 
 mod erased_answers;
 mod names;
-pub mod people_erasure;
+mod people_erasure;
 mod people_races;
 mod resolve;

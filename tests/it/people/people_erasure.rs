@@ -1,6 +1,10 @@
 //! An erased person is gone, at once and from every table; whoever adds a table has to say what becomes of
 //! a person's data in it.
 
+use crate::support::data::erasure::count;
+use crate::support::data::erasure::first_pass;
+use crate::support::data::erasure::mentions;
+use crate::support::data::erasure::settle;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -9,7 +13,6 @@ use deadpool_redis::redis;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
-use sqlx::types::Uuid;
 use sqlx::{AssertSqlSafe, PgConnection};
 use throughline::auth::ServiceCaller;
 use throughline::ids::{IdentityId, UserId};
@@ -17,15 +20,14 @@ use throughline::jobs;
 use throughline::store::db::idempotency::RequestName;
 use throughline::store::people::erased_people::{take_due, update_opened};
 
-use crate::support::catalog::{copy_rows, disable_row_level_security, dump_people, tenant_tables};
-use crate::support::cluster::cluster;
 use crate::support::conversations::{said, uuid_of_session};
-use crate::support::people::as_bridge;
-use crate::support::whole_person::{
+use crate::support::data::catalog::{copy_rows, disable_row_level_security, dump_people};
+use crate::support::data::whole_person::{
     IRC, PARTED, SECRET, TELEGRAM, Whole, make_by_admin, plant_usage, retryable, whole_person,
 };
+use crate::support::people::as_bridge;
+use crate::support::servers::cluster::cluster;
 use crate::support::{Reply, Tenant, World, eventually};
-use crate::tenancy::isolation::uuid_of;
 
 /// Tables with a person's data: what erasing makes of it, and where it is in an export.
 const PERSON_TABLES: [(&str, &str, &str); 25] = [
@@ -203,67 +205,6 @@ async fn whoever_adds_a_table_with_a_persons_data_says_what_becomes_of_it() {
     }
 }
 
-/// In which tables of a tenant, and how often, there is any of `words`.
-pub async fn mentions(world: &World, tenant: &Tenant, words: &[String]) -> BTreeMap<String, i64> {
-    let mut superuser = world.superuser().await;
-    let mut found = BTreeMap::new();
-    for table in tenant_tables(&mut superuser).await {
-        let sql = format!(
-            "select count(*)
-               from {table} t
-              where tenant_id = $1
-                and exists (select 1 from unnest($2::text[]) word where strpos(t::text, word) > 0)"
-        );
-        let count: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
-            .bind(uuid_of(tenant))
-            .bind(words)
-            .fetch_one(&mut superuser)
-            .await
-            .unwrap();
-        if count > 0 {
-            found.insert(table, count);
-        }
-    }
-    found
-}
-
-async fn count(world: &World, sql: &str) -> i64 {
-    sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
-        .fetch_one(&mut world.superuser().await)
-        .await
-        .unwrap()
-}
-
-/// Runs jobs until nothing of deleted conversations is left, and no message of these accounts.
-pub async fn first_pass(world: &World, identities: &[String]) {
-    let ids: Vec<Uuid> = identities
-        .iter()
-        .map(|id| id.parse::<IdentityId>().unwrap().as_uuid())
-        .collect();
-    eventually("the rows are gone", Duration::from_secs(20), async || {
-        jobs::tick(world.app()).await.unwrap();
-        let messages: i64 =
-            sqlx::query_scalar("select count(*) from messages where identity_id = any ($1)")
-                .bind(&ids)
-                .fetch_one(&mut world.superuser().await)
-                .await
-                .unwrap();
-        let deleted = "select count(*) from conversations where deleted_at is not null";
-        messages == 0 && count(world, deleted).await == 0
-    })
-    .await;
-}
-
-/// Lets everything end that could be under way, and the job look again.
-pub async fn settle(world: &World) {
-    world.clock.advance(Duration::from_secs(6 * 60));
-    eventually("they are forgotten", Duration::from_secs(20), async || {
-        jobs::tick(world.app()).await.unwrap();
-        count(world, "select count(*) from erased_people").await == 0
-    })
-    .await;
-}
-
 async fn erase(world: &World, key: &str, user: &str) -> Reply {
     world.delete(key, &format!("/v1/users/{user}")).await
 }
@@ -427,7 +368,7 @@ async fn seed_thread(world: &World, tenant: &Tenant, whole: &Whole, count: i64) 
                 json_build_object('name', $5::text)
            from place, generate_series(0, $4 - 1) n",
     )
-    .bind(uuid_of(tenant))
+    .bind(tenant.uuid())
     .bind(uuid_of_session(&whole.thread))
     .bind(whole.identities[0].parse::<IdentityId>().unwrap())
     .bind(count)
@@ -448,7 +389,7 @@ async fn write_late(world: &World, tenant: &Tenant, whole: &Whole) {
          select $1, $2, seq, 'user', 'normal', to_json($4::text), $3, 'web', 1, now()
            from place",
     )
-    .bind(uuid_of(tenant))
+    .bind(tenant.uuid())
     .bind(uuid_of_session(&whole.guest_in))
     .bind(whole.identities[0].parse::<IdentityId>().unwrap())
     .bind(SECRET)
@@ -466,7 +407,7 @@ async fn write_late(world: &World, tenant: &Tenant, whole: &Whole) {
              values ($1, $2, 'r', 'k', decode(repeat('00', 32), 'hex'), now(), split_part($2, '/', 1),
                      split_part($2, '/', 2))",
         )
-        .bind(uuid_of(tenant))
+        .bind(tenant.uuid())
         .bind(principal)
         .execute(&mut world.superuser().await)
         .await
@@ -507,7 +448,7 @@ async fn someone_new(world: &World, tenant: &Tenant, whole: &Whole) {
 async fn whoever_speaks_while_they_are_erased_is_refused_or_someone_new() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let bridge = crate::support::linking::bridge(&world, &tenant, &["telegram"]).await;
+    let bridge = world.bridge_key(&tenant, &["telegram"]).await;
     world.say(&bridge, TELEGRAM, "hello").await;
     let speaking = async |n: usize| -> Vec<Reply> {
         let mut replies = Vec::new();
@@ -608,8 +549,8 @@ async fn erasing_and_exporting_stay_in_their_tenant_even_without_row_level_secur
         document
     };
     let alone = exported().await;
-    let from = uuid_of(&a);
-    let to = uuid_of(&b);
+    let from = a.uuid();
+    let to = b.uuid();
     copy_rows(&mut world.superuser().await, from, to).await;
     for table in ["usage_hourly", "idempotency"] {
         let sql = format!(
@@ -668,7 +609,7 @@ async fn a_long_look_for_one_person_does_not_keep_others_waiting() {
     let second = TimeDelta::seconds(1);
     let erased_at = world.clock.now().duration_trunc(second).unwrap();
     sqlx::query(plant)
-        .bind(uuid_of(&tenant))
+        .bind(tenant.uuid())
         .bind(erased_at)
         .execute(&mut world.superuser().await)
         .await

@@ -5,16 +5,14 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::bridge::deliveries::{fetch, say};
-use crate::bridge::inbound::bridged;
-use crate::support::linking::bridge;
-use crate::support::model::Step;
+use crate::support::Scene;
 use crate::support::people::person;
+use crate::support::servers::model::Step;
 use crate::support::{Reply, Tenant, World};
 
 /// A user with two identities, and the id of the second.
 async fn linked(world: &World, tenant: &Tenant) -> String {
-    let key = bridge(world, tenant, &["telegram", "discord"]).await;
+    let key = world.bridge_key(tenant, &["telegram", "discord"]).await;
     let user = async |who: &str| world.dm(&key, who).await["user_id"].clone();
     let into = user("telegram:5").await;
     let from = user("discord:5").await;
@@ -113,16 +111,16 @@ async fn a_merge_that_meets_a_new_session_of_the_same_name_is_a_conflict_and_can
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_delivery_that_is_replayed_while_others_are_fetched_comes_first() {
-    let b = bridged([]).await;
+    let b = Scene::bridge([]).await;
     b.model.otherwise(Step::say("fine"));
     for text in ["one", "two"] {
-        say(&b.world, &b.key, "telegram:5", text).await;
+        b.queue("telegram:5", text).await;
     }
-    let first = fetch(&b.world, 0, &b.key, "wait=10").await.remove(0);
+    let first = b.fetch(0, "wait=10").await.remove(0);
     let id = first["id"].as_str().unwrap();
     let body = json!({"lease": first["lease"], "error": "gone", "retry": false});
     let path = format!("/v1/deliveries/{id}/nack");
-    let nacked = b.world.post(&b.key, &path, body).await;
+    let nacked = b.world.post(&b.bridge_key, &path, body).await;
     assert!(nacked.status < 300, "{}", nacked.text);
     let mut superuser = b.world.superuser().await;
     let mut held = superuser.begin().await.unwrap();
@@ -132,21 +130,18 @@ async fn a_dead_delivery_that_is_replayed_while_others_are_fetched_comes_first()
         .unwrap();
     let replay = async {
         let path = format!("/v1/deliveries/{id}/replay");
-        let request = b.world.request(Method::POST, &path, &b.key);
+        let request = b.world.request(Method::POST, &path, &b.bridge_key);
         Reply::of(request.json(&json!({}))).await
     };
     let others = async {
         b.world.waiting(1).await;
         // The chat is passed over while somebody works on it.
-        assert_eq!(
-            fetch(&b.world, 1, &b.key, "wait=0").await,
-            Vec::<Value>::new()
-        );
+        assert_eq!(b.fetch(1, "wait=0").await, Vec::<Value>::new());
         held.commit().await.unwrap();
     };
     let (replayed, ()) = tokio::join!(replay, others);
     assert!(replayed.status < 300, "{}", replayed.text);
-    let fetched = join_all((0..4).map(|n| fetch(&b.world, n % 2, &b.key, "wait=0"))).await;
+    let fetched = join_all((0..4).map(|n| b.fetch(n % 2, "wait=0"))).await;
     let ids: Vec<Value> = fetched
         .iter()
         .flatten()
@@ -159,7 +154,7 @@ async fn a_dead_delivery_that_is_replayed_while_others_are_fetched_comes_first()
 async fn an_address_of_whatsapp_is_the_number_in_it() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["whatsapp"]).await;
+    let key = world.bridge_key(&tenant, &["whatsapp"]).await;
     let mut users = Vec::new();
     for who in [
         "whatsapp:4930123",

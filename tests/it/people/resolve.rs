@@ -13,11 +13,9 @@ use throughline::domain::conversation::session_key::{possible_keys, user_key_pre
 use throughline::domain::people::identity::IdentityName;
 use throughline::store::people::resolve::RESOLVE;
 
-use crate::support::cluster::cluster;
-use crate::support::linking::bridge;
 use crate::support::people::{as_bridge, person};
+use crate::support::servers::cluster::cluster;
 use crate::support::{Tenant, World};
-use crate::tenancy::isolation::uuid_of;
 
 async fn agent(world: &World, tenant: &Tenant, changes: Value) {
     let mut spec = json!({"upstream": {"kind": "demo"}});
@@ -34,7 +32,7 @@ async fn agent(world: &World, tenant: &Tenant, changes: Value) {
 async fn first_contact_makes_a_person_a_key_and_a_session_and_the_next_finds_them() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
+    let key = world.bridge_key(&tenant, &["telegram"]).await;
     let first = world.dm(&key, "telegram:5").await;
     let expected = json!({
         "user_id": first["user_id"], "identity_id": first["identity_id"], "linked": false,
@@ -78,7 +76,7 @@ async fn first_contact_makes_a_person_a_key_and_a_session_and_the_next_finds_the
 async fn a_thousand_first_contacts_at_once_are_one_person_with_one_session() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
+    let key = world.bridge_key(&tenant, &["telegram"]).await;
     let asks = (0..1000).map(|n| {
         let client = &world.client;
         let url = world.url_on(n % 2, "/v1/resolve");
@@ -222,7 +220,7 @@ async fn the_reset_policy_is_applied_as_for_a_message() {
         json!({"reset": {"mode": "none", "by_chat_type": {"dm": idle}}}),
     )
     .await;
-    let key = bridge(&world, &tenant, &["telegram"]).await;
+    let key = world.bridge_key(&tenant, &["telegram"]).await;
     let first = world.say(&key, "telegram:5", "hello").await;
     world.clock.advance(Duration::from_secs(9 * 60));
     // Asking is no message: it does not move the clock.
@@ -249,8 +247,8 @@ async fn the_reset_policy_is_applied_as_for_a_message() {
 async fn a_bridge_vouches_for_its_platforms_alone() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let slack = bridge(&world, &tenant, &["slack@T1"]).await;
-    let telegram = bridge(&world, &tenant, &["telegram"]).await;
+    let slack = world.bridge_key(&tenant, &["slack@T1"]).await;
+    let telegram = world.bridge_key(&tenant, &["telegram"]).await;
     let ann = world.say(&slack, "slack@T1:U1", "private").await;
     let user = ann["user_id"].as_str().unwrap();
     for identity in ["slack@T1:U1", "slack@T2:U1", "slack:U1", "discord:1"] {
@@ -347,7 +345,7 @@ async fn a_person_resolves_nobody_else() {
 async fn presence_tells_when_and_where_each_account_was_heard() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let key = bridge(&world, &tenant, &["telegram", "slack"]).await;
+    let key = world.bridge_key(&tenant, &["telegram", "slack"]).await;
     let heard = world.dm(&key, "telegram:5").await;
     let path = format!("/v1/users/{}/presence", heard["user_id"].as_str().unwrap());
     let presence = async || world.get(&tenant.key, &path).await.expect(200)["data"].clone();
@@ -417,7 +415,7 @@ async fn buffers(world: &World, tenant: &Tenant, identity: &str) -> i64 {
     let url = cluster().service_url(&world.database);
     let mut service = PgConnection::connect(&url).await.unwrap();
     let mut tx = service.begin().await.unwrap();
-    let enter = format!("set local app.tenant_id = '{}'", uuid_of(tenant));
+    let enter = format!("set local app.tenant_id = '{}'", tenant.uuid());
     sqlx::raw_sql(AssertSqlSafe(enter))
         .execute(&mut *tx)
         .await
@@ -428,7 +426,7 @@ async fn buffers(world: &World, tenant: &Tenant, identity: &str) -> i64 {
     // The first look also fills caches.
     for _ in 0..2 {
         let plan: Value = sqlx::query_scalar(AssertSqlSafe(sql.clone()))
-            .bind(uuid_of(tenant))
+            .bind(tenant.uuid())
             .bind(name.platform().platform())
             .bind(name.platform().scope().unwrap_or_default())
             .bind(name.external_id())
@@ -464,7 +462,7 @@ async fn a_known_account_costs_the_same_among_many() {
              insert into slot_names (tenant_id, namespace, key, slot_id, home_slot_id)
              select '{tenant}', '{nil}', 'agent:main:telegram:dm:' || n, md5('s' || n)::uuid, md5('s' || n)::uuid
                from generate_series({from}, {count}) n",
-            tenant = uuid_of(&tenant),
+            tenant = tenant.uuid(),
             nil = Uuid::nil(),
         )
     };

@@ -3,7 +3,7 @@
 use serde_json::json;
 use throughline::dev::servers::RedisServer;
 
-use crate::support::cluster::{scratch_dir, setup};
+use crate::support::servers::cluster::{scratch_dir, setup};
 use crate::support::{Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,9 +10,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::support::cluster::scratch_dir;
-use crate::support::model::{Model, Step};
-use crate::support::process::{
+use crate::support::servers::cluster::scratch_dir;
+use crate::support::servers::model::{Model, Step};
+use crate::support::servers::process::{
     Process, pids_mentioning, processes_mentioning, redis_pid, throughline, wait_for_ready_file,
 };
 use crate::support::{Reply, eventually};

@@ -14,9 +14,10 @@ use throughline::server::Node;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::support::chat::{Chat, agent_on, answer, said};
-use crate::support::cluster::cluster;
-use crate::support::model::{Model, Step};
+use crate::support::Scene;
+use crate::support::chat::{agent_on, answer, said};
+use crate::support::servers::cluster::cluster;
+use crate::support::servers::model::{Model, Step};
 use crate::support::sse::{self, Sse};
 use crate::support::world::{OPERATOR_KEY, WorldOptions, node_config};
 use crate::support::{Reply, eventually};
@@ -32,7 +33,12 @@ fn draining() -> WorldOptions {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_drains_serves_everything_and_keeps_no_connection() {
-    let chat = Chat::with(draining(), json!({}), []).await;
+    let chat = Scene::builder()
+        .options(draining())
+        .nodes(2)
+        .model([])
+        .build()
+        .await;
     chat.model.otherwise(Step::say("hello there"));
     let kept = chat.say(0, "before", "hi").await;
     assert_eq!(kept.headers.get("connection"), None);
@@ -76,7 +82,12 @@ async fn a_node_that_drains_serves_everything_and_keeps_no_connection() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn open_streams_and_polls_send_their_clients_away_one_after_the_other() {
-    let chat = Chat::with(draining(), json!({}), [Step::say("hello")]).await;
+    let chat = Scene::builder()
+        .options(draining())
+        .nodes(2)
+        .model([Step::say("hello")])
+        .build()
+        .await;
     chat.say(0, "talk", "hi").await.expect(200);
     let admin = &chat.tenant.key;
     let world = &chat.world;

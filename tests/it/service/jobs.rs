@@ -6,9 +6,8 @@ use chrono::TimeDelta;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::support::cluster::cluster;
+use crate::support::servers::cluster::cluster;
 use crate::support::{Reply, Tenant, World};
-use crate::tenancy::isolation::uuid_of;
 use throughline::auth::ServiceCaller;
 use throughline::ids::TenantId;
 use throughline::jobs;
@@ -133,7 +132,7 @@ async fn a_job_that_fails_for_ever_is_seen_and_holds_up_no_other() {
            from conversations, generate_series(1, 3) n;
          insert into code_attempts (tenant_id, subject, failures, window_start)
          values ('{0}', 'any', 1, now() - interval '2 days')",
-        uuid_of(&poisoned),
+        poisoned.uuid(),
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
         .execute(&mut superuser)
@@ -149,7 +148,7 @@ async fn a_job_that_fails_for_ever_is_seen_and_holds_up_no_other() {
     .await;
     let left = async |tenant: &Tenant| -> i64 {
         sqlx::query_scalar("select count(*) from events where tenant_id = $1")
-            .bind(uuid_of(tenant))
+            .bind(tenant.uuid())
             .fetch_one(&mut world.superuser().await)
             .await
             .unwrap()
@@ -164,7 +163,7 @@ async fn a_job_that_fails_for_ever_is_seen_and_holds_up_no_other() {
                from jobs
               where kind = 'expire_events' and tenant_id = $1",
         )
-        .bind(uuid_of(&poisoned))
+        .bind(poisoned.uuid())
         .fetch_one(&mut world.superuser().await)
         .await
         .unwrap()
@@ -193,7 +192,7 @@ async fn make_due(world: &World, tenant: &Tenant, kind: &str) {
         let due = "update jobs set run_at = now() - interval '1 day'
                     where tenant_id = $1 and kind = $2 and lease_until is null";
         let done = sqlx::query(due)
-            .bind(uuid_of(tenant))
+            .bind(tenant.uuid())
             .bind(kind)
             .execute(&mut world.superuser().await)
             .await;
@@ -267,7 +266,7 @@ async fn what_is_old_and_still_needed_does_not_keep_a_job_busy() {
                from jobs
               where tenant_id = $1 and kind = 'expire_events'",
         )
-        .bind(uuid_of(&tenant))
+        .bind(tenant.uuid())
         .fetch_one(&mut world.superuser().await)
         .await
         .unwrap();
@@ -291,7 +290,7 @@ async fn answers_of_tenants_that_are_gone_are_removed() {
         "insert into idempotency (tenant_id, principal, route, key, request_hash, created_at)
          select t, 'key_1', 'r', n::text, sha256(''), now()
            from unnest(array[gen_random_uuid(), '{}', gen_random_uuid()]) t, generate_series(1, 1500) n",
-        uuid_of(&tenant),
+        tenant.uuid(),
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(plant))
         .execute(&mut superuser)
@@ -308,7 +307,7 @@ async fn answers_of_tenants_that_are_gone_are_removed() {
                 .fetch_all(&mut world.superuser().await)
                 .await
                 .unwrap();
-        left == [uuid_of(&tenant)]
+        left == [tenant.uuid()]
     })
     .await;
     let (kept, _) = stored_answers(&world).await;
@@ -325,7 +324,7 @@ async fn a_long_job_does_not_keep_another_tenants_waiting() {
         let sql = "insert into code_attempts (tenant_id, subject, failures, window_start)
                    values ($1, 'any', 1, now() - interval '2 days')";
         sqlx::query(sql)
-            .bind(uuid_of(tenant))
+            .bind(tenant.uuid())
             .execute(connection)
             .await
             .unwrap();
@@ -347,7 +346,7 @@ async fn a_long_job_does_not_keep_another_tenants_waiting() {
     plant(&mut superuser, &slow).await;
     let mut held = sqlx::Connection::begin(&mut superuser).await.unwrap();
     sqlx::query("select 1 from code_attempts where tenant_id = $1 for update")
-        .bind(uuid_of(&slow))
+        .bind(slow.uuid())
         .execute(&mut *held)
         .await
         .unwrap();
@@ -367,7 +366,7 @@ async fn a_long_job_does_not_keep_another_tenants_waiting() {
     crate::support::eventually("the other ran", Duration::from_secs(4), async || {
         let left: i64 =
             sqlx::query_scalar("select count(*) from code_attempts where tenant_id = $1")
-                .bind(uuid_of(&other))
+                .bind(other.uuid())
                 .fetch_one(&mut world.superuser().await)
                 .await
                 .unwrap();

@@ -12,8 +12,8 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use crate::support::chat::{said, with_model};
-use crate::support::cluster::cluster;
-use crate::support::model::{Model, Step};
+use crate::support::servers::cluster::cluster;
+use crate::support::servers::model::{Model, Step};
 use crate::support::world::{World, WorldOptions, node_config};
 use crate::support::{Reply, Tenant};
 

@@ -18,7 +18,7 @@ use throughline::store::db::jobs;
 use throughline::store::tenant::{agents, tenants};
 use throughline::store::turn::turns;
 
-use crate::support::cluster::cluster;
+use crate::support::servers::cluster::cluster;
 use crate::support::{World, eventually};
 
 /// Two tenants with an agent each, named after them, and nobody connected to their database.

@@ -9,10 +9,10 @@ use futures_util::future::join_all;
 use serde_json::json;
 
 use crate::support::Reply;
-use crate::support::balancer::Balancer;
 use crate::support::chat::{agent_on, said};
-use crate::support::model::{Model, Step, echo};
-use crate::support::nodes::{Nodes, NodesOptions};
+use crate::support::servers::balancer::Balancer;
+use crate::support::servers::model::{Model, Step, echo};
+use crate::support::servers::nodes::{Nodes, NodesOptions};
 use crate::support::sse::{self, Sse};
 use crate::support::world::OPERATOR_KEY;
 

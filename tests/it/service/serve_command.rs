@@ -8,10 +8,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::support::cluster::cluster;
-use crate::support::process::throughline;
+use crate::support::data::catalog;
+use crate::support::servers::cluster::cluster;
+use crate::support::servers::process::throughline;
 use crate::support::world::{OPERATOR_KEY, World, node_environment};
-use crate::support::{Reply, catalog, eventually};
+use crate::support::{Reply, eventually};
 
 fn serve(database: &str) -> Command {
     let mut command = throughline(&["serve"]);

@@ -7,8 +7,8 @@ use nix::unistd::Pid;
 use throughline::dev::servers::RedisServer;
 use throughline::ids::SessionId;
 
-use crate::support::cluster::{scratch_dir, setup};
-use crate::support::process::redis_pid;
+use crate::support::servers::cluster::{scratch_dir, setup};
+use crate::support::servers::process::redis_pid;
 use crate::support::{World, eventually};
 
 /// Much longer than a node needs.

@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
 
-use super::{Reply, World};
+use crate::support::{Reply, World};
 use throughline::ids::SessionId;
 
 /// A message of a person.
@@ -72,4 +72,18 @@ impl World {
         let text = |message: &Value| message["content"].as_str().unwrap().to_owned();
         self.walk(key, path).await.iter().map(text).collect()
     }
+}
+
+/// What redeeming a continuation code will make.
+pub async fn grant(world: &World, tenant: &crate::support::Tenant, session: &str, user: &str) {
+    sqlx::query(
+        "insert into conversation_grants (tenant_id, conversation_id, user_id, via, created_at, expires_at)
+         values ($1, $2, $3, 'continuation', now(), now() + interval '7 days')",
+    )
+    .bind(tenant.uuid())
+    .bind(crate::support::conversations::uuid_of_session(session))
+    .bind(user.parse::<throughline::ids::UserId>().unwrap())
+    .execute(&mut world.superuser().await)
+    .await
+    .unwrap();
 }

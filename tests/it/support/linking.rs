@@ -3,17 +3,18 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::people::as_bridge;
-use super::{Reply, Tenant, World};
-
-/// A key that vouches for `platforms`.
-pub async fn bridge(world: &World, tenant: &Tenant, platforms: &[&str]) -> String {
-    let body = json!({"name": platforms.join(" "), "scopes": ["bridge"], "platforms": platforms});
-    let made = world.post(&tenant.key, "/v1/api-keys", body).await;
-    made.expect(201)["key"].as_str().unwrap().to_owned()
-}
+use crate::support::people::as_bridge;
+use crate::support::{Reply, Tenant, World};
 
 impl World {
+    /// A key that vouches for `platforms`.
+    pub async fn bridge_key(&self, tenant: &Tenant, platforms: &[&str]) -> String {
+        let name = platforms.join(" ");
+        let body = json!({"name": name, "scopes": ["bridge"], "platforms": platforms});
+        let made = self.post(&tenant.key, "/v1/api-keys", body).await;
+        made.expect(201)["key"].as_str().unwrap().to_owned()
+    }
+
     pub async fn resolve(&self, key: &str, body: Value) -> Reply {
         self.post(key, "/v1/resolve", body).await
     }

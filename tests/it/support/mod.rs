@@ -1,23 +1,21 @@
 //! What tests are written with.
 
-pub mod balancer;
-pub mod catalog;
 pub mod chat;
-pub mod cluster;
 pub mod conversations;
+pub mod data;
+pub mod deliveries;
 pub mod http;
 pub mod linking;
-pub mod model;
-pub mod nodes;
 pub mod people;
-pub mod process;
+pub mod scene;
+pub mod servers;
 pub mod sse;
 pub mod tokens;
-pub mod twins;
-pub mod whole_person;
+pub mod transfer;
 pub mod world;
 
 pub use http::Reply;
+pub use scene::Scene;
 pub use world::{Tenant, World};
 
 use std::time::{Duration, Instant};

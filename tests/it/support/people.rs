@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{Reply, Tenant, World, tokens};
+use crate::support::{Reply, Tenant, World, tokens};
 
 const SECRET: &str = "a secret of the tests' people, 32 bytes";
 const ISSUER: &str = "https://people.example";

@@ -1,5 +1,6 @@
 //! Streams of events, read one event at a time.
 
+use crate::support::Reply;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -146,4 +147,14 @@ impl Sse {
 /// All that chunks of a chat say.
 pub fn said(chunks: &[SseEvent]) -> String {
     chunks.iter().map(SseEvent::text).collect()
+}
+
+pub fn events(reply: &Reply) -> Vec<Value> {
+    let data = reply
+        .text
+        .split("\n\n")
+        .filter_map(|event| event.strip_prefix("data: "));
+    data.filter(|data| *data != "[DONE]")
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect()
 }

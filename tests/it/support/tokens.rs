@@ -1,5 +1,8 @@
 //! Keys and tokens of test issuers.
 
+use crate::support::Reply;
+use crate::support::Tenant;
+use crate::support::World;
 use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::rsa::KeySize;
 use aws_lc_rs::signature::{
@@ -84,4 +87,15 @@ pub fn unsigned(claims: &Value) -> String {
         part(&json!({"alg": "none", "typ": "JWT"})),
         part(claims)
     )
+}
+
+pub const ISS: &str = "https://id.example";
+
+pub fn claims(world: &World, tenant: &Tenant) -> Value {
+    let now = world.clock.now().timestamp();
+    json!({"iss": ISS, "aud": tenant.id, "sub": "alice", "iat": now, "exp": now + 600})
+}
+
+pub async fn me(world: &World, token: &str) -> Reply {
+    world.get(token, "/v1/users/me").await
 }

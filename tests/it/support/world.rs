@@ -6,13 +6,15 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
+use sqlx::types::Uuid;
 use throughline::app::App;
 use throughline::clock::Clock;
 use throughline::config::{Config, PrivateUpstreams};
+use throughline::ids::TenantId;
 use throughline::server::Node;
 
-use super::Reply;
-use super::cluster::cluster;
+use crate::support::Reply;
+use crate::support::servers::cluster::cluster;
 
 pub const OPERATOR_KEY: &str = "operator-key-of-the-tests-0123456789";
 pub const SECRET_KEY: &str = "secret-key-of-the-tests-0123456789ab";
@@ -52,6 +54,12 @@ impl Default for WorldOptions {
 pub struct Tenant {
     pub id: String,
     pub key: String,
+}
+
+impl Tenant {
+    pub fn uuid(&self) -> Uuid {
+        self.id.parse::<TenantId>().unwrap().as_uuid()
+    }
 }
 
 impl World {
@@ -183,7 +191,7 @@ impl World {
             .unwrap();
             waiting == count
         };
-        super::eventually("they wait", Duration::from_secs(4), are).await;
+        crate::support::eventually("they wait", Duration::from_secs(4), are).await;
     }
 
     /// Past every policy: to prepare what the API would not, and to see what it does not show.

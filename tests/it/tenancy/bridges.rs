@@ -1,15 +1,15 @@
 //! Two tenants whose messages of platforms, replies, links and deliveries have equal ids never meet: with
 //! row-level security, and with the predicates of the statements alone.
 
+use crate::support::deliveries::Retry;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use throughline::ids::DeliveryId;
 
-use crate::bridge::deliveries::{ack, fetch, nack, pass};
+use crate::support::data::twins::{Twins, only_ours};
 use crate::support::eventually;
-use crate::support::model::{Step, echo};
-use crate::support::twins::{Twins, only_ours};
+use crate::support::servers::model::{Step, echo};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_bridges_do_with_equal_ids_never_meets() {
@@ -55,7 +55,7 @@ async fn answer_by_http(twins: &Twins) {
     twins.chat.model.push(Step::Hold);
     let body = message("ours 3", "ours 3");
     let (first, theirs) = tokio::join!(twins.bring(body.clone()), async {
-        twins.asked(3).await;
+        twins.chat.model.called(3).await;
         let theirs = twins.mirror("").await;
         twins.chat.model.release();
         theirs
@@ -74,14 +74,17 @@ async fn answer_by_http(twins: &Twins) {
 
 /// The next delivery, given out and not ended; of none but `text`.
 async fn given(twins: &Twins, query: &str, text: &str) -> Value {
-    let mut given = fetch(&twins.chat.world, 0, twins.bridge(), query).await;
+    let mut given = twins.chat.world.fetch(0, twins.bridge(), query).await;
     assert_eq!(given.len(), 1, "{given:?}");
     assert_eq!(given[0]["text"], text);
     given.remove(0)
 }
 
 async fn acknowledge(twins: &Twins, delivery: &Value) {
-    ack(&twins.chat.world, twins.bridge(), delivery)
+    twins
+        .chat
+        .world
+        .ack(twins.bridge(), delivery)
         .await
         .expect(204);
 }
@@ -123,7 +126,7 @@ async fn deliver_what_took_too_long(twins: &Twins) {
 async fn replace_what_waits(twins: &Twins) {
     twins.chat.model.push(Step::Hold);
     twins.bring(unwaited("ours 6", "ours 6")).await.expect(202);
-    twins.asked(6).await;
+    twins.chat.model.called(6).await;
     let draft = twins.bring(unwaited("ours 7", "ours draft")).await;
     let theirs = twins.mirror("").await;
     let edit = async |id: &str, text: &str| {
@@ -152,9 +155,9 @@ async fn fetch_and_end(twins: &Twins) {
     twins.unmoved(&theirs, "giving out").await;
 
     let theirs = twins.mirror("").await;
-    nack(world, key, &delivery, true).await.expect(204);
+    world.nack(key, &delivery, Retry::Yes).await.expect(204);
     twins.unmoved(&theirs, "giving back").await;
-    pass(world, Duration::from_secs(3)).await;
+    world.age_deliveries(Duration::from_secs(3)).await;
     let theirs = twins
         .mirror(
             "update deliveries set state = 'leased', lease = gen_random_uuid()
@@ -165,14 +168,14 @@ async fn fetch_and_end(twins: &Twins) {
     assert_eq!(given(twins, "wait=0", &text).await["attempt"], 2);
     twins.unmoved(&theirs, "one in flight next door").await;
 
-    pass(world, Duration::from_secs(61)).await;
+    world.age_deliveries(Duration::from_secs(61)).await;
     let theirs = twins.mirror("").await;
     let delivery = given(twins, "wait=0", &text).await;
     assert_eq!(delivery["attempt"], 3);
     twins.unmoved(&theirs, "taking back").await;
 
     let theirs = twins.mirror("").await;
-    nack(world, key, &delivery, false).await.expect(204);
+    world.nack(key, &delivery, Retry::No).await.expect(204);
     twins.unmoved(&theirs, "giving up").await;
     let theirs = twins.mirror("").await;
     let dead = world.get(key, "/v1/deliveries/dead").await;
@@ -188,8 +191,8 @@ async fn fetch_and_end(twins: &Twins) {
     let mut missing = delivery.clone();
     missing["id"] = json!(foreign.to_string());
     for refused in [
-        ack(world, key, &missing).await,
-        nack(world, key, &missing, true).await,
+        world.ack(key, &missing).await,
+        world.nack(key, &missing, Retry::Yes).await,
     ] {
         refused.expect_problem(404, "not_found");
     }
@@ -200,7 +203,7 @@ async fn fetch_and_end(twins: &Twins) {
 }
 
 /// A delivery that is the neighbour's alone.
-async fn only_next_door(twins: &Twins) -> (DeliveryId, crate::support::twins::Theirs) {
+async fn only_next_door(twins: &Twins) -> (DeliveryId, crate::support::data::twins::Theirs) {
     let foreign = DeliveryId::generate();
     let also = format!(
         "update deliveries set id = '{}' where tenant_id = $theirs and state = 'pending';",

@@ -7,10 +7,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use crate::support::catalog::{copy_rows, disable_row_level_security, dump_people};
 use crate::support::conversations::{id_of, said};
+use crate::support::data::catalog::{copy_rows, disable_row_level_security, dump_people};
 use crate::support::{Reply, Tenant, World, eventually};
-use crate::tenancy::isolation::uuid_of;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn conversations_with_equal_ids_never_meet() {
@@ -28,11 +27,11 @@ async fn conversations_with_equal_ids_never_meet_even_without_row_level_security
 /// Every row of one tenant's conversations, once more in the other, with another text.
 async fn copy_conversations(world: &World, from: &Tenant, to: &Tenant) {
     let mut superuser = world.superuser().await;
-    copy_rows(&mut superuser, uuid_of(from), uuid_of(to)).await;
+    copy_rows(&mut superuser, from.uuid(), to.uuid()).await;
     let sql = format!(
         "update conversations set title = replace(title, 'canary-a', 'canary-b') where tenant_id = '{to}';
          update messages set content = replace(content::text, 'canary-a', 'canary-b')::json where tenant_id = '{to}'",
-        to = uuid_of(to)
+        to = to.uuid()
     );
     sqlx::raw_sql(AssertSqlSafe(sql))
         .execute(&mut superuser)
@@ -58,7 +57,7 @@ async fn everything(world: &World, tenant: &Tenant) -> String {
         }
     }
     all += &format!("{:?}", world.walk(&tenant.key, "/v1/session-keys").await);
-    all += &dump_people(&mut world.superuser().await, uuid_of(tenant)).await;
+    all += &dump_people(&mut world.superuser().await, tenant.uuid()).await;
     all
 }
 
@@ -84,7 +83,7 @@ async fn equal_conversations(world: &World) {
             .await,
     );
     let owner = bridged["user_id"].as_str().unwrap();
-    crate::conversation::sessions::grant(world, &a, &id_of(&bridged), owner).await;
+    crate::support::conversations::grant(world, &a, &id_of(&bridged), owner).await;
     copy_conversations(world, &a, &b).await;
     let of_b = everything(world, &b).await;
     assert!(
@@ -194,7 +193,7 @@ async fn equal_conversations(world: &World) {
         sqlx::query_scalar(
             "select count(*) from conversations where tenant_id = $1 and deleted_at is not null",
         )
-        .bind(uuid_of(&a))
+        .bind(a.uuid())
         .fetch_one(&mut world.superuser().await)
         .await
         .unwrap()

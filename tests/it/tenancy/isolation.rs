@@ -8,8 +8,9 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use throughline::domain::tenant::api_key::{digest, key_text};
 use throughline::ids::ApiKeyId;
 
-use crate::support::catalog::{tenant_tables, violations};
-use crate::support::cluster::cluster;
+use crate::support::data::catalog::{tenant_tables, violations};
+use crate::support::data::every_table::{create_key, fill_every_table};
+use crate::support::servers::cluster::cluster;
 use crate::support::{Reply, Tenant, World};
 
 async fn execute(connection: &mut PgConnection, sql: &str) -> Result<u64, sqlx::Error> {
@@ -82,7 +83,7 @@ async fn without_a_tenant_the_service_role_sees_and_writes_nothing() {
     let mut superuser = world.superuser().await;
     let url = cluster().service_url(&world.database);
     let mut service = PgConnection::connect(&url).await.unwrap();
-    let tenant_uuid = uuid_of(&tenant);
+    let tenant_uuid = tenant.uuid();
     for table in tenant_tables(&mut superuser).await {
         let count = |table: &str| AssertSqlSafe(format!("select count(*) from {table}"));
         let there: i64 = sqlx::query_scalar(count(&table))
@@ -143,12 +144,12 @@ async fn inside_a_tenant_a_row_of_another_cannot_be_written() {
     let url = cluster().service_url(&world.database);
     let mut service = PgConnection::connect(&url).await.unwrap();
     let mut tx = service.begin().await.unwrap();
-    let enter = format!("set local app.tenant_id = '{}'", uuid_of(&own));
+    let enter = format!("set local app.tenant_id = '{}'", own.uuid());
     execute(&mut tx, &enter).await.unwrap();
     let insert = format!(
         "insert into idempotency (tenant_id, principal, route, key, request_hash, created_at)
          values ('{}', 'p', 'r', 'k', decode(repeat('00', 32), 'hex'), now())",
-        uuid_of(&other)
+        other.uuid()
     );
     let refused = execute(&mut tx, &insert).await.unwrap_err();
     let code = refused
@@ -263,7 +264,7 @@ async fn two_tenants_with_equal_ids(world: &World) {
                                        turns, input_tokens, output_tokens)
              values ($1, date_trunc('hour', now()), 'planted', $1, '', 'api', $2, 0, 0, 0)",
         )
-        .bind(uuid_of(tenant))
+        .bind(tenant.uuid())
         .bind(count)
         .execute(&mut world.superuser().await)
         .await
@@ -284,7 +285,7 @@ async fn two_tenants_with_equal_ids(world: &World) {
         .await
         .unwrap();
     sqlx::query("update jobs set run_at = now() - interval '1 minute' where tenant_id = $1")
-        .bind(uuid_of(&a))
+        .bind(a.uuid())
         .execute(&mut world.superuser().await)
         .await
         .unwrap();
@@ -299,11 +300,11 @@ async fn two_tenants_with_equal_ids(world: &World) {
         std::time::Duration::from_secs(5),
         async || {
             throughline::jobs::tick(world.app()).await.unwrap();
-            !left().await.contains(&uuid_of(&a))
+            !left().await.contains(&a.uuid())
         },
     )
     .await;
-    assert_eq!(left().await, [uuid_of(&b)]);
+    assert_eq!(left().await, [b.uuid()]);
 }
 
 /// Agents and issuers of the same name, people with the same id.
@@ -318,7 +319,7 @@ async fn named_things_never_meet(world: &World, a: (&Tenant, &str), b: (&Tenant,
         });
         world.put(key, "/v1/issuers/same", issuer).await.expect(201);
         sqlx::query("insert into users (tenant_id, id, display_name, created_at) values ($1, $2, $3, now())")
-            .bind(uuid_of(tenant))
+            .bind(tenant.uuid())
             .bind(person)
             .bind(mark)
             .execute(&mut world.superuser().await)
@@ -385,14 +386,6 @@ async fn named_things_never_meet(world: &World, a: (&Tenant, &str), b: (&Tenant,
     world.put(a.1, "/v1/issuers/irc", issuer).await.expect(201);
 }
 
-async fn create_key(world: &World, key: &str, idempotency_key: &str) -> Reply {
-    let request = world
-        .request(Method::POST, "/v1/api-keys", key)
-        .header("idempotency-key", idempotency_key)
-        .json(&json!({"name": "made twice", "scopes": ["chat"]}));
-    Reply::of(request).await
-}
-
 /// An admin key with a chosen id, as no API would make it.
 async fn plant_key(world: &World, tenant: &Tenant, id: ApiKeyId, name: &str) -> String {
     let text = key_text(tenant.id.parse().unwrap(), id, [name.len() as u8; 24]);
@@ -400,7 +393,7 @@ async fn plant_key(world: &World, tenant: &Tenant, id: ApiKeyId, name: &str) -> 
         "insert into api_keys (tenant_id, id, digest, name, scopes, platforms, created_at)
          values ($1, $2, $3, $4, array['admin'], '{}', now())",
     )
-    .bind(uuid_of(tenant))
+    .bind(tenant.uuid())
     .bind(id)
     .bind(digest(&text).as_slice())
     .bind(name)
@@ -408,75 +401,4 @@ async fn plant_key(world: &World, tenant: &Tenant, id: ApiKeyId, name: &str) -> 
     .await
     .unwrap();
     text.expose_secret().to_owned()
-}
-
-/// A row in every table with tenant rows, so that "sees nothing" means something.
-pub async fn fill_every_table(world: &World, tenant: &Tenant) {
-    create_key(world, &tenant.key, "fill").await.expect(201);
-    let secret = "a secret of thirty-two bytes or more";
-    let issuer = json!({"issuer": "i", "platform": "web", "algorithm": "HS256", "secret": secret});
-    world
-        .put(&tenant.key, "/v1/issuers/fill", issuer)
-        .await
-        .expect(201);
-    let expires = world.clock.now().timestamp() + 60;
-    let claims = json!({"iss": "i", "aud": tenant.id, "sub": "fill", "exp": expires});
-    let token = crate::support::tokens::hs256(&claims, secret);
-    world.get(&token, "/v1/users/me").await.expect(200);
-    fill_conversations(world, tenant, &token).await;
-    fill_people(world, tenant).await;
-    throughline::jobs::flush_usage::tick(world.app()).await;
-}
-
-/// Two accounts of one person, heard, with a home, a code, a wrong one, and a notice of their link.
-async fn fill_people(world: &World, tenant: &Tenant) {
-    let key = &tenant.key;
-    let linked = world.link(key, "telegram:1", "telegram:2").await;
-    world.dm(key, "telegram:1").await;
-    world.mint(key, "telegram:1").await;
-    let guess = world.redeem(key, "ABCDEFGH", "telegram:2").await;
-    guess.expect_problem(404, "code_not_found");
-    let shown = world.mint(key, "discord:9").await;
-    let bring =
-        json!({"identity": "telegram:1", "text": format!("/link {shown}"), "message_id": "1"});
-    world.post(key, "/v1/inbound", bring).await.expect(200);
-    let user = linked["user_id"].as_str().unwrap();
-    let path = format!("/v1/users/{user}/home-channels/telegram");
-    let home = json!({"identity": "telegram:1", "chat": {"type": "dm"}});
-    world.put(key, &path, home).await.expect(200);
-}
-
-async fn fill_conversations(world: &World, tenant: &Tenant, token: &str) {
-    let body = json!({"session_key": "fill", "messages": [{"role": "user", "content": "fill"}]});
-    let session = world.post(token, "/v1/sessions", body).await.expect(201);
-    let user = session["user_id"].as_str().unwrap();
-    crate::conversation::sessions::grant(world, tenant, session["id"].as_str().unwrap(), user)
-        .await;
-    let ask = json!({"model": "main", "messages": [{"role": "user", "content": "fill"}]});
-    let ask = world
-        .request(reqwest::Method::POST, "/v1/chat/completions", token)
-        .header("x-hermes-session-key", "fill")
-        .json(&ask);
-    Reply::of(ask).await.expect(200);
-    // What a sweep and a deletion leave behind, without a job that would change it under the test.
-    for sql in [
-        "insert into retention_sweeps (tenant_id, cutoff, started_at) values ($1, now(), now())",
-        "insert into spent_session_ids (tenant_id, digest) values ($1, decode(repeat('00', 32), 'hex'))",
-        "insert into erased_people (tenant_id, user_id, merged_ids, identity_ids, names, erased_at)
-         values ($1, $1, '{}', '{}', '{}', now())",
-    ] {
-        sqlx::query(sql)
-            .bind(uuid_of(tenant))
-            .execute(&mut world.superuser().await)
-            .await
-            .unwrap();
-    }
-}
-
-pub fn uuid_of(tenant: &Tenant) -> sqlx::types::Uuid {
-    tenant
-        .id
-        .parse::<throughline::ids::TenantId>()
-        .unwrap()
-        .as_uuid()
 }

@@ -2,6 +2,6 @@
 
 mod bridges;
 mod conversations;
-pub mod isolation;
+mod isolation;
 mod people;
 mod turns;

@@ -4,11 +4,9 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::catalog::{copy_rows, disable_row_level_security, dump_people};
-use crate::support::linking::bridge;
+use crate::support::data::catalog::{copy_rows, disable_row_level_security, dump_people};
 use crate::support::people::as_bridge;
 use crate::support::{Reply, World};
-use crate::tenancy::isolation::uuid_of;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn people_with_equal_ids_never_meet() {
@@ -27,7 +25,7 @@ async fn people_with_equal_ids_never_meet_even_without_row_level_security() {
 async fn equal_people(world: &World) {
     let a = world.tenant("a").await;
     let b = world.tenant("b").await;
-    let key = bridge(world, &a, &["telegram", "slack", "irc"]).await;
+    let key = world.bridge_key(&a, &["telegram", "slack", "irc"]).await;
     // Somebody linked, somebody to be linked, somebody to be parted, each with something said.
     for (first, second) in [("telegram:1", "slack:1"), ("telegram:2", "irc@n:two")] {
         world.say(&key, first, "here").await;
@@ -48,10 +46,10 @@ async fn equal_people(world: &World) {
         .redeem(&key, "ABCDEFGH", "telegram:9")
         .await
         .expect_problem(404, "code_not_found");
-    copy_rows(&mut world.superuser().await, uuid_of(&a), uuid_of(&b)).await;
-    let of_b = dump_people(&mut world.superuser().await, uuid_of(&b)).await;
+    copy_rows(&mut world.superuser().await, a.uuid(), b.uuid()).await;
+    let of_b = dump_people(&mut world.superuser().await, b.uuid()).await;
     let unmoved = async |what: &str| {
-        let now = dump_people(&mut world.superuser().await, uuid_of(&b)).await;
+        let now = dump_people(&mut world.superuser().await, b.uuid()).await;
         assert_eq!(now, of_b, "{what}");
     };
     let as_one = async |method: Method, path: &str, body: Option<Value>| -> Reply {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::chat::{answer, expect_error, id_of_turn, said};
-use crate::support::model::{Step, echo};
+use crate::support::data::twins::{Twins, only_ours};
+use crate::support::servers::model::{Step, echo};
 use crate::support::sse::{self, Sse, SseEvent};
-use crate::support::twins::{Twins, only_ours};
 use crate::support::{Reply, eventually};
 
 const EVENTS: &str = "/v1/sessions/s-1/events";

@@ -4,10 +4,11 @@ use serde_json::{Value, json};
 use sqlx::Connection;
 
 use crate::support::Reply;
-use crate::support::chat::{Chat, agent_on};
-use crate::support::model::Step;
+use crate::support::Scene;
+use crate::support::chat::agent_on;
+use crate::support::servers::model::Step;
 
-async fn put(chat: &Chat, model: &str) {
+async fn put(chat: &Scene, model: &str) {
     let mut spec = agent_on(
         &chat.model,
         json!({"system_prompt": format!("you are {model}")}),
@@ -21,7 +22,7 @@ async fn put(chat: &Chat, model: &str) {
 }
 
 /// The model and the prompt of the last request.
-fn asked(chat: &Chat) -> (Value, Value) {
+fn asked(chat: &Scene) -> (Value, Value) {
     let requests = chat.model.requests();
     let last = &requests[requests.len() - 1];
     (
@@ -32,7 +33,7 @@ fn asked(chat: &Chat) -> (Value, Value) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_holds_at_once_on_the_node_that_took_it() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::say("fine"));
     for model in ["m-2", "m-3", "m-4"] {
         chat.say(0, "mine", "hi").await.expect(200);
@@ -47,7 +48,7 @@ async fn a_change_holds_at_once_on_the_node_that_took_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_answered_by_the_agent_that_it_was_accepted_for() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::say("fine"));
     put(&chat, "m-2").await;
     chat.say(0, "mine", "hi").await.expect(200);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::cluster::{scratch_dir, setup};
+use crate::support::servers::cluster::{scratch_dir, setup};
 use crate::support::{World, eventually};
 use throughline::dev::servers::RedisServer;
 

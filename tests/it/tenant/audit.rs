@@ -12,8 +12,8 @@ use throughline::domain::tenant::audit::{Action, Detail, Entry};
 use throughline::ids::{ApiKeyId, TenantId};
 use throughline::store::TenantTx;
 
-use crate::support::cluster::cluster;
-use crate::support::process::throughline;
+use crate::support::servers::cluster::cluster;
+use crate::support::servers::process::throughline;
 use crate::support::world::{OPERATOR_KEY, SECRET_KEY, node_config, node_environment};
 use crate::support::{Reply, Tenant, World};
 
@@ -41,11 +41,6 @@ fn told(entries: &[Value]) -> Vec<(&str, &str, &str)> {
 fn key_id(tenant: &Tenant) -> String {
     let parsed = throughline::domain::tenant::api_key::PresentedKey::parse(&tenant.key).unwrap();
     parsed.id.to_string()
-}
-
-fn uuid_of(tenant: &Tenant) -> String {
-    let id: TenantId = tenant.id.parse().unwrap();
-    id.as_uuid().to_string()
 }
 
 async fn execute(connection: &mut PgConnection, sql: &str) -> Result<u64, sqlx::Error> {
@@ -441,7 +436,7 @@ async fn whatever_is_changed_or_removed_is_found_and_named() {
         world.api_key(&tenant, "chat").await;
         world.api_key(&tenant, "read").await;
         // The statements name no tenant: a view of one tenant's rows stands in for each table.
-        let uuid = uuid_of(&tenant);
+        let uuid = tenant.uuid();
         let views = format!(
             "create schema tampered;
              create view tampered.audit as select * from public.audit where tenant_id = '{uuid}';
@@ -513,7 +508,7 @@ async fn a_head_put_back_alone_and_a_chain_begun_again_are_found() {
     )
     .await
     .unwrap();
-    let uuid = uuid_of(&emptied);
+    let uuid = emptied.uuid();
     for table in ["audit", "audit_heads"] {
         let sql = format!("delete from {table} where tenant_id = '{uuid}'");
         execute(&mut superuser, &sql).await.unwrap();
@@ -574,7 +569,7 @@ async fn the_service_adds_and_reads_entries_of_its_tenant_and_can_do_nothing_els
     let other = world.tenant("other").await;
     let url = cluster().service_url(&world.database);
     let mut service = PgConnection::connect(&url).await.unwrap();
-    let enter = format!("set app.tenant_id = '{}'", uuid_of(&own));
+    let enter = format!("set app.tenant_id = '{}'", own.uuid());
     execute(&mut service, &enter).await.unwrap();
     for sql in [
         "update audit set actor = actor",
@@ -601,7 +596,7 @@ async fn the_service_adds_and_reads_entries_of_its_tenant_and_can_do_nothing_els
             .fetch_all(&mut service)
             .await
             .unwrap();
-        assert_eq!(seen, [uuid_of(&own)]);
+        assert_eq!(seen, [own.uuid().to_string()]);
     }
     let listed = world.get(&own.key, "/v1/audit").await;
     assert!(listed.text.contains(&own.id));

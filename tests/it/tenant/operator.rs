@@ -45,7 +45,7 @@ async fn an_operator_sees_a_tenants_limits_and_sums_of_its_use() {
                     '00000000-0000-0000-0000-000000000000', 'demo', 'chat', 1, 2, $2, 3
                from unnest(array[1, 5, 40]) d",
         )
-        .bind(crate::tenancy::isolation::uuid_of(tenant))
+        .bind(tenant.uuid())
         .bind(tokens)
         .execute(&mut world.superuser().await)
         .await
@@ -230,7 +230,7 @@ async fn a_tenant_that_is_being_deleted_is_seen_and_not_changed() {
     let tenant = world.tenant("Acme").await;
     // As it is until the job has run.
     sqlx::query("update tenants set state = 'deleting' where id = $1")
-        .bind(crate::tenancy::isolation::uuid_of(&tenant))
+        .bind(tenant.uuid())
         .execute(&mut world.superuser().await)
         .await
         .unwrap();

@@ -8,8 +8,8 @@ use throughline::app::App;
 use throughline::crypto::Keyring;
 use throughline::server::Node;
 
-use crate::support::cluster::{cluster, scratch_dir};
-use crate::support::process::{Process, throughline};
+use crate::support::servers::cluster::{cluster, scratch_dir};
+use crate::support::servers::process::{Process, throughline};
 use crate::support::tokens;
 use crate::support::world::{SECRET_KEY, node_config, node_environment};
 use crate::support::{Reply, Tenant, World, eventually};

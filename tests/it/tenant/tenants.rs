@@ -103,7 +103,7 @@ async fn a_deleted_tenant_is_gone_with_everything_of_it_and_nothing_else() {
     let gone = world.tenant("gone").await;
     let kept = world.tenant("kept").await;
     for tenant in [&gone, &kept] {
-        crate::tenancy::isolation::fill_every_table(&world, tenant).await;
+        crate::support::data::every_table::fill_every_table(&world, tenant).await;
     }
     let kept_before = rows_of(&world, &kept).await;
     assert!(
@@ -152,10 +152,10 @@ async fn a_deleted_tenant_is_gone_with_everything_of_it_and_nothing_else() {
 async fn rows_of(world: &World, tenant: &crate::support::Tenant) -> Vec<(String, i64)> {
     let mut superuser = world.superuser().await;
     let mut counts = Vec::new();
-    for table in crate::support::catalog::tenant_tables(&mut superuser).await {
+    for table in crate::support::data::catalog::tenant_tables(&mut superuser).await {
         let sql = format!("select count(*) from {table} where tenant_id = $1");
         let rows = sqlx::query_scalar(sqlx::AssertSqlSafe(sql))
-            .bind(crate::tenancy::isolation::uuid_of(tenant))
+            .bind(tenant.uuid())
             .fetch_one(&mut superuser)
             .await
             .unwrap();
@@ -168,7 +168,7 @@ async fn rows_of(world: &World, tenant: &crate::support::Tenant) -> Vec<(String,
 async fn a_large_tenant_goes_in_batches_and_the_service_cannot_erase_a_living_one() {
     let world = World::new().await;
     let tenant = world.tenant("large").await;
-    let uuid = crate::tenancy::isolation::uuid_of(&tenant);
+    let uuid = tenant.uuid();
     sqlx::query(
         "insert into users (tenant_id, id, created_at)
          select $1, gen_random_uuid(), now() from generate_series(1, 5000)",

@@ -1,6 +1,6 @@
 //! Exports and imports of sessions and users.
 
 mod people_export;
-pub mod session_export;
+mod session_export;
 mod session_import;
-pub mod session_transfer;
+mod session_transfer;

@@ -7,12 +7,11 @@ use serde_json::{Value, json};
 use throughline::ids::IdentityId;
 
 use crate::support::conversations::{id_of, said, uuid_of_session};
+use crate::support::data::whole_person::{SECRET, TELEGRAM, Whole, whole_person};
 use crate::support::people::person;
-use crate::support::whole_person::{SECRET, TELEGRAM, Whole, whole_person};
+use crate::support::transfer::finish;
+use crate::support::transfer::{exported, imported, lasting};
 use crate::support::{Tenant, World};
-use crate::tenancy::isolation::uuid_of;
-use crate::transfer::session_export::finish;
-use crate::transfer::session_transfer::{exported, imported, lasting};
 
 async fn export(world: &World, key: &str, user: &str) -> Value {
     world
@@ -148,7 +147,7 @@ async fn seed(world: &World, tenant: &Tenant, id: &str, identity: &str, count: i
           where tenant_id = $1
             and id = $2",
     )
-    .bind(uuid_of(tenant))
+    .bind(tenant.uuid())
     .bind(uuid_of_session(id))
     .bind(count)
     .bind(size)
@@ -189,7 +188,7 @@ async fn a_long_export_is_streamed_and_what_goes_meanwhile_is_not_in_it() {
          select $1, gen_random_uuid(), 'web', '', 'dm:ada', n, 'notice', $2, '{\"text\": \"hi\"}', now(), now()
            from generate_series(1, 450) n",
     )
-    .bind(uuid_of(&tenant))
+    .bind(tenant.uuid())
     .bind(identity.parse::<IdentityId>().unwrap())
     .execute(&mut world.superuser().await)
     .await

@@ -1,5 +1,6 @@
 //! Exports: streamed, broken off rather than cut short, for whom the conversation belongs to.
 
+use crate::support::transfer::finish;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -7,11 +8,11 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::conversation::sessions::grant;
+use crate::support::conversations::grant;
 use crate::support::conversations::{id_of, said, uuid_of_session};
 use crate::support::people::person;
+use crate::support::transfer::{exported, imported};
 use crate::support::{Reply, World, eventually};
-use crate::transfer::session_transfer::{exported, imported};
 
 /// A session with `count` messages of `size` characters.
 async fn seeded(world: &World, key: &str, count: i64, size: i32) -> String {
@@ -44,17 +45,6 @@ async fn begin_export(world: &World, key: &str, id: &str) -> (reqwest::Response,
     assert_eq!(response.status(), 200);
     let begun = response.chunk().await.unwrap().unwrap();
     (response, begun.to_vec())
-}
-
-/// Reads on to the end, or to where it breaks off.
-pub async fn finish(mut response: reqwest::Response, mut text: Vec<u8>) -> Result<Value, Vec<u8>> {
-    loop {
-        match response.chunk().await {
-            Ok(Some(chunk)) => text.extend_from_slice(&chunk),
-            Ok(None) => return Ok(serde_json::from_slice(&text).unwrap()),
-            Err(_) => return Err(text),
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

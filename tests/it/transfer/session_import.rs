@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use crate::support::conversations::id_of;
 use crate::support::people::{as_bridge, person};
+use crate::support::transfer::{exported, imported, lasting, originals, weather};
 use crate::support::{Reply, World};
-use crate::transfer::session_transfer::{exported, imported, lasting, originals, weather};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_person_brings_back_their_own_conversation_and_no_changed_one() {

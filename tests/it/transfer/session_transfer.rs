@@ -1,54 +1,16 @@
 //! A conversation that is exported and imported again is the same conversation.
 
+use crate::support::transfer::exported;
+use crate::support::transfer::imported;
+use crate::support::transfer::lasting;
+use crate::support::transfer::originals;
+use crate::support::transfer::weather;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::World;
 use crate::support::conversations::{answered, id_of, said};
-
-pub async fn exported(world: &World, key: &str, id: &str) -> Value {
-    world
-        .get(key, &format!("/v1/sessions/{id}/export"))
-        .await
-        .expect(200)
-}
-
-pub async fn imported(world: &World, key: &str, document: &Value) -> Value {
-    world
-        .post(key, "/v1/sessions/import", document.clone())
-        .await
-        .expect(201)
-}
-
-/// What an import keeps of a document.
-pub fn lasting(document: &Value) -> Value {
-    let mut document = document.clone();
-    let remove = |object: &mut Value, members: &[&str]| {
-        let object = object.as_object_mut().unwrap();
-        members.iter().for_each(|member| {
-            object.remove(*member);
-        });
-    };
-    let of_document = ["exported_at", "conversation_id", "created_at", "signature"];
-    remove(&mut document, &of_document);
-    for link in document["links"].as_array_mut().unwrap() {
-        remove(link, &["id", "created_at"]);
-        for message in link["messages"].as_array_mut().unwrap() {
-            remove(message, &["identity", "platform", "created_at"]);
-        }
-    }
-    document
-}
-
-/// Every original message of a document, in order.
-pub fn originals(document: &Value) -> Vec<&Value> {
-    let links = document["links"].as_array().unwrap().iter();
-    let messages = links.flat_map(|link| link["messages"].as_array().unwrap());
-    messages
-        .filter(|message| message.get("role").is_some())
-        .collect()
-}
 
 fn what_was_said(message: &Value) -> Value {
     let members = [
@@ -63,23 +25,6 @@ fn what_was_said(message: &Value) -> Value {
         .iter()
         .map(|member| message[*member].clone())
         .collect()
-}
-
-pub fn weather() -> Value {
-    json!([
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [
-            {"type": "text", "text": "What is \"this\"?\n"},
-            {"type": "image_url", "image_url": {"url": "https://example.org/a.png", "detail": 0.5}, "z": null},
-        ]},
-        {"role": "assistant", "tool_calls": [
-            {"id": "c1", "type": "function", "index": 0,
-             "function": {"name": "look", "arguments": "{\"at\": \"a\"}", "strict": true}},
-        ]},
-        {"role": "tool", "tool_call_id": "c1", "content": "a cloud"},
-        {"role": "assistant", "content": "A cloud. ☁", "token_count": 17},
-        {"role": "user", "content": "Thanks"},
-    ])
 }
 
 /// A chain of three links, with a fourth that was taken back. Answers the first id.

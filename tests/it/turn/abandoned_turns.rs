@@ -5,17 +5,18 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::support::chat::{Chat, answer, id_of_turn, said};
-use crate::support::model::Step;
+use crate::support::Scene;
+use crate::support::chat::{answer, id_of_turn, said};
+use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A chat whose turn waits for the result of a client's tool.
-async fn waiting() -> (Chat, String) {
+async fn waiting() -> (Scene, String) {
     let call = ("a".to_owned(), "look".to_owned());
-    let chat = Chat::new([Step::CallTools(vec![call])]).await;
+    let chat = Scene::chat([Step::CallTools(vec![call])]).await;
     chat.model.otherwise(Step::Echo(Duration::ZERO));
     let tools = json!([{"type": "function", "function": {"name": "look"}}]);
     let body = json!({"messages": [said("look")], "tools": tools});
@@ -24,7 +25,7 @@ async fn waiting() -> (Chat, String) {
     (chat, turn)
 }
 
-async fn execute(chat: &Chat, statement: &'static str) {
+async fn execute(chat: &Scene, statement: &'static str) {
     sqlx::raw_sql(statement)
         .execute(&mut chat.world.superuser().await)
         .await
@@ -32,7 +33,7 @@ async fn execute(chat: &Chat, statement: &'static str) {
 }
 
 /// What the model was given as results of tools in its last request.
-fn results(chat: &Chat) -> Vec<Value> {
+fn results(chat: &Scene) -> Vec<Value> {
     let requests = chat.model.requests();
     let messages = requests.last().unwrap()["messages"].as_array().unwrap();
     let results = messages.iter().filter(|message| message["role"] == "tool");
@@ -92,7 +93,7 @@ async fn calls_of_a_suspended_tenant_have_results_after_it_is_resumed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_waits_is_cancelled_although_the_next_one_cannot_be_read() {
     let call = ("a".to_owned(), "look".to_owned());
-    let chat = Chat::new([Step::Hold, Step::CallTools(vec![call])]).await;
+    let chat = Scene::chat([Step::Hold, Step::CallTools(vec![call])]).await;
     let tools = json!([{"type": "function", "function": {"name": "look"}}]);
     let body = json!({"messages": [said("look")], "tools": tools});
     let first = tokio::spawn(Reply::of(chat.asking(0, "s", body)));
@@ -142,7 +143,7 @@ async fn turns_of_a_suspended_tenant_are_stopped_although_somebody_held_their_co
 /// A node renews the lease of a turn every few seconds; until then it looks as if nobody ran it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_has_just_started_takes_over_no_turn_whose_node_may_live() {
-    let chat = Chat::new([Step::held("one ", "two")]).await;
+    let chat = Scene::chat([Step::held("one ", "two")]).await;
     let mut stream = chat.open(0, "s", "hi").await;
     stream.hears("one ").await;
     for _ in 0..3 {
@@ -196,11 +197,11 @@ async fn what_a_turn_was_accepted_with_is_kept_until_its_end_only() {
 /// Two people with a turn in a conversation of the other are erased at the same time.
 #[tokio::test(flavor = "multi_thread")]
 async fn people_who_speak_in_conversations_of_each_other_are_erased_without_a_deadlock() {
-    let b = crate::bridge::inbound::bridged([Step::Hold, Step::Hold]).await;
+    let b = Scene::bridge([Step::Hold, Step::Hold]).await;
     let unwaited = |identity: &str| json!({"identity": identity, "text": "hi", "wait": false});
     let mut users = Vec::new();
     for identity in ["telegram:1", "telegram:2"] {
-        let accepted = b.bring(unwaited(identity)).await.expect(202);
+        let accepted = b.send(unwaited(identity)).await.expect(202);
         users.push(accepted["user_id"].as_str().unwrap().to_owned());
     }
     let mut superuser = b.world.superuser().await;

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::bridge::inbound::{Bridged, bridged};
+use crate::support::Scene;
 use crate::support::World;
-use crate::support::chat::Chat;
-use crate::support::cluster::cluster;
-use crate::support::model::Step;
+use crate::support::servers::cluster::cluster;
+use crate::support::servers::model::Step;
 use crate::support::sse::Sse;
 use crate::support::world::OPERATOR_KEY;
 
@@ -39,7 +38,7 @@ async fn transactions_in(world: &World) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_streams_cost_no_transaction_each() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::Echo(Duration::ZERO));
     let mut paths = Vec::new();
     for number in 0..10 {
@@ -72,23 +71,23 @@ const STAYS: &str = "telegram:5";
 const LEAVES: &str = "discord:5";
 
 /// A stream of the conversation for one identity, on a node.
-async fn stream_for(b: &Bridged, node: usize, identity: &str, session: &str) -> Sse {
+async fn stream_for(b: &Scene, node: usize, identity: &str, session: &str) -> Sse {
     let path = format!("/v1/sessions/{session}/events");
     let request = b.world.client.get(b.world.url_on(node, &path));
-    let request = request.bearer_auth(&b.key);
+    let request = request.bearer_auth(&b.bridge_key);
     Sse::open(request.header("x-throughline-identity", identity)).await
 }
 
-async fn say(b: &Bridged, identity: &str, text: &str) -> serde_json::Value {
+async fn say(b: &Scene, identity: &str, text: &str) -> serde_json::Value {
     let said = json!({"identity": identity, "text": text, "message_id": text});
-    b.bring(said).await.expect(200)
+    b.send(said).await.expect(200)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_said_after_an_unlink_is_not_shown_to_the_identity_that_left() {
-    let b = bridged([]).await;
+    let b = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::ZERO));
-    b.world.link(&b.key, STAYS, LEAVES).await;
+    b.world.link(&b.bridge_key, STAYS, LEAVES).await;
     let first = say(&b, STAYS, "before").await;
     let session = first["session_id"].as_str().unwrap();
     for node in [0, 1] {
@@ -99,19 +98,19 @@ async fn what_is_said_after_an_unlink_is_not_shown_to_the_identity_that_left() {
             stream.until("turn.completed").await;
         }
         // The verdicts on both are as fresh as they can be.
-        b.told(LEAVES, "/unlink").await;
+        b.reply_to(LEAVES, "/unlink").await;
         say(&b, STAYS, &format!("after the unlink {node}")).await;
         stays.until("turn.completed").await;
         let shown = leaves.rest().await;
         assert_eq!(shown.len(), 1, "{shown:?}");
         assert_eq!(shown[0].name, "closed");
-        b.world.link(&b.key, STAYS, LEAVES).await;
+        b.world.link(&b.bridge_key, STAYS, LEAVES).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_streams_of_a_suspended_tenant_close_within_five_seconds() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     let session = chat.world.session(&chat.tenant.key, json!({})).await;
     let path = format!("/v1/sessions/{}/events", session["id"].as_str().unwrap());
     let mut streams = [

@@ -7,7 +7,7 @@ mod turn_faults;
 mod turn_limits;
 mod turn_outages;
 mod turn_races;
-pub mod turn_recovery;
+mod turn_recovery;
 mod turn_scale;
 mod turn_starts;
 mod turn_tools;

@@ -7,9 +7,10 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use throughline::dev::servers::RedisServer;
 
-use crate::support::chat::{Chat, said, with_model};
-use crate::support::cluster::{scratch_dir, setup};
-use crate::support::model::{Step, echo};
+use crate::support::Scene;
+use crate::support::chat::{said, with_model};
+use crate::support::servers::cluster::{scratch_dir, setup};
+use crate::support::servers::model::{Step, echo};
 use crate::support::sse::{Sse, SseEvent};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
 use crate::support::{Reply, eventually};
@@ -37,7 +38,7 @@ fn long_text() -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_replayed_from_every_place_on_every_node() {
-    let chat = Chat::new([Step::Echo(Duration::from_millis(15))]).await;
+    let chat = Scene::chat([Step::Echo(Duration::from_millis(15))]).await;
     let mut stream = chat.open(0, "s-1", &long_text()).await;
     let turn = stream.header("x-throughline-turn-id");
     let path = format!("/v1/turns/{turn}/events");
@@ -95,7 +96,7 @@ async fn a_turn_is_replayed_from_every_place_on_every_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_stopped_turn_said_is_in_its_events() {
-    let chat = Chat::new([Step::held("one two ", "three")]).await;
+    let chat = Scene::chat([Step::held("one two ", "three")]).await;
     let mut stream = chat.open(0, "s-1", "hi").await;
     let turn = stream.header("x-throughline-turn-id");
     stream.hears("one two ").await;
@@ -113,7 +114,7 @@ async fn what_a_stopped_turn_said_is_in_its_events() {
 
 /// Says something by key on the first node, and answers what streams on the second have told by then, and
 /// how long after the first word they heard of it.
-async fn watched(chat: &Chat, streams: &mut [Sse], text: &str) -> Duration {
+async fn watched(chat: &Scene, streams: &mut [Sse], text: &str) -> Duration {
     let url = chat.world.url("/v1/chat/completions");
     let request = chat.world.client.post(url).bearer_auth(&chat.key);
     let body = with_model(json!({"messages": [said(text)], "stream": true}));
@@ -148,7 +149,12 @@ async fn a_conversation_is_watched_live_from_another_node_with_redis_and_without
         ..WorldOptions::default()
     };
     let held = || Step::held("one ", "two");
-    let chat = Chat::with(options, json!({}), [Step::Echo(NONE), held(), held()]).await;
+    let chat = Scene::builder()
+        .options(options)
+        .nodes(2)
+        .model([Step::Echo(NONE), held(), held()])
+        .build()
+        .await;
     let first = chat
         .world
         .request(Method::POST, "/v1/chat/completions", &chat.key);
@@ -185,7 +191,7 @@ async fn closed(stream: &mut Sse) -> SseEvent {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_closes_when_its_key_is_revoked_or_led_elsewhere() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::Echo(NONE));
     let (id, key) = chat.world.api_key(&chat.tenant, "read").await;
     let first = chat
@@ -258,7 +264,7 @@ async fn streams_are_limited_and_one_that_is_closed_makes_room() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_ends_sends_its_watchers_elsewhere() {
-    let mut chat = Chat::new([Step::held("one ", "two")]).await;
+    let mut chat = Scene::chat([Step::held("one ", "two")]).await;
     let mut stream = chat.open(0, "s-1", "hi").await;
     stream.hears("one ").await;
     let turn = stream.header("x-throughline-turn-id");

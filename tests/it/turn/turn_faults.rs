@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::chat::{Chat, UPSTREAM_KEY, answer, expect_error, id_of_turn, line};
-use crate::support::model::{Step, echo};
+use crate::support::Scene;
+use crate::support::chat::{UPSTREAM_KEY, answer, expect_error, id_of_turn, line};
+use crate::support::servers::model::{Step, echo};
 use crate::support::sse::said;
 use crate::support::{Reply, eventually};
 
@@ -14,7 +15,7 @@ const NONE: Duration = Duration::ZERO;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_does_not_stop_its_turn() {
-    let chat = Chat::new([Step::held("one ", "two"), Step::Hold, Step::say("three")]).await;
+    let chat = Scene::chat([Step::held("one ", "two"), Step::Hold, Step::say("three")]).await;
     let mut stream = chat.open(0, "s-1", "hi").await;
     stream.hears("one ").await;
     let turn = stream.header("x-throughline-turn-id");
@@ -39,7 +40,7 @@ async fn a_client_that_reads_slowly_does_not_stop_its_turn_and_misses_nothing() 
     let long: String = (0..36_000)
         .map(|number| format!("word-{number:020} "))
         .collect();
-    let chat = Chat::new([Step::Say(long.clone()), Step::Echo(NONE)]).await;
+    let chat = Scene::chat([Step::Say(long.clone()), Step::Echo(NONE)]).await;
     let mut stream = chat.open(0, "s-1", "hi").await;
     let turn = stream.header("x-throughline-turn-id");
     eventually("it ends", Duration::from_secs(60), async || {
@@ -65,7 +66,7 @@ async fn a_server_that_fails_before_it_says_anything_is_asked_again() {
         Step::fail(429),
         Step::Echo(NONE),
     ];
-    let chat = Chat::new(steps).await;
+    let chat = Scene::chat(steps).await;
     assert_eq!(answer(&chat.say(0, "s-1", "one").await), echo("one"));
     assert_eq!(chat.model.requests().len(), 2);
     assert_eq!(answer(&chat.say(0, "s-1", "two").await), echo("two"));
@@ -75,7 +76,7 @@ async fn a_server_that_fails_before_it_says_anything_is_asked_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_asks_to_wait_again_and_again_fails_the_turn() {
-    let chat = Chat::new([
+    let chat = Scene::chat([
         Step::fail(429),
         Step::fail(429),
         Step::fail(429),
@@ -97,7 +98,7 @@ async fn a_server_that_asks_to_wait_again_and_again_fails_the_turn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_breaks_off_fails_the_turn_which_keeps_what_was_said() {
     let broken = || Step::BreakOff("one two ".to_owned());
-    let chat = Chat::new([broken(), broken()]).await;
+    let chat = Scene::chat([broken(), broken()]).await;
     let mut stream = chat.open(0, "s-1", "hi").await;
     let chunks = stream.rest().await;
     assert_eq!(said(&chunks), "one two ");
@@ -127,7 +128,7 @@ async fn a_server_that_talks_nonsense_fails_the_turn() {
         "<html>hello</html>",
         "",
     ];
-    let chat = Chat::new(nonsense.map(|text| Step::Raw(text.to_owned()))).await;
+    let chat = Scene::chat(nonsense.map(|text| Step::Raw(text.to_owned()))).await;
     for place in 0..nonsense.len() {
         let session = format!("s-{place}");
         let refused = chat.say(place % 2, &session, "hi").await;
@@ -139,7 +140,7 @@ async fn a_server_that_talks_nonsense_fails_the_turn() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_never_stops_talking_is_cut_off() {
-    let chat = Chat::new([Step::Endless, Step::Echo(NONE)]).await;
+    let chat = Scene::chat([Step::Endless, Step::Echo(NONE)]).await;
     expect_error(&chat.say(0, "s-1", "hi").await, 502, "upstream_failed");
     let turn = &chat.turns("s-1").await[0];
     assert_eq!(turn["state"], "failed");
@@ -154,7 +155,7 @@ async fn a_server_that_never_stops_talking_is_cut_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_cancelled_while_its_server_hangs() {
-    let chat = Chat::new([Step::Hold, Step::Echo(NONE), Step::Echo(NONE)]).await;
+    let chat = Scene::chat([Step::Hold, Step::Echo(NONE), Step::Echo(NONE)]).await;
     let asked = tokio::spawn(Reply::of(chat.saying(0, "s-1", "hi")));
     let turns = chat.accepted("s-1", 1).await;
     let began = Instant::now();
@@ -177,7 +178,7 @@ async fn the_key_of_a_provider_is_never_shown() {
         body: json!({"error": {"message": format!("Incorrect API key: {UPSTREAM_KEY}.")}}),
     };
     let raw = format!("data: {{\"error\": {{\"message\": \"{UPSTREAM_KEY}\"}}}}\n\n");
-    let chat = Chat::new([told(400), told(401), told(404), Step::Raw(raw)]).await;
+    let chat = Scene::chat([told(400), told(401), told(404), Step::Raw(raw)]).await;
     let mut shown: Vec<String> = Vec::new();
     for place in 0..4 {
         let session = format!("s-{place}");

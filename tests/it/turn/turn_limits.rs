@@ -7,28 +7,29 @@ use futures_util::future::join_all;
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
-use crate::support::chat::{Chat, answer, expect_error, said};
-use crate::support::model::Step;
+use crate::support::Scene;
+use crate::support::chat::{answer, expect_error, said};
+use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-async fn chat_with(concurrent_turns: usize) -> Chat {
-    let chat = Chat::new([]).await;
+async fn chat_with(concurrent_turns: usize) -> Scene {
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::Echo(Duration::from_millis(50)));
     limit(&chat, concurrent_turns).await;
     chat
 }
 
-async fn limit(chat: &Chat, concurrent_turns: usize) {
+async fn limit(chat: &Scene, concurrent_turns: usize) {
     let limits = format!("/v1/operator/tenants/{}/limits", chat.tenant.id);
     let body = json!({ "concurrent_turns": concurrent_turns });
     let put = chat.world.put(OPERATOR_KEY, &limits, body).await;
     put.expect(200);
 }
 
-async fn running(chat: &Chat) -> i64 {
+async fn running(chat: &Scene) -> i64 {
     sqlx::query_scalar("select count(*) from turns where state = 'running'")
         .fetch_one(&mut chat.world.superuser().await)
         .await
@@ -83,15 +84,9 @@ async fn a_turn_that_waits_in_a_queue_starts_within_the_limit() {
     let other = "other";
     let running_first = tokio::spawn(Reply::of(chat.saying(0, first, "a")));
     chat.accepted(first, 1).await;
-    eventually("the first turn is asked", PATIENCE, async || {
-        chat.model.requests().len() == 1
-    })
-    .await;
+    chat.model.called(1).await;
     let running_other = tokio::spawn(Reply::of(chat.saying(0, other, "b")));
-    eventually("the other turn is asked", PATIENCE, async || {
-        chat.model.requests().len() == 2
-    })
-    .await;
+    chat.model.called(2).await;
     let queued = tokio::spawn(Reply::of(chat.saying(0, first, "c")));
     chat.accepted(first, 2).await;
     limit(&chat, 1).await;
@@ -120,10 +115,7 @@ async fn results_of_tools_go_on_within_the_limit() {
     Reply::of(chat.asking(0, "mine", body)).await.expect(200);
     chat.model.push(Step::held("other", "!"));
     let other = tokio::spawn(Reply::of(chat.saying(0, "other", "b")));
-    eventually("the other turn is asked", PATIENCE, async || {
-        chat.model.requests().len() == 2
-    })
-    .await;
+    chat.model.called(2).await;
     let result = json!({"role": "tool", "tool_call_id": "a", "content": "seen"});
     let body = json!({"messages": [result], "tools": tools});
     let bring = async || Reply::of(chat.asking(1, "mine", body.clone())).await;
@@ -162,9 +154,7 @@ async fn a_start_that_is_not_committed_yet_counts() {
             )))
         })
         .collect();
-    let all_asked = eventually("the others are asked", PATIENCE, async || {
-        chat.model.requests().len() == 1 + most
-    });
+    let all_asked = chat.model.called(1 + most);
     tokio::time::timeout(Duration::from_secs(1), all_asked)
         .await
         .ok();
@@ -242,7 +232,7 @@ async fn a_queued_turn_waits_for_no_lock_and_fails_by_none() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_running_turn_writes_touches_no_index() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::Echo(Duration::from_millis(60)));
     let text = "word ".repeat(40);
     answer(&chat.say(0, "s", &text).await);

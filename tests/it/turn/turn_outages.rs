@@ -6,13 +6,13 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::chaos::turns::Servers;
 use crate::support::chat::line;
 use crate::support::eventually;
-use crate::support::model::Step;
-use crate::support::nodes::NodesOptions;
+use crate::support::servers::model::Step;
+use crate::support::servers::nodes::NodesOptions;
+use crate::support::servers::own_servers::Servers;
+use crate::support::servers::pair::{GRACE, LEASE, Pair};
 use crate::support::sse::{self, Sse};
-use crate::turn::turn_recovery::{GRACE, LEASE, Pair};
 
 const TURNS: usize = 12;
 

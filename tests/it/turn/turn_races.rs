@@ -6,15 +6,15 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
-use crate::bridge::inbound::{bridged, echo};
-use crate::support::chat::{Chat, answer, line};
-use crate::support::model::Step;
+use crate::support::Scene;
+use crate::support::chat::{answer, line};
+use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-async fn scalar<T>(chat: &Chat, query: &'static str) -> T
+async fn scalar<T>(chat: &Scene, query: &'static str) -> T
 where
     T: Send + Unpin + sqlx::Type<sqlx::Postgres> + for<'r> sqlx::Decode<'r, sqlx::Postgres>,
 {
@@ -25,13 +25,13 @@ where
         .unwrap()
 }
 
-async fn operator(chat: &Chat, verb: &str) -> Reply {
+async fn operator(chat: &Scene, verb: &str) -> Reply {
     let path = format!("/v1/tenants/{}/{verb}", chat.tenant.id);
     chat.world.post(OPERATOR_KEY, &path, json!({})).await
 }
 
 /// How many statements wait for a lock.
-async fn waiting(chat: &Chat) -> i64 {
+async fn waiting(chat: &Scene) -> i64 {
     scalar(
         chat,
         "select count(*) from pg_stat_activity
@@ -42,7 +42,7 @@ async fn waiting(chat: &Chat) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_whose_queue_moved_on_during_a_suspension_goes_on_after_it() {
-    let chat = Chat::new([
+    let chat = Scene::chat([
         Step::Hold,
         Step::say("one"),
         Step::say("two"),
@@ -95,7 +95,7 @@ async fn a_conversation_whose_queue_moved_on_during_a_suspension_goes_on_after_i
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_is_accepted_just_after_a_suspension_is_stopped() {
-    let chat = Chat::new([Step::Hold, Step::say("too late")]).await;
+    let chat = Scene::chat([Step::Hold, Step::say("too late")]).await;
     answered_by(&chat, 1).await;
     operator(&chat, "suspend").await.expect(200);
     // The second node has the key in its cache for a moment.
@@ -114,7 +114,7 @@ async fn a_turn_that_is_accepted_just_after_a_suspension_is_stopped() {
 }
 
 /// Fills a node's cache of the key.
-async fn answered_by(chat: &Chat, node: usize) {
+async fn answered_by(chat: &Scene, node: usize) {
     chat.world
         .get_on(node, &chat.key, "/v1/models")
         .await
@@ -123,7 +123,7 @@ async fn answered_by(chat: &Chat, node: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_is_not_lost_because_the_next_turn_was_cancelled_in_that_moment() {
-    let chat = Chat::new([Step::Hold, Step::say("one")]).await;
+    let chat = Scene::chat([Step::Hold, Step::say("one")]).await;
     let first = tokio::spawn(Reply::of(chat.saying(0, "s", "first")));
     chat.accepted("s", 1).await;
     let second = tokio::spawn(Reply::of(chat.saying(0, "s", "second")));
@@ -155,7 +155,7 @@ async fn an_answer_is_not_lost_because_the_next_turn_was_cancelled_in_that_momen
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_is_not_lost_because_the_next_turn_cannot_be_read() {
-    let chat = Chat::new([Step::Hold, Step::say("one"), Step::say("three")]).await;
+    let chat = Scene::chat([Step::Hold, Step::say("one"), Step::say("three")]).await;
     let first = tokio::spawn(Reply::of(chat.saying(0, "s", "first")));
     chat.accepted("s", 1).await;
     let second = tokio::spawn(Reply::of(chat.saying(0, "s", "second")));
@@ -187,8 +187,8 @@ async fn an_answer_is_not_lost_because_the_next_turn_cannot_be_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn erasing_a_member_of_a_group_leaves_the_others_their_answers() {
-    let b = bridged([Step::Hold]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([Step::Hold]).await;
+    b.model.otherwise(Step::echo());
     let spec = json!({"upstream": {"kind": "openai", "base_url": b.model.base_url, "model": "m"},
                       "group_scope": "shared"});
     b.world
@@ -198,16 +198,13 @@ async fn erasing_a_member_of_a_group_leaves_the_others_their_answers() {
     let say = |sender: &str, text: &str| json!({"identity": sender, "text": text, "chat": {"type": "group", "id": "9"}, "mentioned": true});
     // The agent may be cached for a moment.
     tokio::time::sleep(Duration::from_millis(900)).await;
-    let erased = b.world.dm(&b.key, "telegram:6").await["user_id"].clone();
-    let first = b.bring(say("telegram:5", "one"));
+    let erased = b.world.dm(&b.bridge_key, "telegram:6").await["user_id"].clone();
+    let first = b.send(say("telegram:5", "one"));
     let others = async {
-        eventually("the first is asked", PATIENCE, async || {
-            b.model.requests().len() == 1
-        })
-        .await;
+        b.model.called(1).await;
         let mut second = say("telegram:6", "two");
         second["wait"] = json!(false);
-        b.bring(second).await.expect(202);
+        b.send(second).await.expect(202);
         let mut superuser = b.world.superuser().await;
         let mut held = superuser.begin().await.unwrap();
         sqlx::query("select 1 from sessions where turn_id is not null for update")
@@ -227,14 +224,14 @@ async fn erasing_a_member_of_a_group_leaves_the_others_their_answers() {
     let (first, ()) = tokio::join!(first, others);
     let first: Value = first.expect(200);
     assert_eq!(first["reply"]["text"], "you said [5] one");
-    let third = b.bring(say("telegram:5", "three")).await.expect(200);
+    let third = b.send(say("telegram:5", "three")).await.expect(200);
     assert_eq!(third["conversation_id"], first["conversation_id"]);
     assert_eq!(third["reply"]["text"], "you said [5] three");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_slot_leads_to_a_conversation_that_was_deleted_while_it_was_switched_to() {
-    let chat = Chat::new([Step::say("one"), Step::say("two")]).await;
+    let chat = Scene::chat([Step::say("one"), Step::say("two")]).await;
     answer(&chat.say(0, "s", "first").await);
     let path = "/v1/chat/completions";
     let by_key = |text: &str| {

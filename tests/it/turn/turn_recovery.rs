@@ -1,133 +1,18 @@
 //! Nodes that are lost in the middle of an answer: another one goes on, what was discarded is told, and a
 //! node that comes back too late writes nothing. With real processes.
 
-use std::sync::Arc;
+use crate::support::servers::pair::GRACE;
+use crate::support::servers::pair::LEASE;
+use crate::support::servers::pair::Pair;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::support::chat::{agent_on, answer, line, lines, said, with_model};
-use crate::support::conversations::walk;
-use crate::support::model::{Model, Step};
-use crate::support::nodes::{Nodes, NodesOptions};
+use crate::support::Reply;
+use crate::support::chat::{answer, line};
+use crate::support::servers::model::Step;
 use crate::support::sse::{self, Sse, SseEvent};
-use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
-
-pub const LEASE: Duration = Duration::from_secs(1);
-pub const GRACE: Duration = Duration::from_secs(3);
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Two processes, and a model that is held in the middle of its first answer.
-pub struct Pair {
-    pub nodes: Arc<Nodes>,
-    pub model: Model,
-    pub key: String,
-}
-
-impl Pair {
-    pub async fn new(steps: impl IntoIterator<Item = Step>) -> Self {
-        Self::with(NodesOptions::default(), steps).await
-    }
-
-    pub async fn with(options: NodesOptions, steps: impl IntoIterator<Item = Step>) -> Self {
-        let nodes = Nodes::with(NodesOptions {
-            count: 2,
-            private_upstreams: true,
-            turn_lease: Some(LEASE),
-            grace: Some(GRACE),
-            ..options
-        })
-        .await;
-        let model = Model::start(steps).await;
-        let tenant = nodes.client.post(nodes.url_on(0, "/v1/tenants"));
-        let tenant = tenant
-            .bearer_auth(OPERATOR_KEY)
-            .json(&json!({"name": "Acme"}));
-        let tenant = Reply::of(tenant).await.expect(201);
-        let key = tenant["api_key"].as_str().unwrap().to_owned();
-        let put = nodes.client.put(nodes.url_on(0, "/v1/agents/main"));
-        let put = put.bearer_auth(&key).json(&agent_on(&model, json!({})));
-        Reply::of(put).await.expect(200);
-        Self {
-            nodes: Arc::new(nodes),
-            model,
-            key,
-        }
-    }
-
-    pub fn saying(&self, node: usize, text: &str, stream: bool) -> reqwest::RequestBuilder {
-        self.saying_in(node, "s-1", text, stream)
-    }
-
-    pub fn saying_in(
-        &self,
-        node: usize,
-        session: &str,
-        text: &str,
-        stream: bool,
-    ) -> reqwest::RequestBuilder {
-        let url = self.nodes.url_on(node, "/v1/chat/completions");
-        let request = self.nodes.client.post(url).bearer_auth(&self.key);
-        let request = request.header("x-hermes-session-id", session);
-        request.json(&with_model(
-            json!({"messages": [said(text)], "stream": stream}),
-        ))
-    }
-
-    fn get(&self, node: usize, path: &str) -> reqwest::RequestBuilder {
-        let request = self.nodes.client.get(self.nodes.url_on(node, path));
-        request.bearer_auth(&self.key)
-    }
-
-    async fn turn(&self, node: usize, id: &str) -> Value {
-        Reply::of(self.get(node, &format!("/v1/turns/{id}")))
-            .await
-            .expect(200)
-    }
-
-    pub async fn completes(&self, node: usize, id: &str) -> Value {
-        let completed = async || self.turn(node, id).await["state"] == "completed";
-        eventually("the turn is completed", PATIENCE, completed).await;
-        self.turn(node, id).await
-    }
-
-    pub async fn lines(&self, node: usize) -> Vec<(String, String)> {
-        let url = self.nodes.url_on(node, "/v1/sessions/s-1/messages");
-        lines(&walk(&self.nodes.client, &self.key, &url).await)
-    }
-
-    async fn events(&self, node: usize, turn: &str) -> Vec<SseEvent> {
-        Sse::open(self.get(node, &format!("/v1/turns/{turn}/events")))
-            .await
-            .rest()
-            .await
-    }
-
-    /// How many nodes were lost with the turns.
-    pub async fn lost(&self) -> i64 {
-        sqlx::query_scalar("select sum(lost)::bigint from turns")
-            .fetch_one(&mut self.nodes.superuser().await)
-            .await
-            .unwrap()
-    }
-
-    /// Everything that a turn can write, as text.
-    async fn rows(&self) -> String {
-        let query = "select json_build_object(
-              'turns', (select json_agg(t order by t.id) from turns t),
-              'events', (select json_agg(e order by e.conversation_id, e.seq) from events e),
-              'messages', (select json_agg(m order by m.session_id, m.seq) from messages m),
-              'sessions', (select json_agg(s order by s.id) from sessions s),
-              'conversations', (select json_agg(c order by c.id) from conversations c))::text";
-        let mut database = self.nodes.superuser().await;
-        sqlx::query_scalar(query)
-            .fetch_one(&mut database)
-            .await
-            .unwrap()
-    }
-}
 
 /// What the events of a turn tell that was begun anew once: each attempt's text.
 fn attempts(events: &[SseEvent]) -> [String; 2] {
@@ -271,10 +156,7 @@ async fn a_client_that_has_seen_nothing_is_given_the_answer_of_the_node_that_too
     // Held before its first word: the next call takes the next step.
     let pair = Pair::new([Step::Hold, Step::say("all of it")]).await;
     let asked = tokio::spawn(Reply::of(pair.saying(0, "hi", false)));
-    eventually("the model is asked", PATIENCE, async || {
-        pair.model.requests().len() == 1
-    })
-    .await;
+    pair.model.called(1).await;
     let took = pair.nodes.terminate(0).await;
     assert!(took < GRACE + Duration::from_secs(1), "{took:?}");
     let reply = asked.await.unwrap();

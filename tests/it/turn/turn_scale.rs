@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::bridge::inbound::{Bridged, bridged, echo};
-use crate::support::model::Step;
+use crate::support::Scene;
+use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
 
 const ENDED: i64 = 30_000;
@@ -20,7 +20,7 @@ const FILL: &str = "
      set next_turn_no = 40000";
 
 /// Rows of turns that were read. Connections that go idle count theirs within ten seconds.
-async fn rows_read(b: &Bridged) -> i64 {
+async fn rows_read(b: &Scene) -> i64 {
     tokio::time::sleep(Duration::from_secs(11)).await;
     sqlx::query_scalar(
         "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relname = 'turns'",
@@ -32,11 +32,11 @@ async fn rows_read(b: &Bridged) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stops_turns_reads_none_that_has_ended() {
-    let b = bridged([]).await;
-    b.model.otherwise(echo());
+    let b = Scene::bridge([]).await;
+    b.model.otherwise(Step::echo());
     let bring = async |identity: &str, wait: bool| {
         let body = json!({"identity": identity, "text": "hi", "wait": wait});
-        b.bring(body).await.expect_success()
+        b.send(body).await.expect_success()
     };
     bring("telegram:1", true).await;
     let mut database = b.world.superuser().await;
@@ -46,23 +46,23 @@ async fn what_stops_turns_reads_none_that_has_ended() {
     let before = rows_read(&b).await;
 
     // Unlink somebody, delete a conversation, erase somebody, each with a turn that has not ended; then suspend.
-    b.world.link(&b.key, "telegram:5", "discord:5").await;
+    b.world.link(&b.bridge_key, "telegram:5", "discord:5").await;
     for place in 0..6 {
         b.model.push(Step::Hold);
         bring(&format!("telegram:{place}"), false).await;
     }
     bring("discord:5", false).await;
-    let user = b.world.dm(&b.key, "discord:5").await["user_id"].clone();
+    let user = b.world.dm(&b.bridge_key, "discord:5").await["user_id"].clone();
     let id = b.world.identity_id(&b.tenant.key, &user, "discord:5").await;
     let unlinked = b
         .world
         .delete(&b.tenant.key, &format!("/v1/identities/{id}"))
         .await;
     unlinked.expect(200);
-    let session = b.world.dm(&b.key, "telegram:2").await["session_id"].clone();
+    let session = b.world.dm(&b.bridge_key, "telegram:2").await["session_id"].clone();
     let path = format!("/v1/sessions/{}", session.as_str().unwrap());
     b.world.delete(&b.tenant.key, &path).await.expect(204);
-    let user = b.world.dm(&b.key, "telegram:3").await["user_id"].clone();
+    let user = b.world.dm(&b.bridge_key, "telegram:3").await["user_id"].clone();
     let path = format!("/v1/users/{}", user.as_str().unwrap());
     b.world.delete(&b.tenant.key, &path).await.expect(202);
     let path = format!("/v1/tenants/{}/suspend", b.tenant.id);

@@ -4,18 +4,18 @@
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
-use crate::support::chat::{Chat, answer, line, said};
-use crate::support::model::Step;
-use crate::support::world::WorldOptions;
+use crate::support::Scene;
+use crate::support::chat::{answer, line, said};
+use crate::support::servers::model::Step;
 
-async fn rested() -> Chat {
-    let chat = Chat::new([Step::say("one"), Step::say("two")]).await;
+async fn rested() -> Scene {
+    let chat = Scene::chat([Step::say("one"), Step::say("two")]).await;
     answer(&chat.say(0, "s", "first").await);
     chat
 }
 
 /// Says "second" while others do something in a transaction, which ends when the message waits for it.
-async fn say_meanwhile(chat: &Chat, statements: &[&'static str]) -> String {
+async fn say_meanwhile(chat: &Scene, statements: &[&'static str]) -> String {
     let mut superuser: PgConnection = chat.world.superuser().await;
     let mut meanwhile = superuser.begin().await.unwrap();
     for statement in statements {
@@ -93,7 +93,12 @@ async fn a_turn_that_began_while_another_starts_goes_before_it() {
 async fn a_transcript_that_the_model_cannot_hold_is_cut_at_its_beginning() {
     let steps = ["one", "two", "three"].map(Step::say);
     let members = json!({"context_window": 1000});
-    let chat = Chat::with(WorldOptions::default(), members, steps).await;
+    let chat = Scene::builder()
+        .nodes(2)
+        .agent(members)
+        .model(steps)
+        .build()
+        .await;
     // Of 400 tokens each: two of them fit. Whatever they are made of.
     let long = |first: &str| format!("{first}\u{1e}\u{1f}\",{}", "word".repeat(400));
     for (text, told) in [("a", "one"), ("b", "two"), ("c", "three")] {

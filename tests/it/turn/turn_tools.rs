@@ -6,8 +6,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::Reply;
-use crate::support::chat::{Chat, answer, expect_error, id_of_turn, line, said};
-use crate::support::model::{Step, echo};
+use crate::support::Scene;
+use crate::support::chat::{answer, expect_error, id_of_turn, line, said};
+use crate::support::servers::model::{Step, echo};
 
 const NONE: Duration = Duration::ZERO;
 const NO_RESULT: &str = "[interrupted: the client brought no result]";
@@ -26,8 +27,8 @@ fn result(id: &str, text: &str) -> Value {
 }
 
 /// A chat whose turn waits for two results, and the turn.
-async fn waiting() -> (Chat, String) {
-    let chat = Chat::new([calls()]).await;
+async fn waiting() -> (Scene, String) {
+    let chat = Scene::chat([calls()]).await;
     chat.model.otherwise(Step::Echo(NONE));
     let body = json!({"messages": [said("look twice")], "tools": tools()});
     let reply = Reply::of(chat.asking(0, "s-1", body)).await.expect(200);
@@ -43,13 +44,13 @@ async fn waiting() -> (Chat, String) {
     (chat, turn)
 }
 
-async fn bring(chat: &Chat, node: usize, results: &[Value]) -> Reply {
+async fn bring(chat: &Scene, node: usize, results: &[Value]) -> Reply {
     let body = json!({"messages": results, "tools": tools()});
     Reply::of(chat.asking(node, "s-1", body)).await
 }
 
 /// What the model was told last of the tools.
-fn told(chat: &Chat) -> Vec<(String, String)> {
+fn told(chat: &Scene) -> Vec<(String, String)> {
     let requests = chat.model.requests();
     let messages = requests[requests.len() - 1]["messages"]
         .as_array()
@@ -185,7 +186,7 @@ async fn a_client_that_never_comes_back_ends_its_turn_by_the_time_limit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_queued_before_its_client_was_asked_is_taken_up_when_the_results_came() {
-    let chat = Chat::new([Step::Hold, calls()]).await;
+    let chat = Scene::chat([Step::Hold, calls()]).await;
     chat.model.otherwise(Step::Echo(NONE));
     let body = json!({"messages": [said("look twice")], "tools": tools()});
     let first = tokio::spawn(Reply::of(chat.asking(0, "s-1", body)));
@@ -205,7 +206,7 @@ async fn what_was_queued_before_its_client_was_asked_is_taken_up_when_the_result
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_message_also_makes_room_for_what_was_queued_before_it() {
-    let chat = Chat::new([Step::Hold, calls()]).await;
+    let chat = Scene::chat([Step::Hold, calls()]).await;
     chat.model.otherwise(Step::Echo(NONE));
     let body = json!({"messages": [said("look twice")], "tools": tools()});
     let first = tokio::spawn(Reply::of(chat.asking(0, "s-1", body)));
@@ -231,7 +232,7 @@ async fn a_tool_that_nobody_has_is_told_to_the_model() {
         name: "nothing".to_owned(),
         arguments: json!({}),
     };
-    let chat = Chat::new([call, Step::Echo(NONE)]).await;
+    let chat = Scene::chat([call, Step::Echo(NONE)]).await;
     assert_eq!(answer(&chat.say(0, "s-1", "hi").await), echo("hi"));
     assert_eq!(told(&chat), [line("call_1", "[there is no tool nothing]")]);
 }

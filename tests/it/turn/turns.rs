@@ -7,21 +7,27 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::support::chat::{Chat, answer, expect_error, id_of_turn, line};
-use crate::support::model::{Step, echo};
+use crate::support::Scene;
+use crate::support::chat::{answer, expect_error, id_of_turn, line};
+use crate::support::servers::model::{Step, echo};
 use crate::support::sse::said;
-use crate::support::world::{OPERATOR_KEY, WorldOptions};
+use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, eventually};
 
 const NONE: Duration = Duration::ZERO;
 
-async fn with_agent(members: Value, steps: impl IntoIterator<Item = Step>) -> Chat {
-    Chat::with(WorldOptions::default(), members, steps).await
+async fn with_agent(members: Value, steps: impl IntoIterator<Item = Step>) -> Scene {
+    Scene::builder()
+        .nodes(2)
+        .agent(members)
+        .model(steps)
+        .build()
+        .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_come_at_once_are_answered_one_after_the_other_in_their_order() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::Echo(Duration::from_millis(1)));
     let ask = async |number: usize| {
         let node = number % 2;
@@ -65,7 +71,7 @@ async fn messages_that_come_at_once_are_answered_one_after_the_other_in_their_or
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_sent_many_times_is_one_turn_with_one_answer() {
-    let chat = Chat::new([Step::Echo(Duration::from_millis(5))]).await;
+    let chat = Scene::chat([Step::Echo(Duration::from_millis(5))]).await;
     let send = |number: usize| {
         let request = chat.saying(number % 2, "s-1", "only once");
         Reply::of(request.header("idempotency-key", "k-1"))
@@ -92,7 +98,7 @@ async fn a_message_that_is_sent_many_times_is_one_turn_with_one_answer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_official_clients_own_retry_attaches_to_its_turn() {
-    let chat = Chat::new([Step::held("one ", "two")]).await;
+    let chat = Scene::chat([Step::held("one ", "two")]).await;
     let mut first = chat.open(0, "s-1", "hi").await;
     first.hears("one ").await;
     drop(first);
@@ -111,7 +117,7 @@ async fn an_official_clients_own_retry_attaches_to_its_turn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_turn_is_cancelled_at_once_from_either_node_and_keeps_what_it_said() {
     let held = || Step::held("one two ", "three");
-    let chat = Chat::new([held(), held(), Step::Echo(NONE)]).await;
+    let chat = Scene::chat([held(), held(), Step::Echo(NONE)]).await;
     for node in [0, 1] {
         let session = format!("s-{node}");
         let mut stream = chat.open(0, &session, "hi").await;
@@ -149,7 +155,7 @@ async fn a_running_turn_is_cancelled_at_once_from_either_node_and_keeps_what_it_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queued_turn_is_cancelled_before_it_says_anything() {
-    let chat = Chat::new([Step::held("one ", "two")]).await;
+    let chat = Scene::chat([Step::held("one ", "two")]).await;
     chat.model.otherwise(Step::Echo(NONE));
     let mut running = chat.open(0, "s-1", "first").await;
     running.hears("one ").await;
@@ -231,7 +237,7 @@ async fn an_agent_that_is_interrupted_stops_and_answers_the_newer_message() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_is_bounded_and_then_worked_off_in_its_order() {
-    let chat = Chat::new([Step::held("one ", "two")]).await;
+    let chat = Scene::chat([Step::held("one ", "two")]).await;
     chat.model.otherwise(Step::Echo(NONE));
     let mut running = chat.open(0, "s-1", "first").await;
     running.hears("one ").await;
@@ -264,7 +270,7 @@ async fn a_queue_is_bounded_and_then_worked_off_in_its_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspended_tenants_turns_are_stopped() {
-    let chat = Chat::new([Step::held("one ", "two")]).await;
+    let chat = Scene::chat([Step::held("one ", "two")]).await;
     let mut running = chat.open(0, "s-1", "first").await;
     running.hears("one ").await;
     let queued = tokio::spawn(Reply::of(chat.saying(1, "s-1", "second")));
@@ -314,7 +320,7 @@ async fn a_suspended_tenants_turns_are_stopped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn times_of_a_conversation_do_not_run_backwards() {
-    let chat = Chat::new([]).await;
+    let chat = Scene::chat([]).await;
     chat.model.otherwise(Step::say("fine"));
     chat.say(0, "mine", "one").await.expect(200);
     // The clock of the node that wrote last was ahead.

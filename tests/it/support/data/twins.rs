@@ -3,13 +3,10 @@
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use super::catalog::{disable_row_level_security, dump_people, mirror_rows};
-use super::chat::{Chat, agent_on};
-use super::linking::bridge;
-use super::model::{Model, Step};
-use super::world::{OPERATOR_KEY, WorldOptions};
-use super::{Reply, Tenant, World};
-use crate::tenancy::isolation::uuid_of;
+use crate::support::Scene;
+use crate::support::data::catalog::{disable_row_level_security, dump_people, mirror_rows};
+use crate::support::world::{OPERATOR_KEY, WorldOptions};
+use crate::support::{Reply, Tenant, World};
 
 /// What each of them says has its own word in it.
 pub const OURS: &str = "ours";
@@ -58,8 +55,7 @@ const DIFFERENT: &str = r#"
 
 pub struct Twins {
     /// Of the one that acts.
-    pub chat: Chat,
-    bridge: String,
+    pub chat: Scene,
     neighbour: Tenant,
 }
 
@@ -79,42 +75,27 @@ impl Twins {
         }
         // The older of the two has the lower id: see `mirror`.
         let neighbour = world.tenant(THEIRS).await;
-        let tenant = world.tenant(OURS).await;
+        let chat = Scene::builder().tenant(OURS).echo().bridge(&["telegram"]);
+        let chat = chat.build_in(world).await;
         sqlx::query("delete from jobs where tenant_id = $1")
-            .bind(uuid_of(&neighbour))
-            .execute(&mut world.superuser().await)
+            .bind(neighbour.uuid())
+            .execute(&mut chat.world.superuser().await)
             .await
             .unwrap();
         // Fewer than run next door.
-        let limits = format!("/v1/operator/tenants/{}/limits", tenant.id);
+        let limits = format!("/v1/operator/tenants/{}/limits", chat.tenant.id);
         let few = json!({"concurrent_turns": 2});
-        world.put(OPERATOR_KEY, &limits, few).await.expect(200);
-        let model = Model::start([]).await;
-        model.otherwise(Step::Echo(std::time::Duration::ZERO));
-        let agent = agent_on(&model, json!({}));
-        let put = world.put(&tenant.key, "/v1/agents/main", agent).await;
+        let put = chat.world.put(OPERATOR_KEY, &limits, few).await;
         put.expect(200);
-        let (_, key) = world.api_key(&tenant, "chat").await;
-        let bridge = bridge(&world, &tenant, &["telegram"]).await;
-        let chat = Chat {
-            world,
-            tenant,
-            model,
-            key,
-        };
-        Self {
-            chat,
-            bridge,
-            neighbour,
-        }
+        Self { chat, neighbour }
     }
 
     /// Gives the neighbour all our rows as they are now, but `DIFFERENT`; `also` is what else is to be different
     /// there. Theirs come first in their tables: a statement that wants one row, whosever it is, gets theirs.
     pub async fn mirror(&self, also: &str) -> Theirs {
         let mut superuser = self.chat.world.superuser().await;
-        let ours = uuid_of(&self.chat.tenant);
-        let theirs = uuid_of(&self.neighbour);
+        let ours = self.chat.tenant.uuid();
+        let theirs = self.neighbour.uuid();
         let changes = format!("{DIFFERENT} {also}").replace("$theirs", &format!("'{theirs}'"));
         mirror_rows(&mut superuser, ours, theirs, &changes).await;
         for table in ["turns", "deliveries", "inbound_receipts", "conversations"] {
@@ -129,7 +110,7 @@ impl Twins {
 
     async fn theirs(&self) -> Theirs {
         let mut superuser = self.chat.world.superuser().await;
-        Theirs(dump_people(&mut superuser, uuid_of(&self.neighbour)).await)
+        Theirs(dump_people(&mut superuser, self.neighbour.uuid()).await)
     }
 
     /// The neighbour has what they had.
@@ -152,7 +133,7 @@ impl Twins {
         let reply = self
             .chat
             .world
-            .post(&self.bridge, "/v1/inbound", body)
+            .post(&self.chat.bridge_key, "/v1/inbound", body)
             .await;
         only_ours(&reply.text);
         reply
@@ -162,32 +143,26 @@ impl Twins {
     pub async fn bring_and_leave(&self, body: &Value) {
         let asked = self.chat.model.requests().len();
         let url = self.chat.world.url("/v1/inbound");
-        let request = self.chat.world.client.post(url).bearer_auth(&self.bridge);
+        let request = self
+            .chat
+            .world
+            .client
+            .post(url)
+            .bearer_auth(&self.chat.bridge_key);
         let waiting = tokio::spawn(request.json(body).send());
-        self.asked(asked + 1).await;
+        self.chat.model.called(asked + 1).await;
         waiting.abort();
         assert!(waiting.await.is_err());
     }
 
-    /// Waits until the model was asked so often.
-    pub async fn asked(&self, times: usize) {
-        let are = async || self.chat.model.requests().len() == times;
-        super::eventually(
-            "the model is asked",
-            std::time::Duration::from_secs(20),
-            are,
-        )
-        .await;
-    }
-
     pub fn bridge(&self) -> &str {
-        &self.bridge
+        &self.chat.bridge_key
     }
 
     /// A number that the database has of us; `$1` is our id.
     pub async fn number(&self, query: &'static str) -> i64 {
         sqlx::query_scalar(query)
-            .bind(uuid_of(&self.chat.tenant))
+            .bind(self.chat.tenant.uuid())
             .fetch_one(&mut self.chat.world.superuser().await)
             .await
             .unwrap()

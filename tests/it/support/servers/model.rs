@@ -13,6 +13,8 @@ use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use crate::support::eventually;
+
 /// One scripted answer.
 #[derive(Debug, Clone)]
 pub enum Step {
@@ -58,6 +60,11 @@ impl Step {
         let first = first.to_owned();
         let rest = rest.to_owned();
         Self::SayHeld { first, rest }
+    }
+
+    /// It repeats the message at once.
+    pub fn echo() -> Self {
+        Self::Echo(Duration::ZERO)
     }
 
     pub fn fail(status: u16) -> Self {
@@ -127,6 +134,12 @@ impl Model {
     /// What it was asked so far.
     pub fn requests(&self) -> Vec<Value> {
         self.shared.script.lock().unwrap().requests.clone()
+    }
+
+    /// Waits until it was called so often.
+    pub async fn called(&self, times: usize) {
+        let called = async || self.requests().len() == times;
+        eventually("the model is called", Duration::from_secs(20), called).await;
     }
 
     /// How many calls were under way at one time, at most.

@@ -10,7 +10,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::eventually;
+use crate::support::eventually;
 
 pub struct Balancer {
     pub address: SocketAddr,

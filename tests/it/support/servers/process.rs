@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::cluster::BINARY;
+use crate::support::servers::cluster::BINARY;
 
 pub struct Process {
     child: Child,

@@ -7,12 +7,10 @@ use serde_json::{Value, json};
 use sqlx::types::Uuid;
 use throughline::ids::{IdentityId, SessionId, UserId};
 
-use super::conversations::{answered, id_of, said};
-use super::linking::bridge;
-use super::people::{Person, as_bridge, person};
-use super::{Reply, Tenant, World, eventually};
-use crate::conversation::sessions::grant;
-use crate::tenancy::isolation::uuid_of;
+use crate::support::conversations::grant;
+use crate::support::conversations::{answered, id_of, said};
+use crate::support::people::{Person, as_bridge, person};
+use crate::support::{Reply, Tenant, World, eventually};
 
 /// Accounts and names that occur nowhere else.
 pub const TELEGRAM: &str = "telegram:770012345";
@@ -89,7 +87,7 @@ pub async fn make_by_admin(world: &World, tenant: &Tenant) -> Reply {
 
 pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     let key = &tenant.key;
-    let bridge = bridge(world, tenant, &["telegram", "irc"]).await;
+    let bridge = world.bridge_key(tenant, &["telegram", "irc"]).await;
     let ada = person(world, tenant, WEB).await;
     let bob = person(world, tenant, "bob").await;
     let mut sessions = vec![text(
@@ -290,7 +288,7 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
 
 async fn counts_turns(world: &World, tenant: &Tenant) -> bool {
     sqlx::query_scalar("select coalesce(sum(turns), 0) >= 2 from usage_hourly where tenant_id = $1")
-        .bind(uuid_of(tenant))
+        .bind(tenant.uuid())
         .fetch_one(&mut world.superuser().await)
         .await
         .unwrap()
@@ -305,7 +303,7 @@ pub async fn plant_usage(world: &World, tenant: &Tenant, user: &str) {
            from generate_series(1, 3) n
              on conflict on constraint usage_hourly_pkey do nothing",
     )
-    .bind(uuid_of(tenant))
+    .bind(tenant.uuid())
     .bind(user.parse::<UserId>().unwrap())
     .execute(&mut world.superuser().await)
     .await

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use sqlx::{ConnectOptions, PgConnection};
 
-use super::cluster::cluster;
-use super::process::{Process, throughline};
-use super::world::node_environment;
-use super::{Reply, eventually};
+use crate::support::servers::cluster::cluster;
+use crate::support::servers::process::{Process, throughline};
+use crate::support::world::node_environment;
+use crate::support::{Reply, eventually};
 
 /// Long, because the machine may be busy with everything else.
 const PATIENCE: Duration = Duration::from_secs(60);

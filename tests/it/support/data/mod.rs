@@ -1,0 +1,8 @@
+//! Rows that tests make and compare: whole tenants, whole users, what the catalog says.
+
+pub mod bulk;
+pub mod catalog;
+pub mod erasure;
+pub mod every_table;
+pub mod twins;
+pub mod whole_person;
