@@ -1,6 +1,7 @@
 //! Walks every operation of the OpenAPI document with every kind of credential. Default deny: an
 //! operation that states no rule, or that has no sample here, fails the test.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -22,7 +23,7 @@ async fn token_user(world: &World, tenant: &Tenant) -> String {
         .get(&user_token(world, tenant), "/v1/users/me")
         .await
         .expect(200);
-    user["id"].as_str().unwrap().to_owned()
+    user.id()
 }
 
 fn user_token(world: &World, tenant: &Tenant) -> String {
@@ -130,7 +131,7 @@ async fn turn_sample(
         let request = credential.sign(request).header("x-hermes-session-key", key);
         let reply = Reply::of(request.json(&chat_body())).await;
         let answer = reply.expect(200);
-        answer["hermes"]["turn_id"].as_str().unwrap().to_owned()
+        answer.text("/hermes/turn_id").to_owned()
     };
     Sample {
         ids: Some((ask(maker).await, ask(&foreign).await)),
@@ -195,7 +196,7 @@ async fn acting_user(world: &World, own: &Tenant, credential: &Credential) -> St
     }
     let accounts = format!("/v1/users/{token_user}/identities");
     let accounts = world.get(&own.key, &accounts).await.expect(200);
-    let accounts = accounts["data"].as_array().unwrap();
+    let accounts = accounts.list();
     if !accounts.iter().any(|one| one["platform"] == "telegram") {
         void_codes(world).await;
         let second = format!("telegram:{}", throughline::ids::RequestId::generate());
@@ -305,7 +306,7 @@ async fn sample(
         "delete_user" => {
             let made = json!({"display_name": "made by the walk"});
             let made = world.post(&own.key, "/v1/users", made).await.expect(201);
-            let id = made["id"].as_str().unwrap().to_owned();
+            let id = made.id();
             with_ids(id, token_user(world, other).await)
         }
         "export_user" => {
@@ -489,7 +490,7 @@ async fn sample(
 /// The credentials that `security` admits: names like `operator_key` and `api_key:admin`.
 fn admitted(operation: &Value) -> Vec<String> {
     let mut names = Vec::new();
-    for requirement in operation["security"].as_array().unwrap() {
+    for requirement in operation.items("security") {
         for (scheme, scopes) in requirement.as_object().unwrap() {
             let scopes = scopes.as_array().unwrap();
             if scopes.is_empty() {
@@ -612,7 +613,7 @@ async fn every_operation_admits_exactly_whom_it_says() {
     let mut walked = 0;
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
-            let name = operation["operationId"].as_str().unwrap();
+            let name = operation.text("operationId");
             let method = Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
             assert!(operation["security"].is_array(), "{name} states no rule");
             assert!(
@@ -628,7 +629,7 @@ async fn every_operation_admits_exactly_whom_it_says() {
                 let id = sample.ids.as_ref().map(|(own, _)| own.as_str());
                 let reply = call(&world, &method, path, id, &sample.body, &stranger).await;
                 if public {
-                    assert!(reply.status < 300, "{name}: {}", reply.text);
+                    assert!(reply.status < 300, "{name}: {}", reply.body);
                 } else {
                     if path.starts_with("/v1/chat") || path.starts_with("/v1/models") {
                         reply.expect_openai_error(401, "unauthorized")
@@ -643,7 +644,7 @@ async fn every_operation_admits_exactly_whom_it_says() {
                 let reply = call(&world, &method, path, own_id, &sample.body, credential).await;
                 let who = &credential.name;
                 if admitted.contains(who) {
-                    assert!(reply.status < 300, "{who} on {name}: {}", reply.text);
+                    assert!(reply.status < 300, "{who} on {name}: {}", reply.body);
                     let foreign = sample.ids.as_ref().map(|(_, foreign)| foreign.as_str());
                     if let Some(foreign) = foreign.filter(|foreign| !foreign.is_empty()) {
                         let reply = call(
@@ -683,13 +684,13 @@ async fn every_operation_admits_exactly_whom_it_says() {
                             }
                             let reply = Reply::of(request).await;
                             let claim = (&header, &body);
-                            assert_eq!(reply.status, 404, "{name} with {claim:?}: {}", reply.text);
+                            assert_eq!(reply.status, 404, "{name} with {claim:?}: {}", reply.body);
                         }
                     }
                 } else {
                     // What is not a person's own is not there for them; keys are told what they lack.
                     let refusal = if who == "user_token" { 404 } else { 403 };
-                    assert_eq!(reply.status, refusal, "{who} on {name}: {}", reply.text);
+                    assert_eq!(reply.status, refusal, "{who} on {name}: {}", reply.body);
                 }
             }
             walked += 1;

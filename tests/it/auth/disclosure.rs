@@ -1,5 +1,6 @@
 //! What answers must not give away, and to whom.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -35,7 +36,7 @@ async fn no_private_key_is_registered_or_shown() {
     let shown = world.get(&tenant.key, path).await.expect(200);
     assert_eq!(shown["jwks"], public);
     let listed = world.get(&tenant.key, "/v1/issuers").await;
-    assert!(!listed.text.contains("c2VjcmV0"));
+    assert!(!listed.body.contains("c2VjcmV0"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,8 +164,8 @@ async fn an_agents_key_is_in_no_text_of_its_server_however_short_it_is() {
     let stored = chat.say(0, "mine", "hi").await;
     let streamed = chat.say(0, "mine", "hi").await;
     for reply in [stateless, stored, streamed] {
-        assert!(reply.text.contains("over its quota"), "{}", reply.text);
-        assert!(!reply.text.contains(key), "{}", reply.text);
+        assert!(reply.body.contains("over its quota"), "{}", reply.body);
+        assert!(!reply.body.contains(key), "{}", reply.body);
     }
 }
 
@@ -193,7 +194,7 @@ async fn a_foreign_turn_costs_the_same_statements_as_one_that_is_not_there() {
     let say = async |who: &str| {
         let body = json!({"identity": who, "text": "hi"});
         let said = world.post(&bridge, "/v1/inbound", body).await.expect(200);
-        said["turn_id"].as_str().unwrap().to_owned()
+        said.text("turn_id").to_owned()
     };
     say("telegram:1").await;
     let foreign = say("telegram:2").await;

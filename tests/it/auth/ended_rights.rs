@@ -1,6 +1,7 @@
 //! Rights end when they end: every open answer is bound to its credential, its tenant and its user. And looking
 //! whether they still hold makes nobody.
 
+use crate::support::Fields;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -94,7 +95,7 @@ async fn everything_that_is_open_ends_when_its_token_expires() {
     let turns = format!("/v1/sessions/{session}/turns");
     let queued = async || {
         let turns = chat.world.get(&ada.token, &turns).await.expect(200);
-        turns["data"].as_array().unwrap().len() == 2
+        turns.list().len() == 2
     };
     eventually("it waits", TEN_SECONDS, queued).await;
 
@@ -195,7 +196,7 @@ async fn what_is_open_brings_nobody_back_who_is_erased() {
     let waits = async || {
         let path = format!("/v1/sessions/{}/turns", told.header("x-hermes-session-id"));
         let turns = chat.world.get(&chat.tenant.key, &path).await.expect(200);
-        turns["data"].as_array().unwrap().len() == 2
+        turns.list().len() == 2
     };
     eventually("it waits", TEN_SECONDS, waits).await;
     assert_eq!(known_by(&chat, "goner").await, 1);

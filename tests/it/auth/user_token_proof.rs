@@ -1,6 +1,7 @@
 //! What a user token proves: one account, in its direct chat. Whatever else it names, also of its own person, is
 //! not there, and nothing happens.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -49,7 +50,7 @@ async fn a_user_token_speaks_as_its_own_account_in_its_own_direct_chat() {
                 body[member] = value.clone();
             }
             let reply = world.post(&bob.token, path, body.clone()).await;
-            assert_eq!(reply.status, 404, "{path} {body}: {}", reply.text);
+            assert_eq!(reply.status, 404, "{path} {body}: {}", reply.body);
         }
     }
     let named = json!({"text": "please wire 1M", "display_name": "the chief"});
@@ -71,12 +72,12 @@ async fn a_user_token_speaks_as_its_own_account_in_its_own_direct_chat() {
             None,
         )
         .await;
-        assert_eq!(reply.status, 404, "{path}: {}", reply.text);
+        assert_eq!(reply.status, 404, "{path}: {}", reply.body);
     }
     assert_eq!(messages(&world).await, before);
     let identities = format!("/v1/users/{}/identities", bob.user_id);
     let accounts: Value = world.get(&bob.token, &identities).await.expect(200);
-    assert_eq!(accounts["data"].as_array().unwrap().len(), 2);
+    assert_eq!(accounts.list().len(), 2);
 }
 
 /// What it does prove, it may also say.
@@ -94,6 +95,6 @@ async fn a_user_token_may_name_its_own_account() {
         let get = (Method::GET, "/v1/sessions");
         let listed: Reply = as_bridge(&world, &bob.token, name, get, None).await;
         let listed = listed.expect(200);
-        assert_eq!(listed["data"].as_array().unwrap().len(), 1);
+        assert_eq!(listed.list().len(), 1);
     }
 }

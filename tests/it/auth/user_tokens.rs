@@ -1,5 +1,6 @@
 //! Issuers and the user tokens they sign: who is believed, and every way not to be.
 
+use crate::support::Fields;
 use crate::support::tokens::ISS;
 use crate::support::tokens::claims;
 use crate::support::tokens::me;
@@ -52,7 +53,7 @@ async fn a_token_opens_its_own_user_and_nothing_else() {
     );
     let other = me(&world, &bob).await.expect(200);
     assert_ne!(first["id"], other["id"]);
-    let path = |user: &Value| format!("/v1/users/{}", user["id"].as_str().unwrap());
+    let path = |user: &Value| format!("/v1/users/{}", user.text("id"));
     assert_eq!(world.get(&alice, &path(&first)).await.expect(200), first);
     world
         .get(&alice, &path(&other))
@@ -137,7 +138,7 @@ async fn every_refusal_has_its_code_and_makes_nothing() {
         ("x".repeat(9000) + ".y.z", "invalid_token"),
     ] {
         let reply = me(&world, &token).await;
-        assert!(reply.text.contains(code), "{code}: {}", reply.text);
+        assert!(reply.body.contains(code), "{code}: {}", reply.body);
         reply.expect_problem(401, code);
     }
     assert_eq!(people(&world).await, 0, "nothing was made");
@@ -253,7 +254,7 @@ async fn a_platform_has_one_voucher() {
         .put(&tenant.key, "/v1/issuers/slack", slack.clone())
         .await
         .expect_problem(409, "platform_taken");
-    let path = format!("/v1/api-keys/{}", key["id"].as_str().unwrap());
+    let path = format!("/v1/api-keys/{}", key.text("id"));
     world.delete(&tenant.key, &path).await.expect(204);
     world
         .put(&tenant.key, "/v1/issuers/slack", slack)
@@ -281,7 +282,7 @@ async fn an_issuer_and_a_bridge_key_racing_for_a_platform_never_both_win() {
             .iter()
             .filter(|status| **status == 201)
             .count();
-        assert_eq!(won, 1, "{} {}", a.text, b.text);
+        assert_eq!(won, 1, "{} {}", a.body, b.body);
     }
 }
 
@@ -302,7 +303,7 @@ async fn an_issuers_secret_is_never_shown_and_its_rules_have_pointers() {
         world.get(&tenant.key, "/v1/issuers").await,
         world.get(&tenant.key, "/v1/issuers/idp").await,
     ] {
-        assert!(!reply.text.contains(SECRET));
+        assert!(!reply.body.contains(SECRET));
     }
     let rsa = SigningKey::jwks(&[&SigningKey::generate("RS256", "k")]);
     for (body, pointer) in [
@@ -394,7 +395,7 @@ async fn refused_within_a_second(world: &World, token: &str, code: &str) {
         world
             .get_on(1, token, "/v1/users/me")
             .await
-            .text
+            .body
             .contains(code)
     })
     .await;
@@ -444,10 +445,7 @@ async fn a_person_and_new_people_have_limits_of_their_own() {
     }
     let refused = me(&world, &alice).await;
     let problem = refused.expect_problem(429, "rate_limited");
-    assert!(
-        problem["detail"].as_str().unwrap().contains("person"),
-        "{problem}"
-    );
+    assert!(problem.text("detail").contains("person"), "{problem}");
     assert!(refused.header("retry-after").parse::<u32>().unwrap() <= 60);
     me(&world, &bob).await.expect(200);
     let refused = me(&world, &carol).await;

@@ -1,6 +1,7 @@
 //! Callers who wait for an answer without a stream are checked again: an unlinked identity, a revoked key and a
 //! suspended tenant get an error and not the text.
 
+use crate::support::Fields;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -53,7 +54,7 @@ impl Scene {
             .post(&self.tenant.key, "/v1/api-keys", body)
             .await;
         let made = made.expect(201);
-        let text = |member: &str| made[member].as_str().unwrap().to_owned();
+        let text = |member: &str| made.text(member).to_owned();
         (text("id"), text("key"))
     }
 
@@ -70,7 +71,7 @@ impl Scene {
 
 fn expect_refusal(reply: &Reply, status: u16, text: &str) {
     reply.expect(status);
-    assert!(!reply.text.contains(text), "{}", reply.text);
+    assert!(!reply.body.contains(text), "{}", reply.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -116,11 +117,11 @@ async fn who_waits_for_a_silent_model_is_refused_while_it_is_silent() {
         .bearer_auth(&b.bridge_key)
         .json(&body);
     let inbound = tokio::spawn(Reply::of(request));
-    let session = first["session_id"].as_str().unwrap();
+    let session = first.text("session_id");
     let turns = format!("/v1/sessions/{session}/turns");
     let queued = async || {
         let turns = b.world.get(&b.tenant.key, &turns).await.expect(200);
-        turns["data"].as_array().unwrap().len() == 3
+        turns.list().len() == 3
     };
     eventually("both are accepted", PATIENCE, queued).await;
     let since = Instant::now();
@@ -143,7 +144,7 @@ async fn a_chat_of_a_tenant_that_was_suspended_meanwhile_is_refused() {
         .expect(200);
     let refused = async || {
         let reply = b.world.get(&b.bridge_key, "/v1/sessions").await;
-        reply.text.contains("tenant_suspended")
+        reply.body.contains("tenant_suspended")
     };
     eventually("the key is refused", PATIENCE, refused).await;
     b.model.release();
@@ -161,8 +162,8 @@ async fn an_inbound_message_of_an_identity_that_was_unlinked_gets_an_error() {
     b.model.release();
     let reply = waiting.await.unwrap();
     expect_refusal(&reply, 404, "you said");
-    let session = first["session_id"].as_str().unwrap();
-    assert!(!reply.text.contains(session), "{}", reply.text);
+    let session = first.text("session_id");
+    assert!(!reply.body.contains(session), "{}", reply.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,7 +198,7 @@ async fn a_user_who_was_merged_while_waiting_still_gets_the_answer() {
     let waiting = tokio::spawn(Reply::of(b.completion(&b.bridge_key, LEAVES, "still me")));
     b.model.called(1).await;
     let other = b.world.dm(&b.bridge_key, STAYS).await;
-    let path = format!("/v1/users/{}/merge", other["user_id"].as_str().unwrap());
+    let path = format!("/v1/users/{}/merge", other.text("user_id"));
     let body = json!({"from_user_id": own["user_id"], "reason": "the same person"});
     b.world.post(&b.tenant.key, &path, body).await.expect(200);
     b.model.release();

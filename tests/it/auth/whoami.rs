@@ -11,7 +11,7 @@ const SECRET: &str = "a secret of the tests, 32 bytes or more";
 async fn whoami(world: &World, key: &str) -> Value {
     let reply = world.get(key, "/v1/whoami").await;
     let secret = key.rsplit(['_', '.']).next().unwrap();
-    assert!(!reply.text.contains(secret), "{}", reply.text);
+    assert!(!reply.body.contains(secret), "{}", reply.body);
     reply.expect(200)
 }
 

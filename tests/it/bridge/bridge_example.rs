@@ -1,6 +1,7 @@
 //! The bridge that docs/bridges.md shows, docs/bridge_example.py, as its readers run it: people who write lines
 //! to it over TCP.
 
+use crate::support::Fields;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ impl Bridge {
         let mut process = Command::new("python3")
             .arg(project().join(PROGRAM))
             .env("THROUGHLINE_URL", world.url(""))
-            .env("THROUGHLINE_KEY", made["key"].as_str().unwrap())
+            .env("THROUGHLINE_KEY", made.text("key"))
             .env("BRIDGE_PORT", "0")
             // It heeds a proxy of the environment, which could not reach the node.
             .env("NO_PROXY", "127.0.0.1")

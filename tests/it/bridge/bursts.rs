@@ -1,6 +1,7 @@
 //! Forty messages at the same moment, on two nodes: each is answered once, and no two transactions wait for
 //! each other. A deadlock fails the test by itself (see `World`).
 
+use crate::support::Fields;
 use crate::support::servers::model::Step;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ async fn burst(b: &Scene, body: impl Fn(usize) -> Value) -> Vec<(Value, Duration
     let mut replies = Vec::new();
     for (place, (reply, took)) in answers.into_iter().enumerate() {
         let reply = reply.expect(200);
-        let text = body(place)["text"].as_str().unwrap().to_owned();
+        let text = body(place).text("text").to_owned();
         assert_eq!(reply["reply"]["text"], format!("you said {text}"));
         replies.push((reply, took));
     }
@@ -38,7 +39,7 @@ fn message(identity: &str, place: usize) -> Value {
 async fn check_transcripts(b: &Scene, replies: &[(Value, Duration)]) {
     let mut sessions: Vec<&str> = replies
         .iter()
-        .map(|(reply, _)| reply["session_id"].as_str().unwrap())
+        .map(|(reply, _)| reply.text("session_id"))
         .collect();
     sessions.sort_unstable();
     sessions.dedup();
@@ -46,14 +47,14 @@ async fn check_transcripts(b: &Scene, replies: &[(Value, Duration)]) {
     for session in sessions {
         let path = format!("/v1/sessions/{session}/messages?limit=200");
         let listed = b.world.get(&b.tenant.key, &path).await.expect(200);
-        let messages = listed["data"].as_array().unwrap();
+        let messages = listed.list();
         let mut times: Vec<&str> = Vec::new();
         for pair in messages.chunks(2) {
-            let said = pair[0]["content"].as_str().unwrap();
+            let said = pair[0].text("content");
             assert_eq!(pair[0]["role"], "user");
             assert_eq!(pair[1]["content"], format!("you said {said}"));
             answered += usize::from(said.starts_with("message "));
-            times.extend(pair.iter().map(|one| one["created_at"].as_str().unwrap()));
+            times.extend(pair.iter().map(|one| one.text("created_at")));
         }
         assert!(times.is_sorted(), "{times:?}");
     }
@@ -72,7 +73,7 @@ async fn a_burst_of_first_messages_of_a_new_person_is_answered() {
     let replies = burst(&b, |place| message("telegram:5", place)).await;
     let users: std::collections::BTreeSet<&str> = replies
         .iter()
-        .map(|(reply, _)| reply["user_id"].as_str().unwrap())
+        .map(|(reply, _)| reply.text("user_id"))
         .collect();
     assert_eq!(users.len(), 1);
     check_transcripts(&b, &replies).await;

@@ -1,5 +1,6 @@
 //! Commands that are refused, or that wait for something else: what they leave behind.
 
+use crate::support::Fields;
 use crate::support::servers::model::Step;
 use serde_json::{Value, json};
 use sqlx::Connection;
@@ -25,7 +26,7 @@ async fn counted(b: &Scene, texts: &[&str]) -> String {
     for text in texts {
         let body = json!({"identity": "telegram:5", "text": text});
         let said = b.send(body).await.expect(200);
-        session = said["session_id"].as_str().unwrap().to_owned();
+        session = said.text("session_id").to_owned();
     }
     session
 }
@@ -72,7 +73,7 @@ async fn what_was_said_before_a_compression_can_be_undone_after_it() {
             .contains("taken back")
     );
     // Undoing the compression does not bring it back either.
-    let child = compressed["session_id"].as_str().unwrap();
+    let child = compressed.text("session_id");
     let path = format!("/v1/sessions/{child}/uncompress");
     b.world
         .post(&b.tenant.key, &path, json!({}))
@@ -105,7 +106,7 @@ async fn in_a_branch_the_newest_is_undone_first_and_the_trunk_keeps_it() {
     );
     let path = format!("/v1/sessions/{trunk}/messages?limit=200");
     let kept = b.world.get(&b.tenant.key, &path).await.expect(200);
-    let all = kept["data"].as_array().unwrap();
+    let all = kept.list();
     assert!(all.iter().all(|one| one["undone_at"].is_null()), "{kept}");
 }
 

@@ -1,6 +1,7 @@
 //! The outbox as a bridge sees it: in order per chat, one in flight, leased, acknowledged, given back, dead
 //! and replayed; and only to whoever serves the platform.
 
+use crate::support::Fields;
 use crate::support::Scene;
 use crate::support::deliveries::Retry;
 use std::time::Duration;
@@ -20,7 +21,7 @@ async fn bridge(platforms: &'static [&'static str]) -> Scene {
 }
 
 fn texts(deliveries: &[Value]) -> Vec<String> {
-    let text = |one: &Value| one["text"].as_str().unwrap().to_owned();
+    let text = |one: &Value| one.text("text").to_owned();
     deliveries.iter().map(text).collect()
 }
 
@@ -76,7 +77,7 @@ async fn what_is_not_acknowledged_comes_again_and_is_dead_after_ten_times() {
         .await
         .expect(200);
     assert_eq!(unread["data"][0]["text"], Value::Null);
-    let path = format!("/v1/deliveries/{}/replay", last["id"].as_str().unwrap());
+    let path = format!("/v1/deliveries/{}/replay", last.text("id"));
     b.world
         .post(&b.bridge_key, &path, json!({}))
         .await
@@ -109,7 +110,7 @@ async fn what_is_given_back_waits_and_holds_its_chat_back_but_no_other() {
     assert_eq!(again["error"], "the platform refused");
     b.nack(&again, Retry::No).await.expect(204);
     let next = b.fetch(0, "wait=20").await.remove(0);
-    assert!(next["text"].as_str().unwrap().contains("You said: two"));
+    assert!(next.text("text").contains("You said: two"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,7 +126,7 @@ async fn several_consumers_on_two_nodes_share_without_doubling() {
                 let given = b.fetch(consumer % 2, "wait=1&limit=2").await;
                 for one in given {
                     b.ack(&one).await.expect(204);
-                    taken.push(one["identity"].as_str().unwrap().to_owned());
+                    taken.push(one.text("identity").to_owned());
                 }
             }
             taken
@@ -221,7 +222,7 @@ async fn a_stream_gives_deliveries_as_they_come() {
         .find_map(|line| line.strip_prefix("data: "))
         .unwrap();
     let delivery: Value = serde_json::from_str(data).unwrap();
-    assert!(delivery["text"].as_str().unwrap().contains("You said: hi"));
+    assert!(delivery.text("text").contains("You said: hi"));
     b.ack(&delivery).await.expect(204);
 }
 
@@ -275,7 +276,7 @@ async fn a_dead_delivery_can_be_replayed_while_its_chat_is_leased() {
         .execute(&mut *held)
         .await
         .unwrap();
-    let path = format!("/v1/deliveries/{}/replay", dead["id"].as_str().unwrap());
+    let path = format!("/v1/deliveries/{}/replay", dead.text("id"));
     let replay = b.world.post(&b.bridge_key, &path, json!({}));
     let lease = b.fetch(1, "wait=5");
     let release = async {
@@ -337,7 +338,7 @@ async fn a_replayed_delivery_is_found_behind_what_has_ended() {
             .unwrap()
     };
     assert_eq!(ended().await, 1);
-    let path = format!("/v1/deliveries/{}/replay", dead["id"].as_str().unwrap());
+    let path = format!("/v1/deliveries/{}/replay", dead.text("id"));
     b.world
         .post(&b.bridge_key, &path, json!({}))
         .await
@@ -439,10 +440,7 @@ async fn one_that_cannot_be_read_is_dead_and_holds_up_no_other() {
         (&dead["data"][0]["identity"], &dead["data"][0]["error"]),
         (&json!("telegram:5"), &json!("unreadable"))
     );
-    let path = format!(
-        "/v1/deliveries/{}/replay",
-        dead["data"][0]["id"].as_str().unwrap()
-    );
+    let path = format!("/v1/deliveries/{}/replay", dead.text("/data/0/id"));
     let mend = r#"update chats set chat = '{"type":"dm"}' where chat_ref = 'dm:5'"#;
     b.world
         .post(&b.bridge_key, &path, json!({}))

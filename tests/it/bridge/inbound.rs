@@ -1,5 +1,6 @@
 //! What bridges bring in: taken once, answered once, by HTTP or by a delivery; in groups nothing private.
 
+use crate::support::Fields;
 use crate::support::Scene;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -61,7 +62,7 @@ async fn twenty_equal_messages_on_two_nodes_are_one_turn_or_one_command() {
     }
     assert_eq!(b.model.requests().len(), 1);
     let sessions = b.world.get(&b.tenant.key, "/v1/sessions").await.expect(200);
-    assert_eq!(sessions["data"].as_array().unwrap().len(), 2);
+    assert_eq!(sessions.list().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -91,11 +92,8 @@ async fn forty_messages_at_once_are_answered_in_order_and_delivered_once_each() 
                     continue;
                 }
                 if b.ack(&one).await.status == 204 {
-                    let text = one["text"].as_str().unwrap().to_owned();
-                    delivered
-                        .lock()
-                        .unwrap()
-                        .push((one["seq"].as_i64().unwrap(), text));
+                    let text = one.text("text").to_owned();
+                    delivered.lock().unwrap().push((one.number("seq"), text));
                 }
             }
         }
@@ -249,7 +247,7 @@ async fn commands_move_name_and_list_the_sessions_of_a_chat() {
     );
     // Nobody else's session can be gone on with.
     b.reply_to("telegram:6", "mine").await;
-    let id = asked["session_id"].as_str().unwrap();
+    let id = asked.text("session_id");
     assert!(
         b.reply_to("telegram:6", &format!("/resume {id}"))
             .await
@@ -286,10 +284,7 @@ async fn what_is_undone_keeps_its_place_and_is_shown_to_no_model() {
         ]
     );
     let said = b.messages(&asked["session_id"]).await;
-    let seqs: Vec<i64> = said
-        .iter()
-        .map(|one| one["seq"].as_i64().unwrap())
-        .collect();
+    let seqs: Vec<i64> = said.iter().map(|one| one.number("seq")).collect();
     assert_eq!(seqs, (1..=8).collect::<Vec<i64>>());
     let undone = said
         .iter()
@@ -324,15 +319,12 @@ async fn stop_ends_what_is_written_and_what_waits() {
     })
     .await;
     assert_eq!(b.reply_to("telegram:5", "/stop").await, "Stopped.");
-    let path = format!("/v1/turns/{}", queued["turn_id"].as_str().unwrap());
+    let path = format!("/v1/turns/{}", queued.text("turn_id"));
     crate::support::eventually("both have ended", Duration::from_secs(20), async || {
-        let path = format!(
-            "/v1/sessions/{}/turns",
-            queued["session_id"].as_str().unwrap()
-        );
+        let path = format!("/v1/sessions/{}/turns", queued.text("session_id"));
         let turns = b.world.get(&b.tenant.key, &path).await.expect(200);
         let ended = |turn: &Value| turn["state"] == "cancelled";
-        turns["data"].as_array().unwrap().iter().all(ended)
+        turns.list().iter().all(ended)
     })
     .await;
     let turn = b.world.get(&b.tenant.key, &path).await.expect(200);

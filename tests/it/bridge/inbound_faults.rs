@@ -1,6 +1,7 @@
 //! Nodes that are lost while somebody waits for an answer from a platform: the answer comes once, as a delivery or
 //! to who asks again, whenever it happens. With real processes.
 
+use crate::support::Fields;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -51,9 +52,9 @@ impl Pair {
     async fn given(&self, node: usize, query: &str) -> Vec<Value> {
         let path = format!("/v1/deliveries?{query}");
         let given = Reply::of(self.request(Method::GET, node, &path)).await;
-        let given = given.expect(200)["data"].as_array().unwrap().clone();
+        let given = given.list();
         for one in &given {
-            let path = format!("/v1/deliveries/{}/ack", one["id"].as_str().unwrap());
+            let path = format!("/v1/deliveries/{}/ack", one.text("id"));
             let ack = self.request(Method::POST, node, &path);
             let ack = ack.json(&json!({"lease": one["lease"]}));
             Reply::of(ack).await.expect(204);
@@ -178,7 +179,7 @@ async fn a_node_that_is_killed_when_a_wait_ends_leaves_one_delivery_to_each() {
         let more = pair.given(1, "wait=30").await;
         assert!(!more.is_empty(), "only {given:?}");
         for one in more {
-            assert!(given.insert(one["text"].as_str().unwrap().to_owned()));
+            assert!(given.insert(one.text("text").to_owned()));
         }
     }
     let expected = (0..PEOPLE).map(|number| echo(&format!("I am {number}")));

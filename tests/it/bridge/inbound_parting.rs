@@ -1,6 +1,7 @@
 //! An account that was parted from its person brings again what it said before: the conversation is no longer
 //! its own, and neither is what was answered there.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -49,11 +50,11 @@ async fn a_parted_account_learns_nothing_of_what_it_was_answered_before() {
     b.reply_to(STAYS, "from who stays").await;
     let said = message(PARTS, "m1", "from who parts");
     let first = b.send(said.clone()).await.expect(200);
-    let answer = first["reply"]["text"].as_str().unwrap();
+    let answer = first.text("/reply/text");
     assert_eq!(answer, model::echo("from who parts"));
     let listed = message(PARTS, "m2", "/sessions");
     let list = b.send(listed.clone()).await;
-    assert!(list.text.contains("Secret title"), "{}", list.text);
+    assert!(list.body.contains("Secret title"), "{}", list.body);
     for body in [&said, &listed] {
         let again = b.send_on(1, body.clone()).await.expect(200);
         assert_eq!(again["duplicate"], true);
@@ -62,20 +63,20 @@ async fn a_parted_account_learns_nothing_of_what_it_was_answered_before() {
     assert!(b.reply_to(PARTS, "/unlink").await.contains("on its own"));
 
     let words = ["turn_id", "session_id", "conversation_id", "user_id"];
-    let words = words.map(|member| first[member].as_str().unwrap());
+    let words = words.map(|member| first.text(member));
     for (node, wait) in [(0, true), (1, true), (0, false)] {
         let mut body = said.clone();
         body["wait"] = json!(wait);
         let refused = b.send_on(node, body).await;
         refused.expect_problem(404, "session_not_found");
         for word in words.iter().chain([&answer, &"Secret title"]) {
-            assert!(!refused.text.contains(word), "{}", refused.text);
+            assert!(!refused.body.contains(word), "{}", refused.body);
         }
     }
     // Of a command it is known that it was done, and not what it told.
     let again = b.send(listed).await;
     assert_eq!(again.expect(202)["duplicate"], true);
-    assert!(!again.text.contains("Secret title"), "{}", again.text);
+    assert!(!again.body.contains("Secret title"), "{}", again.body);
     assert_eq!(b.model.requests().len(), asked);
     assert_eq!(replies(&b, 1).await, Vec::<Value>::new());
     // What it says now is its own; and who stayed has everything.
@@ -103,7 +104,7 @@ async fn a_parted_account_neither_changes_nor_hears_what_it_had_under_way() {
     b.send(edit).await.expect_problem(404, "session_not_found");
     b.model.release();
     // It is answered where it was accepted, and told to nobody who may not read there.
-    let path = format!("/v1/turns/{}", queued["turn_id"].as_str().unwrap());
+    let path = format!("/v1/turns/{}", queued.text("turn_id"));
     eventually("it is answered", Duration::from_secs(20), async || {
         let turn = b.world.get(&b.tenant.key, &path).await.expect(200);
         turn["state"] == "completed"

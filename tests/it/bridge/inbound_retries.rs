@@ -1,6 +1,7 @@
 //! Messages and chats that are sent again with the same `Idempotency-Key`: one turn, one answer, also where users
 //! were merged in between.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -9,15 +10,15 @@ use crate::support::servers::model::Step;
 use crate::support::{Reply, eventually};
 
 impl Scene {
-    async fn bring_with_key(&self, node: usize, key: &str, body: Value) -> Reply {
+    async fn send_with_key(&self, node: usize, key: &str, body: Value) -> Reply {
         let url = self.world.url_on(node, "/v1/inbound");
-        let request = self.world.client.post(url).bearer_auth(&self.key);
+        let request = self.world.client.post(url).bearer_auth(&self.bridge_key);
         Reply::of(request.header("idempotency-key", key).json(&body)).await
     }
 
     async fn user_of(&self, identity: &str) -> String {
-        let dm = self.world.dm(&self.key, identity).await;
-        dm["user_id"].as_str().unwrap().to_owned()
+        let dm = self.world.dm(&self.bridge_key, identity).await;
+        dm.text("user_id").to_owned()
     }
 
     /// Merges the user of one identity into that of another.
@@ -40,18 +41,18 @@ async fn a_message_without_an_id_is_one_turn_for_one_idempotency_key() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::echo());
     let body = json!({"identity": "telegram:5", "text": "hello"});
-    let first = b.bring_with_key(0, "k-1", body.clone()).await;
-    let again = b.bring_with_key(1, "k-1", body.clone()).await;
+    let first = b.send_with_key(0, "k-1", body.clone()).await;
+    let again = b.send_with_key(1, "k-1", body.clone()).await;
     assert_eq!(again.expect(200), first.expect(200));
     assert_eq!(first.expect(200)["duplicate"], false);
     assert_eq!((is_replay(&first), is_replay(&again)), (false, true));
     assert_eq!(b.model.requests().len(), 1);
     let other = json!({"identity": "telegram:5", "text": "something else"});
-    let conflict = b.bring_with_key(0, "k-1", other).await;
+    let conflict = b.send_with_key(0, "k-1", other).await;
     conflict.expect_problem(409, "idempotency_conflict");
     // The key is the sender's: another one's message is another message.
     let body = json!({"identity": "telegram:6", "text": "hello"});
-    let other = b.bring_with_key(0, "k-1", body).await;
+    let other = b.send_with_key(0, "k-1", body).await;
     assert_ne!(other.expect(200)["turn_id"], first.expect(200)["turn_id"]);
     assert!(!is_replay(&other));
     // Without a key it is said again.
@@ -64,7 +65,7 @@ async fn a_message_without_an_id_is_one_turn_for_one_idempotency_key() {
 async fn a_retry_of_a_message_that_is_being_answered_gets_the_same_answer() {
     let b = Scene::bridge([Step::held("half ", "whole")]).await;
     let body = json!({"identity": "telegram:5", "text": "hello"});
-    let first = b.bring_with_key(0, "k-1", body.clone());
+    let first = b.send_with_key(0, "k-1", body.clone());
     let again = async {
         let asked = async || !b.model.requests().is_empty();
         eventually(
@@ -73,7 +74,7 @@ async fn a_retry_of_a_message_that_is_being_answered_gets_the_same_answer() {
             asked,
         )
         .await;
-        let again = b.bring_with_key(1, "k-1", body.clone());
+        let again = b.send_with_key(1, "k-1", body.clone());
         let release = async {
             tokio::time::sleep(std::time::Duration::from_millis(300)).await;
             b.model.release();
@@ -97,9 +98,9 @@ async fn a_command_with_an_idempotency_key_is_done_once() {
         json!({"identity": "telegram:5", "text": "only said", "mentioned": false,
                "chat": {"type": "group", "id": "g"}}),
     ] {
-        let key = body["text"].as_str().unwrap().replace(' ', "-");
-        let first = b.bring_with_key(0, &key, body.clone()).await;
-        let again = b.bring_with_key(1, &key, body).await;
+        let key = body.text("text").replace(' ', "-");
+        let first = b.send_with_key(0, &key, body.clone()).await;
+        let again = b.send_with_key(1, &key, body).await;
         assert_eq!(again.expect(first.status), first.expect(first.status));
         assert_eq!((is_replay(&first), is_replay(&again)), (false, true));
     }

@@ -1,6 +1,7 @@
 //! Text that cannot be stored as it came: through every way in, it is stored with U+FFFD in its place, and stops
 //! nothing.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -8,7 +9,6 @@ use sqlx::PgConnection;
 
 use crate::support::Scene;
 use crate::support::chat::{answer, line};
-use crate::support::conversations::id_of;
 use crate::support::servers::model::{Step, echo};
 use crate::support::sse::said as streamed;
 use crate::support::{Reply, eventually};
@@ -131,13 +131,13 @@ async fn clients_bridges_and_imports_may_bring_anything() {
     assert_eq!(transcript[3]["content"], json!(expected));
     // A session from elsewhere.
     let exported = world.get(admin, "/v1/sessions/s/export").await;
-    let document = exported.text.replace(
+    let document = exported.body.replace(
         &json!(echo(&expected)).to_string(),
         &format!("\"{escaped}\""),
     );
-    assert_ne!(document, exported.text);
+    assert_ne!(document, exported.body);
     let made = send(admin, "/v1/sessions/import", json_type, document).await;
-    let made = id_of(&made.expect(201));
+    let made = made.expect(201).id();
     assert_eq!(chat.transcript(&made).await[1]["content"], json!(expected));
     // A bridge.
     let key = world.bridge_key(&chat.tenant, &["telegram"]).await;

@@ -1,12 +1,13 @@
 //! The checks pass what is right, and notice each way in which it could be wrong.
 
+use crate::support::Fields;
 use serde_json::{Value, json};
 
 use super::checks::violations;
 use super::history::{History, Outcome, Sent};
 use super::load::KEEP_LAST;
 use super::state::{self, Chain, Reader, Row, State};
-use crate::support::conversations::{id_of, said};
+use crate::support::conversations::said;
 use crate::support::{Tenant, World};
 
 type Damage = fn(&mut History, &mut State);
@@ -157,7 +158,7 @@ async fn talk(world: &World, tenant: &Tenant) -> History {
     let made = world
         .session(&tenant.key, json!({"messages": beginning}))
         .await;
-    let id = id_of(&made);
+    let id = made.id();
     let mut history = History::default();
     history.sent.push(Sent::first("rules", &id, 1));
     history.sent.push(Sent::first("begin", &id, 2));
@@ -173,7 +174,7 @@ async fn talk(world: &World, tenant: &Tenant) -> History {
                 let tip = world
                     .get(&tenant.key, &format!("/v1/sessions/{id}/tip"))
                     .await;
-                let tip = tip.expect(200)["session_id"].as_str().unwrap().to_owned();
+                let tip = tip.text("session_id");
                 let done = world.compress(&tenant.key, &tip, body).await.expect(201);
                 learn(&mut history, &done["session_id"]);
             }
@@ -188,8 +189,8 @@ async fn talk(world: &World, tenant: &Tenant) -> History {
                 let mut sent = Sent::new(text.to_owned(), &id, at);
                 sent.settled_at = at + 1;
                 sent.outcome = Outcome::Acknowledged {
-                    session_id: body["session_id"].as_str().unwrap().to_owned(),
-                    seq: body["messages"][0]["seq"].as_i64().unwrap(),
+                    session_id: body.text("session_id").to_owned(),
+                    seq: body.number("/messages/0/seq"),
                 };
                 history.sent.push(sent);
             }

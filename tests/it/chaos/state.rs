@@ -1,5 +1,6 @@
 //! What is there in the end: the rows as a superuser sees them, and what each node shows of them.
 
+use crate::support::Fields;
 use serde_json::Value;
 use sqlx::PgConnection;
 use throughline::ids::SessionId;
@@ -221,11 +222,11 @@ fn row_of(shown: &Value) -> Row {
     let copied = &shown["copied_from"];
     Row {
         session_id: text_of(&shown["session_id"]),
-        seq: shown["seq"].as_i64().unwrap(),
+        seq: shown.number("seq"),
         role: text_of(&shown["role"]),
         kind: text_of(&shown["kind"]),
         text: text_of(&shown["content"]),
-        tokens: shown["token_count"].as_i64().unwrap(),
+        tokens: shown.number("token_count"),
         copied_from: copied["seq"]
             .as_i64()
             .map(|seq| (text_of(&copied["session_id"]), seq)),

@@ -2,6 +2,7 @@
 //! again under its key until it knows what became of it. Others watch, and come back whenever the stream
 //! breaks or they feel like it.
 
+use crate::support::Fields;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -73,7 +74,7 @@ pub async fn start(nodes: Nodes, dice: &mut Dice) -> Running {
         .bearer_auth(OPERATOR_KEY)
         .json(&json!({"name": "Acme"}));
     let tenant = Reply::of(tenant).await.expect(201);
-    let key = tenant["api_key"].as_str().unwrap().to_owned();
+    let key = tenant.text("api_key").to_owned();
     let put = nodes.client.put(nodes.url_on(0, "/v1/agents/main"));
     let put = put.bearer_auth(&key).json(&agent_on(&model, json!({})));
     Reply::of(put).await.expect(200);
@@ -227,14 +228,11 @@ impl Load {
         let head = response.headers().clone();
         let text = response.text().await?;
         let body: Value = serde_json::from_str(&text).unwrap_or_default();
-        let turn = || body["hermes"]["turn_id"].as_str().unwrap().to_owned();
+        let turn = || body.text("/hermes/turn_id").to_owned();
         Ok(match (status, body["error"]["code"].as_str()) {
             (200, _) => WriteAck::Answer {
                 turn: turn(),
-                answer: body["choices"][0]["message"]["content"]
-                    .as_str()
-                    .unwrap()
-                    .to_owned(),
+                answer: body.text("/choices/0/message/content").to_owned(),
             },
             (503, _) | (_, Some("busy" | "too_many_turns" | "queue_full")) => WriteAck::Nothing,
             // The name of a turn that has no answer stands in the message.
@@ -278,7 +276,7 @@ impl Load {
                 id: text(&turn["id"]),
                 state: text(&turn["state"]),
                 reason: turn["reason"].as_str().map(str::to_owned),
-                attempt: turn["attempt"].as_i64().unwrap(),
+                attempt: turn.number("attempt"),
             };
             let turns: Vec<EndedTurn> = turns.iter().rev().map(turn).collect();
             let mut events: Vec<SessionInfo> = turns
@@ -405,7 +403,7 @@ async fn read_some(stream: &mut Sse, seen: &mut Seen, dice: &mut Dice) {
             id,
             name: event.name.clone(),
             turn: text(&body["turn_id"]),
-            attempt: body["attempt"].as_i64().unwrap(),
+            attempt: body.number("attempt"),
             text: text(&body["data"]["text"]),
         });
     }

@@ -1,5 +1,6 @@
 //! `/v1/chat/completions` and `/v1/models` without a session: passed to the agent's model and back.
 
+use crate::support::Fields;
 use crate::support::Scene;
 use crate::support::sse::events;
 use std::time::Duration;
@@ -57,7 +58,7 @@ async fn a_stream_comes_word_by_word_and_breaks_no_plain_loop() {
     let reply = chat.ask(json!({"stream": true})).await;
     assert_eq!(reply.status, 200);
     assert_eq!(reply.header("content-type"), "text/event-stream");
-    assert!(reply.text.ends_with("data: [DONE]\n\n"));
+    assert!(reply.body.ends_with("data: [DONE]\n\n"));
     let chunks = events(&reply);
     let said: String = chunks
         .iter()
@@ -72,7 +73,7 @@ async fn a_stream_comes_word_by_word_and_breaks_no_plain_loop() {
     assert!(
         chunks
             .iter()
-            .all(|chunk| !chunk["choices"].as_array().unwrap().is_empty())
+            .all(|chunk| !chunk.items("choices").is_empty())
     );
     let asked = &chat.model.requests()[0];
     assert_eq!(asked["stream_options"], json!({"include_usage": true}));
@@ -91,10 +92,7 @@ async fn the_demo_model_answers_and_streams_without_a_key() {
             .post(key, "/v1/chat/completions", body(false))
             .await
             .expect(200);
-        let text = answer["choices"][0]["message"]["content"]
-            .as_str()
-            .unwrap()
-            .to_owned();
+        let text = answer.text("/choices/0/message/content").to_owned();
         assert!(text.contains("demo model"), "{text}");
         let reply = world.post(key, "/v1/chat/completions", body(true)).await;
         let said: String = events(&reply)
@@ -128,7 +126,7 @@ async fn errors_have_openais_shape_and_tell_whose_fault_it_is() {
     ])
     .await;
     let refused = expect_error(&chat.ask(json!({})).await, 400, "upstream_refused");
-    let message = refused["message"].as_str().unwrap();
+    let message = refused.text("message");
     assert!(
         message.contains("context too long") && !message.contains("sk-abc"),
         "{message}"
@@ -175,7 +173,7 @@ async fn a_call_is_tried_again_only_before_the_first_byte() {
     let (error, said) = chunks.split_last().unwrap();
     assert_eq!(said.len(), 2);
     assert_eq!(error["error"]["code"], "upstream_failed");
-    assert!(!broken.text.contains("[DONE]"));
+    assert!(!broken.body.contains("[DONE]"));
     assert_eq!(chat.model.requests().len(), 4);
 }
 
@@ -213,7 +211,7 @@ async fn what_was_used_is_counted_also_when_the_client_leaves() {
             .get(&chat.tenant.key, "/v1/usage?group_by=source,agent,model")
             .await
             .expect(200);
-        let rows = usage["data"].as_array().unwrap().clone();
+        let rows = usage.list().clone();
         let row = |source: &str| rows.iter().find(|row| row["source"] == source).cloned();
         let (Some(told), Some(estimated)) = (row("chat"), row("chat_estimated")) else {
             return false;
@@ -226,7 +224,7 @@ async fn what_was_used_is_counted_also_when_the_client_leaves() {
             (&told["agent"], &told["model"]),
             (&json!("main"), &json!("m-1"))
         );
-        estimated["output_tokens"].as_i64().unwrap() > 0
+        estimated.number("output_tokens") > 0
     })
     .await;
 }

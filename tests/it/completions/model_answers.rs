@@ -1,5 +1,6 @@
 //! What a model says beside its text, in sessions and on platforms.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -94,7 +95,7 @@ async fn what_a_model_tells_beside_its_text_is_in_a_whole_answer_and_in_its_repl
         let choice = &body["choices"][0];
         assert_eq!(choice["message"]["content"], "fourty");
         assert_eq!(choice["message"]["reasoning_content"], "let me think");
-        let tokens = choice["logprobs"]["content"].as_array().unwrap();
+        let tokens = choice.items("/logprobs/content");
         let tokens: Vec<&Value> = tokens.iter().map(|token| &token["token"]).collect();
         assert_eq!(tokens, ["four", "ty"], "{body}");
         assert_eq!(choice["logprobs"]["refusal"], Value::Null);
@@ -170,12 +171,12 @@ async fn reasoning_is_kept_in_the_transcript_and_its_copies_and_not_sent_back() 
     let world = &chat.world;
     let key = &chat.key;
     let branch = world.post(key, "/v1/sessions/mine/branch", json!({})).await;
-    let branch = branch.expect(201)["id"].as_str().unwrap().to_owned();
+    let branch = branch.expect(201).id();
     let copied = chat.transcript(&branch).await;
     assert_eq!(copied[1]["reasoning_content"], "let me think");
     let document = world.get(key, "/v1/sessions/mine/export").await.expect(200);
     let imported = world.post(key, "/v1/sessions/import", document).await;
-    let imported = imported.expect(201)["id"].as_str().unwrap().to_owned();
+    let imported = imported.expect(201).id();
     let imported = chat.transcript(&imported).await;
     assert_eq!(imported[1]["reasoning_content"], "let me think");
 }
@@ -256,7 +257,7 @@ async fn a_platform_is_told_the_refusal_and_never_gets_an_empty_message() {
     b.queue("telegram:5", "well?").await;
     let delivered = b.fetch(0, "wait=10").await;
     assert_eq!(delivered[0]["kind"], "notice", "{delivered:?}");
-    let text = delivered[0]["text"].as_str().unwrap();
+    let text = delivered[0].text("text");
     assert!(text.contains("said nothing"), "{text}");
 }
 
@@ -288,7 +289,7 @@ async fn the_length_of_a_message_is_counted_in_characters() {
         let body = json!({"messages": [{"role": "user", "content": content}]});
         let reply = Reply::of(chat.asking(0, "mine", body)).await;
         let error = expect_error(&reply, 400, "invalid_request");
-        let message = error["message"].as_str().unwrap();
+        let message = error.text("message");
         assert!(message.contains("at most 1048576 characters"), "{message}");
     }
 }
@@ -323,12 +324,12 @@ async fn as_many_characters_as_documented_are_taken_however_many_bytes_they_are(
     for (count, status) in [(100_000, 200), (100_001, 422)] {
         agent["system_prompt"] = json!(wide(count));
         let reply = send(Method::PUT, "/v1/agents/main", &agent).await;
-        assert_eq!(reply.status, status, "{}", reply.text);
+        assert_eq!(reply.status, status, "{}", reply.body);
     }
     for (count, status) in [(100_000, 200), (100_001, 422)] {
         let body = json!({"identity": "telegram:1", "text": wide(count)});
         let reply = send(Method::POST, "/v1/inbound", &body).await;
-        assert_eq!(reply.status, status, "{}", reply.text);
+        assert_eq!(reply.status, status, "{}", reply.body);
     }
     let long = wide(1_048_576);
     let body = json!({"id": "long", "messages": message(&long)});
@@ -339,11 +340,11 @@ async fn as_many_characters_as_documented_are_taken_however_many_bytes_they_are(
     let body = json!({"messages": message(&wide(1_048_577))});
     let refused = send(Method::POST, path, &body).await;
     let problem = refused.expect_problem(400, "invalid_request");
-    let detail = problem["detail"].as_str().unwrap();
+    let detail = problem.text("detail");
     assert!(detail.contains("at most 1048576 characters"), "{detail}");
     let large = json!({"messages": [said("x")], "padding": "x".repeat(17 * 1024 * 1024)});
     let refused = send(Method::POST, path, &large).await;
     let problem = refused.expect_problem(413, "payload_too_large");
-    let detail = problem["detail"].as_str().unwrap();
+    let detail = problem.text("detail");
     assert!(detail.contains("16777216"), "{detail}");
 }

@@ -47,12 +47,12 @@ async fn it_streams_words_and_can_break_off() {
     let whole = ask(&model, json!({"stream": true})).await;
     assert_eq!(whole.header("content-type"), "text/event-stream");
     assert_eq!(
-        whole.text.matches("\"content\"").count(),
+        whole.body.matches("\"content\"").count(),
         3,
         "{}",
-        whole.text
+        whole.body
     );
-    assert!(whole.text.ends_with("data: [DONE]\n\n"));
+    assert!(whole.body.ends_with("data: [DONE]\n\n"));
     let url = format!("{}/chat/completions", model.base_url);
     let broken = reqwest::Client::new()
         .post(url)

@@ -1,6 +1,7 @@
 //! Scene in sessions: where a message belongs, what the model is shown, and what the client is told of the
 //! effective session.
 
+use crate::support::Fields;
 use crate::support::sse::events;
 use std::time::Duration;
 
@@ -74,9 +75,8 @@ async fn history_comes_from_the_store_and_only_what_is_new_is_used() {
         .get(&chat.key, "/v1/sessions/mine/messages")
         .await
         .expect(200);
-    let said: Vec<&Value> = listed["data"]
-        .as_array()
-        .unwrap()
+    let said: Vec<&Value> = listed
+        .list()
         .iter()
         .map(|message| &message["content"])
         .collect();
@@ -100,12 +100,12 @@ async fn any_id_of_a_chain_leads_to_its_tip_and_the_answer_tells_it() {
     let reply = chat.ask_in(&[(ID, "mine")], user("third")).await;
     let answer = reply.expect(200);
     assert_eq!(answer["hermes"]["session_id"], compressed["session_id"]);
-    assert_eq!(reply.header(ID), compressed["session_id"].as_str().unwrap());
+    assert_eq!(reply.header(ID), compressed.text("session_id"));
     assert_eq!(answer["hermes"]["requested_session_id"], "mine");
     assert_eq!(answer["hermes"]["conversation_id"], "mine");
     let summary = &chat.model.requests()[2]["messages"][1];
     assert_eq!(summary["role"], "user");
-    assert!(summary["content"].as_str().unwrap().contains("they met"));
+    assert!(summary.text("content").contains("they met"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -140,7 +140,7 @@ async fn a_person_who_speaks_is_answered_in_their_own_chat() {
     let first = ask(world, admin, &[], named("telegram:5", "a"))
         .await
         .expect(200);
-    let key = first["hermes"]["session_key"].as_str().unwrap();
+    let key = first.text("/hermes/session_key");
     assert_eq!(key, "agent:main:telegram:dm:5");
     let resolved = world.dm(admin, "telegram:5").await;
     assert_eq!(resolved["session_id"], first["hermes"]["session_id"]);
@@ -148,10 +148,7 @@ async fn a_person_who_speaks_is_answered_in_their_own_chat() {
         .await
         .expect(200);
     assert_eq!(again["hermes"]["session_id"], first["hermes"]["session_id"]);
-    let messages = format!(
-        "/v1/sessions/{}/messages",
-        first["hermes"]["session_id"].as_str().unwrap()
-    );
+    let messages = format!("/v1/sessions/{}/messages", first.text("/hermes/session_id"));
     let listed = world.get(admin, &messages).await.expect(200);
     assert_eq!(listed["data"][2]["identity"], "telegram:5");
     assert_eq!(listed["data"][3]["identity"], Value::Null);
@@ -166,7 +163,7 @@ async fn a_person_who_speaks_is_answered_in_their_own_chat() {
         .expect(200);
     assert_eq!(own["hermes"]["session_key"], "agent:main:web:dm:ada");
     // Nobody else's session is there for her.
-    let theirs = first["hermes"]["session_id"].as_str().unwrap();
+    let theirs = first.text("/hermes/session_id");
     let foreign = ask(world, &ada.token, &[(ID, theirs)], user("e")).await;
     foreign.expect_openai_error(404, "session_not_found");
 }
@@ -205,7 +202,7 @@ async fn a_stream_in_a_session_ends_with_the_effective_session() {
         )
         .await;
     assert_eq!(reply.header(KEY), "work");
-    assert!(reply.text.ends_with("data: [DONE]\n\n"));
+    assert!(reply.body.ends_with("data: [DONE]\n\n"));
     let chunks = events(&reply);
     let said: String = chunks
         .iter()
@@ -223,7 +220,7 @@ async fn a_stream_in_a_session_ends_with_the_effective_session() {
     assert_eq!(usage["choices"], json!([]));
     assert!(usage["usage"]["total_tokens"].is_number());
     let plain = chat.ask_in(&[(KEY, "work")], json!({"stream": true})).await;
-    let all_have_choices = |chunk: &Value| !chunk["choices"].as_array().unwrap().is_empty();
+    let all_have_choices = |chunk: &Value| !chunk.items("choices").is_empty();
     assert!(events(&plain).iter().all(all_have_choices));
 }
 
@@ -243,11 +240,11 @@ async fn one_idempotency_key_for_two_sessions_is_a_conflict() {
 async fn other_events_come_only_to_who_asks_for_them() {
     let chat = Scene::with_prompt([say("one"), say("two")]).await;
     let plain = chat.ask_in(&[(KEY, "work")], json!({"stream": true})).await;
-    assert!(!plain.text.contains("event:"), "{}", plain.text);
+    assert!(!plain.body.contains("event:"), "{}", plain.body);
     let options = json!({"stream": true, "stream_options": {"include_hermes_events": true}});
     let told = chat.ask_in(&[(KEY, "work")], options).await;
     let named: Vec<&str> = told
-        .text
+        .body
         .lines()
         .filter_map(|line| line.strip_prefix("event: "))
         .collect();
@@ -330,16 +327,13 @@ async fn the_model_s_server_learns_the_key_only_where_the_agent_says_so() {
 async fn what_a_turn_used_is_on_the_turn_and_in_the_usage() {
     let chat = Scene::with_prompt([say("one two")]).await;
     let answer = chat.ask_in(&[(KEY, "work")], json!({})).await.expect(200);
-    let path = format!(
-        "/v1/turns/{}",
-        answer["hermes"]["turn_id"].as_str().unwrap()
-    );
+    let path = format!("/v1/turns/{}", answer.text("/hermes/turn_id"));
     let turn = chat.world.get(&chat.key, &path).await.expect(200);
     assert_eq!(turn["state"], "completed");
     assert_eq!(turn["message"]["content"], "one two");
     // The scripted stream tells no usage.
     assert_eq!(turn["usage"]["estimated"], true);
-    assert!(turn["usage"]["input_tokens"].as_i64().unwrap() > 0);
+    assert!(turn.number("/usage/input_tokens") > 0);
     throughline::jobs::flush_usage::tick(chat.world.app()).await;
     let usage = chat
         .world
@@ -347,7 +341,7 @@ async fn what_a_turn_used_is_on_the_turn_and_in_the_usage() {
         .await
         .expect(200);
     let of_chat = |row: &&Value| row["source"] == "chat_estimated";
-    let row = usage["data"].as_array().unwrap().iter().find(of_chat);
+    let row = usage.list().iter().find(of_chat);
     let row = row.unwrap_or_else(|| panic!("{usage}"));
     assert_eq!(row["turns"], 1);
     assert_eq!(row["output_tokens"], turn["usage"]["output_tokens"]);

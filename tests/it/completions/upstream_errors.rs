@@ -89,11 +89,11 @@ async fn an_error_inside_a_stream_is_reported_as_what_it_is() {
     expect_error(&whole, 502, "upstream_failed");
     for reply in [in_session, streamed, whole] {
         assert!(
-            reply.text.contains("the engine is on fire"),
+            reply.body.contains("the engine is on fire"),
             "{}",
-            reply.text
+            reply.body
         );
-        assert!(!reply.text.contains("200"), "{}", reply.text);
+        assert!(!reply.body.contains("200"), "{}", reply.body);
     }
 }
 

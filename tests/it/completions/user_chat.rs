@@ -1,6 +1,7 @@
 //! Scene with a user token that names no session: it goes to the user's own session, unless it asks for none. And
 //! what says that an answer is stateless.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -47,7 +48,7 @@ async fn a_user_token_without_a_session_speaks_in_its_users_own_session() {
     let header = ask(&chat, &ada.token, &[(IDENTITY, "me")], json!({})).await;
     assert_eq!(header.header(SESSION), session);
     let asked = chat.model.requests().pop().unwrap();
-    assert_eq!(asked["messages"].as_array().unwrap().len(), 6);
+    assert_eq!(asked.items("messages").len(), 6);
     // A label that names nobody changes nothing.
     chat.model.push(Step::say("four"));
     let label = ask(&chat, &ada.token, &[], json!({"user": "label"})).await;
@@ -97,7 +98,7 @@ async fn a_key_that_names_me_in_the_header_is_refused() {
     for key in [&chat.key, &chat.tenant.key, &bridge] {
         let reply = ask(&chat, key, &[(IDENTITY, "me")], json!({})).await;
         let error = expect_error(&reply, 400, "invalid_request");
-        let message = error["message"].as_str().unwrap();
+        let message = error.text("message");
         assert!(message.contains("X-Throughline-Identity"), "{message}");
         let models = chat.world.request(Method::GET, "/v1/models", key);
         let reply = Reply::of(models.header(IDENTITY, "me")).await;
@@ -142,7 +143,7 @@ async fn me_in_the_header_is_the_tokens_user_on_other_endpoints_too() {
         request.header(IDENTITY, "me")
     };
     let listed = Reply::of(get("/v1/sessions")).await.expect(200);
-    assert_eq!(listed["data"].as_array().unwrap().len(), 1);
+    assert_eq!(listed.list().len(), 1);
     let inbound = chat
         .world
         .request(Method::POST, "/v1/inbound", &ada.token)

@@ -1,5 +1,6 @@
 //! Branches of a conversation that is in the middle of something: what they take along is whole.
 
+use crate::support::Fields;
 use serde_json::{Value, json};
 
 use crate::support::Reply;
@@ -15,7 +16,7 @@ fn calls() -> Step {
 async fn branch(chat: &Scene, session: &str, body: Value) -> String {
     let path = format!("/v1/sessions/{session}/branch");
     let made = chat.world.post(&chat.key, &path, body).await.expect(201);
-    made["id"].as_str().unwrap().to_owned()
+    made.id()
 }
 
 /// What the model saw last.

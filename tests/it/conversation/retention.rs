@@ -1,6 +1,7 @@
 //! Retention: what is old goes, what is young or in use stays, once in the cluster, whatever happens in
 //! the middle of a sweep.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -11,7 +12,7 @@ use throughline::auth::ServiceCaller;
 use throughline::sessions::retention::{self, Progress};
 use throughline::store::TenantTx;
 
-use crate::support::conversations::{answered, id_of, said, uuid_of_session};
+use crate::support::conversations::{answered, said, uuid_of_session};
 use crate::support::people::person;
 use crate::support::{Reply, Tenant, World, eventually};
 
@@ -59,11 +60,10 @@ async fn status(world: &World, tenant: &Tenant, id: &str) -> u16 {
 
 /// A conversation with one message.
 async fn conversation(world: &World, tenant: &Tenant) -> String {
-    id_of(
-        &world
-            .session(&tenant.key, json!({"messages": [said("x")]}))
-            .await,
-    )
+    world
+        .session(&tenant.key, json!({"messages": [said("x")]}))
+        .await
+        .id()
 }
 
 async fn conversations(world: &World, tenant: &Tenant, count: usize) -> Vec<String> {
@@ -152,14 +152,14 @@ async fn old_conversations_go_and_young_ones_stay() {
         .compress(&tenant.key, &chained, json!({"summary": "s"}))
         .await
         .expect(201);
-    let child = child["session_id"].as_str().unwrap().to_owned();
+    let child = child.text("session_id").to_owned();
     let pinned = conversation(&world, &tenant).await;
     let mark = json!({"pinned": true, "archived": true});
     world
         .patch(&tenant.key, &format!("/v1/sessions/{pinned}"), mark)
         .await
         .expect(200);
-    let empty = id_of(&world.session(&tenant.key, json!({})).await);
+    let empty = world.session(&tenant.key, json!({})).await.id();
     let revived = conversation(&world, &tenant).await;
     world.clock.advance(20 * DAY);
     world
@@ -167,7 +167,7 @@ async fn old_conversations_go_and_young_ones_stay() {
         .await
         .expect(201);
     let body = json!({"session_key": "young", "messages": [said("x")]});
-    let young = id_of(&world.session(&tenant.key, body).await);
+    let young = world.session(&tenant.key, body).await.id();
     let branch = world
         .post(
             &tenant.key,
@@ -189,7 +189,7 @@ async fn old_conversations_go_and_young_ones_stay() {
         let late = world.append(&tenant.key, id, json!([said("late")])).await;
         late.expect_problem(404, "session_not_found");
     }
-    for id in [&revived, &young, &id_of(&branch)] {
+    for id in [&revived, &young, &branch.id()] {
         assert_eq!(status(&world, &tenant, id).await, 200, "{id}");
     }
     assert_eq!(status(&world, &other, &untouched).await, 200);
@@ -272,7 +272,7 @@ async fn a_dry_run_changes_nothing_and_tells_what_the_sweep_then_deletes() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let body = json!({"messages": [said("1"), answered("2"), said("3")]});
-    let chained = id_of(&world.session(&tenant.key, body).await);
+    let chained = world.session(&tenant.key, body).await.id();
     world
         .compress(
             &tenant.key,
@@ -444,7 +444,7 @@ async fn a_message_in_the_middle_of_a_sweep_saves_its_conversation() {
     let tenant = tenant_by_hand(&world).await;
     let old = conversations(&world, &tenant, 3).await;
     let body = json!({"session_key": "k", "messages": [said("x")]});
-    let keyed = id_of(&world.session(&tenant.key, body).await);
+    let keyed = world.session(&tenant.key, body).await.id();
     world.clock.advance(31 * DAY);
     // Said and not yet committed; and a key through which somebody is about to speak.
     let mut superuser = world.superuser().await;
@@ -505,7 +505,7 @@ async fn a_message_that_comes_too_late_is_never_acknowledged_and_lost() {
     let tenant = tenant_by_hand(&world).await;
     let plain = conversation(&world, &tenant).await;
     let body = json!({"session_key": "k", "messages": [said("x")]});
-    let keyed = id_of(&world.session(&tenant.key, body).await);
+    let keyed = world.session(&tenant.key, body).await.id();
     world.clock.advance(31 * DAY);
     let started_at = begin(&world, 0, &tenant).await.unwrap();
     let mut tx = transaction(&world, 0, &tenant).await;

@@ -1,6 +1,7 @@
 //! Chains: any id leads to the tip at any depth, compression makes one child however many ask, and it can
 //! be taken back.
 
+use crate::support::Fields;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use sqlx::{Connection, PgConnection};
 use throughline::ids::SessionId;
 use throughline::store::conversation::tips::TIP_BY_ID;
 
-use crate::support::conversations::{answered, id_of, said};
+use crate::support::conversations::{answered, said};
 use crate::support::servers::cluster::cluster;
 use crate::support::{Tenant, World};
 
@@ -75,8 +76,7 @@ async fn buffers(world: &World, tenant: &Tenant, id: SessionId) -> i64 {
             .await
             .unwrap();
         let top = &plan[0]["Plan"];
-        touched = top["Shared Hit Blocks"].as_i64().unwrap()
-            + top["Shared Read Blocks"].as_i64().unwrap();
+        touched = top.number("Shared Hit Blocks") + top.number("Shared Read Blocks");
     }
     touched
 }
@@ -112,7 +112,7 @@ async fn every_id_of_a_chain_of_ten_thousand_leads_to_its_tip_at_the_cost_of_one
     }
     let path = format!("/v1/sessions/{}/lineage?limit=200", long[7]);
     let links = world.walk(&tenant.key, &path).await;
-    let listed: Vec<String> = links.iter().map(id_of).collect();
+    let listed: Vec<String> = links.iter().map(Fields::id).collect();
     let expected: Vec<String> = long.iter().map(SessionId::to_string).collect();
     assert_eq!(listed, expected);
     assert!(
@@ -160,7 +160,7 @@ async fn three_hundred_compressions_leave_every_id_good_and_every_message_once()
         let request = world.client.post(url).bearer_auth(&tenant.key).json(&body);
         let done = crate::support::Reply::of(request).await.expect(201);
         assert_eq!(done["parent_id"], ids[round - 1]);
-        ids.push(done["session_id"].as_str().unwrap().to_owned());
+        ids.push(done.text("session_id").to_owned());
     }
     for place in (0..=300).step_by(25) {
         let path = format!("/v1/sessions/{}", ids[place]);
@@ -176,7 +176,7 @@ async fn three_hundred_compressions_leave_every_id_good_and_every_message_once()
         );
     }
     let lineage = world.walk(&tenant.key, "/v1/sessions/long/lineage").await;
-    assert_eq!(lineage.iter().map(id_of).collect::<Vec<_>>(), ids);
+    assert_eq!(lineage.iter().map(Fields::id).collect::<Vec<_>>(), ids);
     let all = world
         .walk(
             &tenant.key,
@@ -186,7 +186,7 @@ async fn three_hundred_compressions_leave_every_id_good_and_every_message_once()
     let of_kind = |kind: &str| -> Vec<String> {
         let matching = all.iter().filter(|message| message["kind"] == kind);
         matching
-            .map(|message| message["content"].as_str().unwrap().to_owned())
+            .map(|message| message.text("content").to_owned())
             .collect()
     };
     let expected: Vec<String> = (0..=300).map(|round| format!("message {round}")).collect();
@@ -200,11 +200,10 @@ async fn thirty_two_compressions_at_once_make_one_child() {
     let world = Arc::new(World::with_nodes(2).await);
     let tenant = world.tenant("Acme").await;
     let messages: Vec<Value> = (0..20).map(|n| said(&format!("message {n}"))).collect();
-    let id = id_of(
-        &world
-            .session(&tenant.key, json!({ "messages": messages }))
-            .await,
-    );
+    let id = world
+        .session(&tenant.key, json!({ "messages": messages }))
+        .await
+        .id();
     let mut racers = Vec::new();
     for place in 0..32 {
         let world = world.clone();
@@ -225,7 +224,7 @@ async fn thirty_two_compressions_at_once_make_one_child() {
         let done = reply.expect(if reply.status == 201 { 201 } else { 200 });
         assert_eq!(done["parent_id"], id);
         assert_eq!(done["kept"], 3);
-        children.insert(done["session_id"].as_str().unwrap().to_owned());
+        children.insert(done.text("session_id").to_owned());
     }
     assert_eq!((children.len(), made), (1, 1));
     let lineage = world
@@ -248,11 +247,10 @@ async fn a_compression_keeps_what_it_must_and_tells_what_it_did() {
         {"role": "tool", "tool_call_id": "c1", "content": "seen"},
         said("and now?"), answered("that is all"),
     ]);
-    let id = id_of(
-        &world
-            .session(&tenant.key, json!({ "messages": messages }))
-            .await,
-    );
+    let id = world
+        .session(&tenant.key, json!({ "messages": messages }))
+        .await
+        .id();
     let before = world
         .get(&tenant.key, &format!("/v1/sessions/{id}"))
         .await
@@ -295,7 +293,7 @@ async fn a_compression_keeps_what_it_must_and_tells_what_it_did() {
         (&done["kept"], &done["tokens_before"]),
         (&json!(5), &before["token_count"])
     );
-    let child = done["session_id"].as_str().unwrap();
+    let child = done.text("session_id");
     let rows = world
         .walk(&tenant.key, &format!("/v1/sessions/{id}/messages"))
         .await;
@@ -382,12 +380,11 @@ async fn a_compression_keeps_what_it_must_and_tells_what_it_did() {
 async fn a_compression_that_cannot_be_is_refused_and_changes_nothing() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let empty = id_of(&world.session(&tenant.key, json!({})).await);
-    let short = id_of(
-        &world
-            .session(&tenant.key, json!({"messages": [said("hi")]}))
-            .await,
-    );
+    let empty = world.session(&tenant.key, json!({})).await.id();
+    let short = world
+        .session(&tenant.key, json!({"messages": [said("hi")]}))
+        .await
+        .id();
     let huge = "x".repeat(5_000);
     for (id, body, status, code) in [
         (&empty, json!({"summary": "s"}), 422, "nothing_to_compress"),
@@ -427,11 +424,10 @@ async fn a_compression_is_taken_back_while_nothing_was_said_since() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let messages = json!([said("one"), answered("two"), said("three")]);
-    let first = id_of(
-        &world
-            .session(&tenant.key, json!({ "messages": messages }))
-            .await,
-    );
+    let first = world
+        .session(&tenant.key, json!({ "messages": messages }))
+        .await
+        .id();
     let undo = async |id: &str| {
         world
             .post(
@@ -444,7 +440,7 @@ async fn a_compression_is_taken_back_while_nothing_was_said_since() {
     let tip = async |id: &str| {
         let path = format!("/v1/sessions/{id}/tip");
         let found = world.get(&tenant.key, &path).await.expect(200);
-        found["session_id"].as_str().unwrap().to_owned()
+        found.text("session_id").to_owned()
     };
     undo(&first).await.expect_problem(409, "not_compressed");
     let make_child = async || {
@@ -452,7 +448,7 @@ async fn a_compression_is_taken_back_while_nothing_was_said_since() {
             .compress(&tenant.key, &first, json!({"summary": "s"}))
             .await
             .expect(201);
-        done["session_id"].as_str().unwrap().to_owned()
+        done.text("session_id").to_owned()
     };
     let undone = make_child().await;
     assert_eq!(tip(&first).await, undone);
@@ -498,7 +494,7 @@ async fn a_compression_is_taken_back_while_nothing_was_said_since() {
     );
     let lineage = world.walk(&tenant.key, &format!("{path}/lineage")).await;
     assert_eq!(
-        lineage.iter().map(id_of).collect::<Vec<_>>(),
+        lineage.iter().map(Fields::id).collect::<Vec<_>>(),
         [first.clone(), second]
     );
     let whole = world
@@ -511,11 +507,10 @@ async fn a_compression_is_taken_back_while_nothing_was_said_since() {
 async fn appending_while_others_compress_loses_nothing() {
     let world = Arc::new(World::with_nodes(2).await);
     let tenant = world.tenant("Acme").await;
-    let id = id_of(
-        &world
-            .session(&tenant.key, json!({"messages": [said("start")]}))
-            .await,
-    );
+    let id = world
+        .session(&tenant.key, json!({"messages": [said("start")]}))
+        .await
+        .id();
     let mut tasks = Vec::new();
     for writer in 0..4 {
         let world = world.clone();
@@ -540,7 +535,7 @@ async fn appending_while_others_compress_loses_nothing() {
                 let done = world
                     .compress(&key, &id, json!({"summary": format!("s{n}")}))
                     .await;
-                assert!(done.status == 201 || done.status == 200, "{}", done.text);
+                assert!(done.status == 201 || done.status == 200, "{}", done.body);
             }
         }));
     }
@@ -550,9 +545,7 @@ async fn appending_while_others_compress_loses_nothing() {
     let path = format!("/v1/sessions/{id}/messages?scope=conversation&limit=200");
     let all = world.walk(&tenant.key, &path).await;
     let spoken = all.iter().filter(|message| message["kind"] == "normal");
-    let texts: Vec<&str> = spoken
-        .map(|message| message["content"].as_str().unwrap())
-        .collect();
+    let texts: Vec<&str> = spoken.map(|message| message.text("content")).collect();
     assert_eq!(texts.len(), 81);
     for writer in 0..4 {
         let mine: Vec<&str> = texts
@@ -580,7 +573,7 @@ async fn a_branch_is_a_conversation_of_its_own_that_knows_where_it_came_from() {
     let made = branch(json!({"from_seq": 2, "title": "Twig"}))
         .await
         .expect(201);
-    let id = id_of(&made);
+    let id = made.id();
     assert_eq!(
         (&made["parent_id"], &made["edge"], &made["depth"]),
         (&json!("trunk"), &json!("branch"), &json!(0))

@@ -1,11 +1,12 @@
 //! Grants: seen and revoked by whom the conversation belongs to.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::conversations::grant;
-use crate::support::conversations::{id_of, said};
+use crate::support::conversations::said;
 use crate::support::people::{Person, person};
 use crate::support::{Tenant, World};
 
@@ -14,7 +15,7 @@ async fn opened(world: &World, tenant: &Tenant, guests: &[&Person]) -> (Person, 
     let made = world
         .session(&ada.token, json!({"messages": [said("come in")]}))
         .await;
-    let id = id_of(&made);
+    let id = made.id();
     for guest in guests {
         grant(world, tenant, &id, &guest.user_id).await;
     }
@@ -54,7 +55,7 @@ async fn grants_are_listed_newest_first_and_page_by_page() {
         .compress(&ada.token, &id, json!({"summary": "s"}))
         .await
         .expect(201);
-    let tip = done["session_id"].as_str().unwrap();
+    let tip = done.text("session_id");
     let listed = world
         .walk(&ada.token, &format!("/v1/sessions/{tip}/grants"))
         .await;

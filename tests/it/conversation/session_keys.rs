@@ -1,12 +1,13 @@
 //! Session keys: stable names, what moves their current session and what does not, and reset policies.
 
+use crate::support::Fields;
 use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::conversations::{id_of, said};
+use crate::support::conversations::said;
 use crate::support::people::person;
 use crate::support::{Reply, Tenant, World};
 
@@ -36,16 +37,14 @@ async fn session(world: &World, key: &str, id: &str) -> Value {
 async fn a_key_leads_to_its_first_session_until_it_is_moved() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let first = id_of(
-        &world
-            .session(&tenant.key, json!({"session_key": "k"}))
-            .await,
-    );
-    let second = id_of(
-        &world
-            .session(&tenant.key, json!({"session_key": "k"}))
-            .await,
-    );
+    let first = world
+        .session(&tenant.key, json!({"session_key": "k"}))
+        .await
+        .id();
+    let second = world
+        .session(&tenant.key, json!({"session_key": "k"}))
+        .await
+        .id();
     let shown = world.get(&tenant.key, "/v1/session-keys/k").await;
     let expected = json!({
         "session_key": "k", "session_id": first, "conversation_id": first, "user_id": null, "agent": "main",
@@ -101,9 +100,9 @@ async fn a_key_leads_to_its_first_session_until_it_is_moved() {
 async fn a_reset_begins_anew_and_the_ended_session_stays_resumable() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let first = speak(&world, &tenant.key, "k", "one").await["session_id"]
-        .as_str()
-        .unwrap()
+    let first = speak(&world, &tenant.key, "k", "one")
+        .await
+        .text("session_id")
         .to_owned();
     let reset = async |condition: Option<&str>| {
         let mut request = world.request(Method::POST, "/v1/session-keys/k/reset", &tenant.key);
@@ -116,7 +115,7 @@ async fn a_reset_begins_anew_and_the_ended_session_stays_resumable() {
         .await
         .expect_problem(412, "precondition_failed");
     let after = reset(Some("\"1\"")).await.expect(200);
-    let fresh = after["session_id"].as_str().unwrap().to_owned();
+    let fresh = after.text("session_id").to_owned();
     assert_ne!(fresh, first);
     assert_eq!(after["generation"], 2);
     let old = session(&world, &tenant.key, &first).await;
@@ -164,7 +163,7 @@ async fn a_reset_begins_anew_and_the_ended_session_stays_resumable() {
     let mut done = 0;
     for racer in racers {
         let reply = racer.await.unwrap();
-        assert!(reply.status == 200 || reply.status == 412, "{}", reply.text);
+        assert!(reply.status == 200 || reply.status == 412, "{}", reply.body);
         done += usize::from(reply.status == 200);
     }
     assert_eq!(
@@ -181,13 +180,13 @@ async fn a_reset_begins_anew_and_the_ended_session_stays_resumable() {
 async fn of_two_keys_that_lead_to_one_conversation_a_reset_moves_one() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let shared = speak(&world, &tenant.key, "a", "begun at a").await["session_id"]
-        .as_str()
-        .unwrap()
+    let shared = speak(&world, &tenant.key, "a", "begun at a")
+        .await
+        .text("session_id")
         .to_owned();
-    let own = speak(&world, &tenant.key, "b", "begun at b").await["session_id"]
-        .as_str()
-        .unwrap()
+    let own = speak(&world, &tenant.key, "b", "begun at b")
+        .await
+        .text("session_id")
         .to_owned();
     let switched = world
         .post(
@@ -287,9 +286,12 @@ async fn a_switch_leads_only_to_one_s_own_of_the_same_agent() {
         .await
         .expect(201);
     let current = speak(&world, &ada.token, "k", "hi").await["session_id"].clone();
-    let of_bob = id_of(&world.session(&bob.token, json!({})).await);
-    let of_helper = id_of(&world.session(&ada.token, json!({"agent": "helper"})).await);
-    let gone = id_of(&world.session(&ada.token, json!({})).await);
+    let of_bob = world.session(&bob.token, json!({})).await.id();
+    let of_helper = world
+        .session(&ada.token, json!({"agent": "helper"}))
+        .await
+        .id();
+    let gone = world.session(&ada.token, json!({})).await.id();
     world
         .delete(&ada.token, &format!("/v1/sessions/{gone}"))
         .await
@@ -457,7 +459,7 @@ async fn an_idle_key_begins_anew_when_its_person_comes_back() {
     );
     minutes(59);
     // Not a person's word: it neither finds the session too old nor keeps it young.
-    let id = first["session_id"].as_str().unwrap();
+    let id = first.text("session_id");
     let notice = json!({"messages": [{"role": "assistant", "content": "by the way"}]});
     world
         .post(&tenant.key, "/v1/session-keys/k/messages", notice)

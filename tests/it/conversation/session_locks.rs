@@ -1,11 +1,12 @@
 //! Appends and compressions that wait for each other's rows: each in its turn, and none in a ring.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
-use crate::support::conversations::{id_of, said, uuid_of_session};
+use crate::support::conversations::{said, uuid_of_session};
 use crate::support::{Reply, World, eventually};
 
 /// Takes the lock that an append takes, whether it then finds the link open or not.
@@ -22,12 +23,12 @@ async fn an_append_that_comes_late_from_a_parent_to_its_child_lets_the_child_be_
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let body = json!({"messages": [said("one"), said("two")]});
-    let parent = id_of(&world.session(&tenant.key, body).await);
+    let parent = world.session(&tenant.key, body).await.id();
     let done = world
         .compress(&tenant.key, &parent, json!({"summary": "s"}))
         .await
         .expect(201);
-    let child = done["session_id"].as_str().unwrap();
+    let child = done.text("session_id");
     // What an append holds that waited for the parent while it was compressed.
     let mut superuser = world.superuser().await;
     let mut late = superuser.begin().await.unwrap();

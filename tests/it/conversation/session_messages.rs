@@ -1,12 +1,13 @@
 //! Transcripts: appending at the end of a chain from many sides at once, and reading back what was said.
 
+use crate::support::Fields;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::conversations::{answered, id_of, said};
+use crate::support::conversations::{answered, said};
 use crate::support::people::person;
 use crate::support::{Reply, World};
 
@@ -14,7 +15,7 @@ use crate::support::{Reply, World};
 async fn sixty_four_appenders_on_two_nodes_leave_no_gap_and_no_double() {
     let world = Arc::new(World::with_nodes(2).await);
     let tenant = world.tenant("Acme").await;
-    let id = id_of(&world.session(&tenant.key, json!({})).await);
+    let id = world.session(&tenant.key, json!({})).await.id();
     let mut appenders = Vec::new();
     for place in 0..64 {
         let world = world.clone();
@@ -29,8 +30,8 @@ async fn sixty_four_appenders_on_two_nodes_leave_no_gap_and_no_double() {
                 .append_on(place % 2, &key, &id, turn)
                 .await
                 .expect(201);
-            let seqs = done["messages"].as_array().unwrap().iter();
-            seqs.map(|message| message["seq"].as_i64().unwrap())
+            let seqs = done.items("messages").iter();
+            seqs.map(|message| message.number("seq"))
                 .collect::<Vec<_>>()
         }));
     }
@@ -46,12 +47,7 @@ async fn sixty_four_appenders_on_two_nodes_leave_no_gap_and_no_double() {
         .await;
     let stored: Vec<(i64, String)> = stored
         .iter()
-        .map(|row| {
-            (
-                row["seq"].as_i64().unwrap(),
-                row["content"].as_str().unwrap().to_owned(),
-            )
-        })
+        .map(|row| (row.number("seq"), row.text("content").to_owned()))
         .collect();
     assert_eq!(stored, acknowledged.into_iter().collect::<Vec<_>>());
     assert_eq!(stored.last().unwrap().0, 128);
@@ -66,7 +62,7 @@ async fn sixty_four_appenders_on_two_nodes_leave_no_gap_and_no_double() {
 async fn whatever_a_message_holds_comes_back_as_it_was_given() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let id = id_of(&world.session(&tenant.key, json!({})).await);
+    let id = world.session(&tenant.key, json!({})).await.id();
     let given = json!([
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": [
@@ -110,11 +106,10 @@ async fn a_transcript_is_read_from_either_end() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let messages: Vec<Value> = (1..=25).map(|n| said(&n.to_string())).collect();
-    let id = id_of(
-        &world
-            .session(&tenant.key, json!({ "messages": messages }))
-            .await,
-    );
+    let id = world
+        .session(&tenant.key, json!({ "messages": messages }))
+        .await
+        .id();
     let path = format!("/v1/sessions/{id}/messages");
     let upwards: Vec<String> = (1..=25).map(|n: i32| n.to_string()).collect();
     let downwards: Vec<String> = upwards.iter().rev().cloned().collect();
@@ -132,7 +127,7 @@ async fn a_transcript_is_read_from_either_end() {
     );
     let page = world.get(&tenant.key, &format!("{path}?limit=10")).await;
     assert_eq!(page.header("etag"), "\"25\"");
-    let cursor = page.expect(200)["next_cursor"].as_str().unwrap().to_owned();
+    let cursor = page.text("next_cursor");
     let other_way = format!("{path}?order=desc&limit=10&cursor={cursor}");
     world
         .get(&tenant.key, &other_way)
@@ -161,11 +156,10 @@ async fn a_transcript_is_read_from_either_end() {
 async fn an_append_on_condition_holds_only_while_nothing_else_was_said() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let id = id_of(
-        &world
-            .session(&tenant.key, json!({"messages": [said("one")]}))
-            .await,
-    );
+    let id = world
+        .session(&tenant.key, json!({"messages": [said("one")]}))
+        .await
+        .id();
     let append = async |condition: &str, text: &str| {
         let request = world
             .request(
@@ -218,7 +212,7 @@ async fn an_append_on_condition_holds_only_while_nothing_else_was_said() {
 async fn what_breaks_a_rule_is_pointed_at_and_nothing_is_written() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let id = id_of(&world.session(&tenant.key, json!({})).await);
+    let id = world.session(&tenant.key, json!({})).await.id();
     for (bad, status, pointer) in [
         (json!({"role": "user"}), 422, "/messages/1/content"),
         (
@@ -296,8 +290,8 @@ async fn only_admin_and_chat_keys_write_what_others_said() {
         json!({"role": "system", "content": "x"}),
         json!({"role": "tool", "tool_call_id": "c", "content": "x"}),
     ];
-    let own = id_of(&world.session(&ada.token, json!({})).await);
-    let service = id_of(&world.session(&chat, json!({})).await);
+    let own = world.session(&ada.token, json!({})).await.id();
+    let service = world.session(&chat, json!({})).await.id();
     for role in &roles {
         let messages = json!([said("mine"), role]);
         let problem = world
@@ -343,7 +337,7 @@ async fn only_admin_and_chat_keys_write_what_others_said() {
 async fn a_retried_append_is_written_once() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let id = id_of(&world.session(&tenant.key, json!({})).await);
+    let id = world.session(&tenant.key, json!({})).await.id();
     let append = async |node: usize, text: &str| {
         let url = world.url_on(node, &format!("/v1/sessions/{id}/messages"));
         let request = world

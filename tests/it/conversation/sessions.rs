@@ -1,5 +1,6 @@
 //! Sessions: making, finding, naming, listing and deleting them, and whose they are.
 
+use crate::support::Fields;
 use crate::support::conversations::grant;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::support::conversations::{answered, id_of, said};
+use crate::support::conversations::{answered, said};
 use crate::support::people::{as_bridge, person};
 use crate::support::{Reply, World, eventually};
 
@@ -17,7 +18,7 @@ async fn a_session_is_made_and_shown_as_the_contract_has_it() {
     let tenant = world.tenant("Acme").await;
     let body = json!({"title": "First", "messages": [said("hello"), answered("hi")]});
     let made = world.session(&tenant.key, body).await;
-    let id = id_of(&made);
+    let id = made.id();
     assert!(id.starts_with("ses_"));
     let expected = json!({
         "id": id, "session_key": null, "user_id": null, "agent": "main", "conversation_id": id,
@@ -192,7 +193,7 @@ async fn names_live_in_their_maker_s_namespace() {
     let listed = world.walk(&tenant.key, "/v1/sessions").await;
     assert_eq!(listed.len(), 3);
     for session in &listed {
-        let path = format!("/v1/sessions/{}", id_of(session));
+        let path = format!("/v1/sessions/{}", session.id());
         assert_eq!(&world.get(&tenant.key, &path).await.expect(200), session);
     }
     // A service name of one's own is found after one's own names.
@@ -224,7 +225,7 @@ async fn names_live_in_their_maker_s_namespace() {
         .expect(200);
     assert_eq!(found["title"], "hides the other");
     for session in world.walk(&ada.token, "/v1/sessions").await {
-        let path = format!("/v1/sessions/{}", id_of(&session));
+        let path = format!("/v1/sessions/{}", session.id());
         assert_eq!(world.get(&ada.token, &path).await.expect(200), session);
     }
 }
@@ -261,7 +262,7 @@ async fn a_bridge_acts_for_the_person_it_names_and_nobody_else() {
             json!({"user": "telegram:1", "messages": [said("hi")]}),
         )
         .await;
-    let id = id_of(&made);
+    let id = made.id();
     let user = made["user_id"].clone();
     assert!(user.as_str().unwrap().starts_with("usr_"));
     let path = format!("/v1/sessions/{id}/messages");
@@ -311,11 +312,10 @@ async fn what_is_a_person_s_is_there_for_them_and_for_the_tenant_s_readers() {
     let bob = person(&world, &tenant, "bob").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let (_, read) = world.api_key(&tenant, "read").await;
-    let id = id_of(
-        &world
-            .session(&ada.token, json!({"messages": [said("private")]}))
-            .await,
-    );
+    let id = world
+        .session(&ada.token, json!({"messages": [said("private")]}))
+        .await
+        .id();
     let paths =
         ["", "/messages", "/tip", "/lineage"].map(|part| format!("/v1/sessions/{id}{part}"));
     for path in &paths {
@@ -361,7 +361,7 @@ async fn what_is_a_person_s_is_there_for_them_and_for_the_tenant_s_readers() {
         .expect_problem(404, "not_found");
     // Each reading of a person's words by someone else is an entry, one a minute, and holds none of them.
     let audit = world.get(&tenant.key, "/v1/audit?limit=200").await;
-    let entries = audit.expect(200)["data"].as_array().unwrap().clone();
+    let entries = audit.list();
     let reads = entries
         .iter()
         .filter(|entry| entry["action"] == "conversation.read");
@@ -370,7 +370,7 @@ async fn what_is_a_person_s_is_there_for_them_and_for_the_tenant_s_readers() {
         assert_eq!(entry["target"], id);
         assert_eq!(entry["detail"]["user_id"], ada.user_id);
     }
-    assert!(!audit.text.contains("private"));
+    assert!(!audit.body.contains("private"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -379,11 +379,10 @@ async fn a_guest_reads_and_speaks_and_does_nothing_else() {
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;
     let bob = person(&world, &tenant, "bob").await;
-    let id = id_of(
-        &world
-            .session(&ada.token, json!({"messages": [said("come in")]}))
-            .await,
-    );
+    let id = world
+        .session(&ada.token, json!({"messages": [said("come in")]}))
+        .await
+        .id();
     let path = format!("/v1/sessions/{id}");
     world.get(&bob.token, &path).await.expect(404);
     grant(&world, &tenant, &id, &bob.user_id).await;
@@ -448,7 +447,7 @@ async fn the_list_has_tips_newest_first_and_can_be_narrowed() {
         json!({"title": "3", "user": ada.user_id}),
         json!({"title": "4", "session_key": "k1"}),
     ] {
-        ids.push(id_of(&world.session(&tenant.key, body).await));
+        ids.push(world.session(&tenant.key, body).await.id());
     }
     let archived = format!("/v1/sessions/{}", ids[4]);
     world
@@ -463,7 +462,7 @@ async fn the_list_has_tips_newest_first_and_can_be_narrowed() {
         let listed = world
             .walk(&tenant.key, &format!("/v1/sessions{query}"))
             .await;
-        let title = |session: &Value| session["title"].as_str().unwrap().to_owned();
+        let title = |session: &Value| session.text("title").to_owned();
         listed.iter().map(title).collect()
     };
     for (query, expected) in [
@@ -494,7 +493,7 @@ async fn the_list_has_tips_newest_first_and_can_be_narrowed() {
         .get(&tenant.key, "/v1/sessions?limit=1")
         .await
         .expect(200);
-    let cursor = page["next_cursor"].as_str().unwrap();
+    let cursor = page.text("next_cursor");
     let elsewhere = format!("/v1/sessions?limit=1&archived=false&cursor={cursor}");
     world
         .get(&tenant.key, &elsewhere)
@@ -506,11 +505,10 @@ async fn the_list_has_tips_newest_first_and_can_be_narrowed() {
 async fn a_title_an_archive_and_a_pin_hold_for_the_whole_chain() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let first = id_of(
-        &world
-            .session(&tenant.key, json!({"messages": [said("x")]}))
-            .await,
-    );
+    let first = world
+        .session(&tenant.key, json!({"messages": [said("x")]}))
+        .await
+        .id();
     let done = world
         .compress(&tenant.key, &first, json!({"summary": "s"}))
         .await
@@ -578,7 +576,7 @@ async fn a_deleted_conversation_is_gone_with_all_its_ids_for_good() {
         .post(&tenant.key, "/v1/sessions/mine/branch", json!({}))
         .await
         .expect(201);
-    let child = child["session_id"].as_str().unwrap().to_owned();
+    let child = child.text("session_id").to_owned();
     let before = world
         .get(&tenant.key, "/v1/session-keys/k")
         .await
@@ -621,7 +619,7 @@ async fn a_deleted_conversation_is_gone_with_all_its_ids_for_good() {
             "select (select count(*) from messages where content::text like '%secret%' and session_id <> $1)
                   + (select count(*) from conversations where client_id = 'mine')",
         )
-        .bind(crate::support::conversations::uuid_of_session(&id_of(&branch)))
+        .bind(crate::support::conversations::uuid_of_session(&branch.id()))
         .fetch_one(&mut world.superuser().await)
         .await
         .unwrap()
@@ -633,7 +631,7 @@ async fn a_deleted_conversation_is_gone_with_all_its_ids_for_good() {
     .await;
     gone().await;
     // A branch is a conversation of its own; where it came from is no longer told.
-    let path = format!("/v1/sessions/{}", id_of(&branch));
+    let path = format!("/v1/sessions/{}", branch.id());
     let branch = world.get(&tenant.key, &path).await.expect(200);
     assert_eq!(
         (&branch["parent_id"], &branch["edge"]),
@@ -660,7 +658,7 @@ async fn a_deleted_conversation_is_gone_with_all_its_ids_for_good() {
 async fn a_message_that_a_deletion_overtakes_is_refused() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let id = id_of(&world.session(&tenant.key, json!({})).await);
+    let id = world.session(&tenant.key, json!({})).await.id();
     // Who deletes waits for the audit's head, with everything else done.
     let mut superuser = world.superuser().await;
     let mut head = superuser.begin().await.unwrap();

@@ -1,5 +1,6 @@
 //! The OpenAPI document: committed, served, readable without another host.
 
+use crate::support::Fields;
 use serde_json::Value;
 
 use crate::support::servers::cluster::project;
@@ -20,7 +21,7 @@ fn the_committed_document_is_the_generated_one() {
 #[test]
 fn it_is_openapi_3_1_and_every_operation_has_an_id_a_summary_and_a_tag() {
     let document = http::document().unwrap();
-    assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
+    assert!(document.text("openapi").starts_with("3.1"));
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
             for member in ["operationId", "summary"] {
@@ -75,11 +76,11 @@ fn every_text_a_request_may_hold_has_its_rule_in_the_document() {
     let mut texts = 0;
     for item in document["paths"].as_object().unwrap().values() {
         for operation in item.as_object().unwrap().values() {
-            let name = operation["operationId"].as_str().unwrap();
+            let name = operation.text("operationId");
             let body = &operation["requestBody"]["content"]["application/json"]["schema"];
             let mut found = schemas(&document, body, name);
             for parameter in operation["parameters"].as_array().into_iter().flatten() {
-                let place = format!("{name}?{}", parameter["name"].as_str().unwrap());
+                let place = format!("{name}?{}", parameter.text("name"));
                 found.extend(schemas(&document, &parameter["schema"], &place));
             }
             for (place, schema) in found {
@@ -109,14 +110,14 @@ async fn the_document_and_its_reader_are_served_from_the_binary() {
     );
     let page = get("/docs").await;
     assert_eq!(page.status, 200);
-    for text in [&page.text, &get("/docs/swagger-initializer.js").await.text] {
+    for text in [&page.body, &get("/docs/swagger-initializer.js").await.body] {
         assert!(
             !text.contains("http://") && !text.contains("https://"),
             "{text}"
         );
     }
     for file in ["swagger-ui.css", "swagger-ui-bundle.js", "index.css"] {
-        assert!(page.text.contains(file), "{file}");
+        assert!(page.body.contains(file), "{file}");
         assert_eq!(get(&format!("/docs/{file}")).await.status, 200, "{file}");
     }
     assert!(

@@ -1,5 +1,6 @@
 //! `/v1/identity-links`: who is who, from the document that tenants have already.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -42,15 +43,15 @@ fn told(answer: &Value) -> Vec<String> {
         }
         words.join(" ")
     };
-    let changes = answer["changes"].as_array().unwrap();
+    let changes = answer.items("changes");
     changes.iter().map(shown).collect()
 }
 
 fn pointers(problem: &Value, member: &str) -> Vec<String> {
-    let found = problem[member].as_array().unwrap();
+    let found = problem.items(member);
     let mut found: Vec<String> = found
         .iter()
-        .map(|one| one["pointer"].as_str().unwrap().to_owned())
+        .map(|one| one.text("pointer").to_owned())
         .collect();
     found.sort_unstable();
     found
@@ -180,7 +181,7 @@ async fn people_who_are_there_are_joined_whole_and_keep_everything() {
     for old in [&first, &second, &last] {
         let slot = world.slot(&tenant.key, &old["session_key"]).await;
         assert_eq!(slot["session_key"], shared["session_key"]);
-        let id = old["user_id"].as_str().unwrap();
+        let id = old.text("user_id");
         let user = world
             .get(&tenant.key, &format!("/v1/users/{id}"))
             .await
@@ -190,10 +191,7 @@ async fn people_who_are_there_are_joined_whole_and_keep_everything() {
             (&first["user_id"], &json!("ada"))
         );
     }
-    let path = format!(
-        "/v1/sessions?session_key={}",
-        shared["session_key"].as_str().unwrap()
-    );
+    let path = format!("/v1/sessions?session_key={}", shared.text("session_key"));
     assert_eq!(world.walk(&ada.token, &path).await.len(), 3);
     let me = world.get(&eve.token, "/v1/users/me").await.expect(200);
     assert_eq!(
@@ -666,7 +664,7 @@ async fn an_import_and_people_who_link_and_speak_meanwhile_do_not_meet_halfway()
             let request = world.client.post(url).bearer_auth(&key);
             let request = request.json(&json!({ "identity": identity }));
             let reply = Reply::of(request).await;
-            assert!([200, 429, 503].contains(&reply.status), "{}", reply.text);
+            assert!([200, 429, 503].contains(&reply.status), "{}", reply.body);
         }
     };
     let speakers = join_all((0..8).map(speak));
@@ -697,7 +695,7 @@ async fn only_an_admin_imports() {
             Some(document.clone()),
         )
         .await;
-        assert_eq!(reply.status, 403, "{scope}: {}", reply.text);
+        assert_eq!(reply.status, 403, "{scope}: {}", reply.body);
         let read = world.get(&key, PATH).await;
         assert_eq!(read.status, if scope == "read" { 200 } else { 403 });
     }

@@ -1,5 +1,6 @@
 //! Link codes: single use, one answer to whatever is not good, and lockouts for whoever guesses.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -27,12 +28,9 @@ async fn of_many_who_redeem_a_code_one_does() {
     };
     assert_eq!((with(200), with(404)), (1, 31));
     let owner = world.dm(&key, "telegram:0").await;
-    let path = format!(
-        "/v1/users/{}/identities",
-        owner["user_id"].as_str().unwrap()
-    );
+    let path = format!("/v1/users/{}/identities", owner.text("user_id"));
     let accounts = world.get(&tenant.key, &path).await.expect(200);
-    assert_eq!(accounts["data"].as_array().unwrap().len(), 2);
+    assert_eq!(accounts.list().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -229,7 +227,7 @@ async fn a_code_that_others_have_read_is_void_whatever_surrounds_it() {
     for (place, form) in forms.iter().enumerate() {
         let code = world.mint(&tenant.key, &format!("telegram:{place}")).await;
         let mut body = form.clone();
-        let text = form["text"].as_str().unwrap();
+        let text = form.text("text");
         body["text"] = json!(text.replace("CODE", &format!("{}-{}", &code[..4], &code[4..])));
         body["chat"] = group.clone();
         body["identity"] = json!(format!("telegram:{place}"));
@@ -237,7 +235,7 @@ async fn a_code_that_others_have_read_is_void_whatever_surrounds_it() {
         let redeemed = world
             .redeem(&tenant.key, &code, &format!("discord:{place}"))
             .await;
-        assert_eq!(redeemed.status, 404, "{form}: {}", redeemed.text);
+        assert_eq!(redeemed.status, 404, "{form}: {}", redeemed.body);
     }
     // In a direct chat nobody else reads.
     let code = world.mint(&tenant.key, "telegram:99").await;

@@ -1,5 +1,6 @@
 //! One person on several platforms: linking by code, unlinking, and taking that back.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -27,7 +28,7 @@ async fn apart() -> Apart {
     let telegram = world.say(&bridge, "telegram:5", "from the train").await;
     world.clock.advance(Duration::from_secs(60));
     let web = world.resolve(&ada.token, json!({})).await.expect(200);
-    let session = web["session_id"].as_str().unwrap();
+    let session = web.text("session_id");
     world
         .append(&ada.token, session, json!([said("from the desk")]))
         .await
@@ -77,10 +78,7 @@ async fn linked_by_code_both_old_keys_lead_to_the_shared_one() {
     let linked = apart.link().await;
     assert_eq!(linked["user_id"], telegram["user_id"]);
     assert_eq!(linked["merged_user_id"], web["user_id"]);
-    let shared = json!(format!(
-        "agent:main:user:{}",
-        linked["user_id"].as_str().unwrap()
-    ));
+    let shared = json!(format!("agent:main:user:{}", linked.text("user_id")));
     assert_eq!(linked["session_key"], shared);
     assert_eq!(
         linked["session_id"], web["session_id"],
@@ -115,10 +113,7 @@ async fn linked_by_code_both_old_keys_lead_to_the_shared_one() {
     assert!(current.contains(&(&web["session_id"], &json!(true))));
     assert!(current.contains(&(&telegram["session_id"], &json!(false))));
     assert!(listed.iter().all(|one| one["session_key"] == shared));
-    let path = format!(
-        "/v1/session-keys/{}/switch",
-        telegram["session_key"].as_str().unwrap()
-    );
+    let path = format!("/v1/session-keys/{}/switch", telegram.text("session_key"));
     let body = json!({"session_id": telegram["session_id"]});
     let switched = world.post(&apart.ada.token, &path, body).await.expect(200);
     assert_eq!(switched["session_id"], telegram["session_id"]);
@@ -126,9 +121,9 @@ async fn linked_by_code_both_old_keys_lead_to_the_shared_one() {
         world.dm(&apart.bridge, "telegram:5").await["session_id"],
         telegram["session_id"]
     );
-    let path = format!("/v1/users/{}/presence", linked["user_id"].as_str().unwrap());
+    let path = format!("/v1/users/{}/presence", linked.text("user_id"));
     let presence = world.get(&apart.ada.token, &path).await.expect(200);
-    for heard in presence["data"].as_array().unwrap() {
+    for heard in presence.list() {
         assert_eq!(heard["session_key"], shared);
         assert_eq!(heard["session_id"], telegram["session_id"]);
     }
@@ -140,14 +135,14 @@ async fn linked_by_code_both_old_keys_lead_to_the_shared_one() {
             .collect::<Vec<_>>(),
         [&shared]
     );
-    let old = format!("/v1/users/{}", web["user_id"].as_str().unwrap());
+    let old = format!("/v1/users/{}", web.text("user_id"));
     for key in [&tenant.key, &apart.ada.token] {
         assert_eq!(
             world.get(key, &old).await.expect(200)["id"],
             linked["user_id"]
         );
     }
-    let filtered = format!("/v1/sessions?user_id={}", web["user_id"].as_str().unwrap());
+    let filtered = format!("/v1/sessions?user_id={}", web.text("user_id"));
     assert_eq!(world.walk(&tenant.key, &filtered).await.len(), 2);
 }
 
@@ -163,7 +158,7 @@ async fn an_unlinked_account_reaches_nothing_of_the_other_and_undo_joins_them_ag
         bridge,
     } = &apart;
     let linked = apart.link().await;
-    let shared = linked["session_key"].as_str().unwrap();
+    let shared = linked.text("session_key");
     // Said after the link: by both in one, by Telegram alone in another.
     world.say(bridge, "telegram:5", "both spoke here").await;
     let path = format!("/v1/session-keys/{shared}/reset");
@@ -193,22 +188,16 @@ async fn an_unlinked_account_reaches_nothing_of_the_other_and_undo_joins_them_ag
         (&me["id"], &me["linked"]),
         (&parted["user_id"], &json!(false))
     );
-    let user = linked["user_id"].as_str().unwrap();
+    let user = linked.text("user_id");
     for foreign in [
         format!("/v1/users/{user}"),
-        format!("/v1/users/{}", web["user_id"].as_str().unwrap()),
+        format!("/v1/users/{}", web.text("user_id")),
         format!("/v1/users/{user}/identities"),
         format!("/v1/session-keys/{shared}"),
-        format!(
-            "/v1/session-keys/{}",
-            telegram["session_key"].as_str().unwrap()
-        ),
-        format!("/v1/sessions/{}", telegram["session_id"].as_str().unwrap()),
-        format!(
-            "/v1/sessions/{}/messages",
-            web["session_id"].as_str().unwrap()
-        ),
-        format!("/v1/sessions/{}", alone["session_id"].as_str().unwrap()),
+        format!("/v1/session-keys/{}", telegram.text("session_key")),
+        format!("/v1/sessions/{}", telegram.text("session_id")),
+        format!("/v1/sessions/{}/messages", web.text("session_id")),
+        format!("/v1/sessions/{}", alone.text("session_id")),
     ] {
         assert_eq!(
             world.get(&ada.token, &foreign).await.status,
@@ -235,12 +224,12 @@ async fn an_unlinked_account_reaches_nothing_of_the_other_and_undo_joins_them_ag
         .on_telegram(Method::GET, &format!("/v1/sessions?session_key={shared}"))
         .await
         .expect(200);
-    assert_eq!(stayed["data"].as_array().unwrap().len(), 3);
+    assert_eq!(stayed.list().len(), 3);
     assert_eq!(
         apart
             .on_telegram(
                 Method::GET,
-                &format!("/v1/session-keys/{}", web["session_key"].as_str().unwrap())
+                &format!("/v1/session-keys/{}", web.text("session_key"))
             )
             .await
             .status,
@@ -250,7 +239,7 @@ async fn an_unlinked_account_reaches_nothing_of_the_other_and_undo_joins_them_ag
     world
         .append(
             &ada.token,
-            own["session_id"].as_str().unwrap(),
+            own.text("session_id"),
             json!([said("on my own")]),
         )
         .await
@@ -336,10 +325,7 @@ async fn what_only_one_account_said_goes_with_it_and_an_admin_takes_it_back() {
         there["session_key"], linked["session_key"],
         "also with one identity left"
     );
-    let in_group = format!(
-        "/v1/session-keys/{}",
-        group["session_key"].as_str().unwrap()
-    );
+    let in_group = format!("/v1/session-keys/{}", group.text("session_key"));
     apart.on_telegram(Method::GET, &in_group).await.expect(200);
     assert_eq!(world.get(&ada.token, &in_group).await.status, 404);
     assert_eq!(
@@ -358,7 +344,7 @@ async fn what_only_one_account_said_goes_with_it_and_an_admin_takes_it_back() {
     let ada = person(world, tenant, "ada").await;
     let undo = format!("/v1/identities/{web_id}/undo-unlink");
     world.post(&tenant.key, &undo, json!({})).await.expect(200);
-    assert_eq!(ada.user_id, parted["user_id"].as_str().unwrap());
+    assert_eq!(ada.user_id, parted.text("user_id"));
     let me = world.get(&ada.token, "/v1/users/me").await.expect(200);
     assert_eq!(me["id"], linked["user_id"]);
     assert_eq!(
@@ -446,7 +432,7 @@ async fn every_other_account_is_told() {
             ("telegram", "dm:6")
         ]
     );
-    assert!(told[1].2["text"].as_str().unwrap().contains("web:ada"));
+    assert!(told[1].2.text("text").contains("web:ada"));
     let actions: Vec<Value> = world
         .walk(&tenant.key, "/v1/audit")
         .await
@@ -514,7 +500,7 @@ async fn a_person_has_at_most_a_hundred_accounts_and_twenty_merges_a_day() {
         .post(&tenant.key, "/v1/users", json!({ "identities": accounts }))
         .await
         .expect(201);
-    let into = made["id"].as_str().unwrap();
+    let into = made.text("id");
     let merge = async |from: &str| {
         let body = json!({"from_user_id": from, "reason": "one person"});
         world
@@ -523,15 +509,15 @@ async fn a_person_has_at_most_a_hundred_accounts_and_twenty_merges_a_day() {
     };
     for n in 0..20 {
         let other = world.dm(&tenant.key, &format!("telegram:{n}")).await;
-        merge(other["user_id"].as_str().unwrap()).await.expect(200);
+        merge(other.text("user_id")).await.expect(200);
     }
     let other = world.dm(&tenant.key, "telegram:98").await;
-    let refused = merge(other["user_id"].as_str().unwrap()).await;
+    let refused = merge(other.text("user_id")).await;
     refused.expect_problem(429, "too_many_merges");
     world.clock.advance(Duration::from_secs(24 * 3600 + 1));
-    merge(other["user_id"].as_str().unwrap()).await.expect(200);
+    merge(other.text("user_id")).await.expect(200);
     let other = world.dm(&tenant.key, "telegram:99").await;
-    merge(other["user_id"].as_str().unwrap())
+    merge(other.text("user_id"))
         .await
         .expect_problem(409, "too_many_identities");
 }
@@ -604,14 +590,8 @@ async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     let stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
     // Through a key, through an id, and by asking where to: each as often as it can.
-    let key = format!(
-        "/v1/session-keys/{}/messages",
-        telegram["session_key"].as_str().unwrap()
-    );
-    let by_id = format!(
-        "/v1/sessions/{}/messages",
-        telegram["session_id"].as_str().unwrap()
-    );
+    let key = format!("/v1/session-keys/{}/messages", telegram.text("session_key"));
+    let by_id = format!("/v1/sessions/{}/messages", telegram.text("session_id"));
     let talk = async |name: &str, path: Option<&str>| {
         let mut told = Vec::new();
         for n in 0.. {
@@ -647,7 +627,7 @@ async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
                 429 | 503 => {}
                 // A session that went to the other side between the two calls.
                 404 if name == "web" => {}
-                status => panic!("{name}: {status} {}", reply.text),
+                status => panic!("{name}: {status} {}", reply.body),
             }
         }
         told
@@ -674,7 +654,7 @@ async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
     );
     let mut stored = Vec::new();
     for session in world.walk(&tenant.key, "/v1/sessions").await {
-        let path = format!("/v1/sessions/{}/messages", session["id"].as_str().unwrap());
+        let path = format!("/v1/sessions/{}/messages", session.text("id"));
         stored.extend(world.contents(&tenant.key, &path).await);
     }
     for told in [by_key, by_id, by_web] {
@@ -721,7 +701,7 @@ async fn a_merge_into_an_old_id_counts_for_the_survivor() {
         world, tenant, web, ..
     } = &apart;
     let linked = apart.link().await;
-    let old = format!("/v1/users/{}/merge", web["user_id"].as_str().unwrap());
+    let old = format!("/v1/users/{}/merge", web.text("user_id"));
     // With the link above, twenty.
     for n in 0..20 {
         let other = world.dm(&tenant.key, &format!("discord:{n}")).await;
@@ -732,10 +712,7 @@ async fn a_merge_into_an_old_id_counts_for_the_survivor() {
             _ => merged.expect(200),
         };
     }
-    let path = format!(
-        "/v1/users/{}/identities",
-        linked["user_id"].as_str().unwrap()
-    );
+    let path = format!("/v1/users/{}/identities", linked.text("user_id"));
     let accounts = world.get(&tenant.key, &path).await.expect(200);
-    assert_eq!(accounts["data"].as_array().unwrap().len(), 21);
+    assert_eq!(accounts.list().len(), 21);
 }

@@ -1,6 +1,7 @@
 //! Messages that are queued, or arrive, while their identity is unlinked: what one user says is never answered
 //! from the conversation of the other. Each race is made deterministic by a lock that the test holds.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -111,7 +112,7 @@ async fn a_named_session_is_not_found_by_an_identity_that_was_unlinked_while_it_
         .send(json!({"identity": STAYS, "text": "the secret"}))
         .await;
     let before = before.expect(200);
-    let session = before["session_id"].as_str().unwrap().to_owned();
+    let session = before.text("session_id").to_owned();
     let ask = || {
         let body = json!({"model": "main", "messages": [{"role": "user", "content": "who am I"}]});
         let url = b.world.url("/v1/chat/completions");
@@ -125,7 +126,7 @@ async fn a_named_session_is_not_found_by_an_identity_that_was_unlinked_while_it_
     assert_eq!(b.model.requests().len(), asked);
     let path = format!("/v1/sessions/{session}/messages");
     let listed = b.world.get(&b.tenant.key, &path).await;
-    assert!(!listed.text.contains("who am I"), "{}", listed.text);
+    assert!(!listed.body.contains("who am I"), "{}", listed.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,6 @@
 //! What background statements read: as much as they change, however much else a tenant has.
 
+use crate::support::Fields;
 use crate::support::data::bulk::MANY;
 use crate::support::data::bulk::fill;
 use serde_json::Value;
@@ -18,9 +19,7 @@ use crate::support::{Tenant, World};
 /// Buffers of a plan, with those of each `with … update`: the top knows of them only if another part reads what they
 /// return, and then they count twice.
 fn blocks(top: &Value) -> i64 {
-    let of = |node: &Value| {
-        node["Shared Hit Blocks"].as_i64().unwrap() + node["Shared Read Blocks"].as_i64().unwrap()
-    };
+    let of = |node: &Value| node.number("Shared Hit Blocks") + node.number("Shared Read Blocks");
     let parts = top["Plans"].as_array().cloned().unwrap_or_default();
     let writes = parts.iter().filter(|part| {
         let name = part["Subplan Name"].as_str().unwrap_or_default();
@@ -72,8 +71,7 @@ async fn background_statements_read_what_they_change() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let session = world.session(&tenant.key, serde_json::json!({})).await;
-    let conversation =
-        crate::support::conversations::uuid_of_session(session["id"].as_str().unwrap());
+    let conversation = crate::support::conversations::uuid_of_session(session.text("id"));
     fill(&world, &tenant, OLD).await;
     let conversations = format!("array['{conversation}']::uuid[]");
     let user = "md5('u777')::uuid";

@@ -1,6 +1,7 @@
 //! A tenant with many rows of each kind, beside small ones: Postgres logs the plan of every statement that the
 //! service runs there, those inside functions and foreign keys too, and none reads more than it changes.
 
+use crate::support::Fields;
 use crate::support::servers::model::Step;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -83,11 +84,7 @@ fn touched(b: &Scene) -> BTreeMap<String, i64> {
         let plan: Value = serde_json::from_str(plan).unwrap();
         let count = |name: &str| plan["Plan"][name].as_i64().unwrap_or_default();
         let buffers = count("Shared Hit Blocks") + count("Shared Read Blocks");
-        let words: Vec<&str> = plan["Query Text"]
-            .as_str()
-            .unwrap()
-            .split_whitespace()
-            .collect();
+        let words: Vec<&str> = plan.text("Query Text").split_whitespace().collect();
         let text = words.join(" ");
         // The first call of a function also reads catalogs. What it runs is logged by itself.
         if FUNCTIONS.iter().any(|name| text.contains(name)) {
@@ -199,7 +196,7 @@ async fn whatever_is_done_in_a_large_tenant_reads_what_it_changes() {
     execute(&b, &LOG_PLANS.replace("{database}", &b.world.database)).await;
     execute(&b, END_CONNECTIONS).await;
 
-    let at = |place: usize, member: &str| said[place][member].as_str().unwrap().to_owned();
+    let at = |place: usize, member: &str| said[place].text(member).to_owned();
     // Link, unlink, delete a conversation, erase a user, each with a turn that has not ended.
     b.world
         .link(&b.bridge_key, "telegram:900001", "discord:900001")
@@ -224,7 +221,7 @@ async fn whatever_is_done_in_a_large_tenant_reads_what_it_changes() {
         .get(&b.bridge_key, "/v1/deliveries?limit=2")
         .await
         .expect(200);
-    assert_eq!(leased["data"].as_array().unwrap().len(), 2);
+    assert_eq!(leased.list().len(), 2);
     let body = json!({"retention": {"conversations_days": 30}});
     let path = b.world.request(Method::PATCH, "/v1/tenant", &b.tenant.key);
     Reply::of(path.json(&body)).await.expect(200);

@@ -1,5 +1,6 @@
 //! What one tenant does to a node leaves the others what they need of it: connections, memory, sockets.
 
+use crate::support::Fields;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use crate::support::Scene;
-use crate::support::conversations::{id_of, said};
+use crate::support::conversations::said;
 use crate::support::servers::model::Step;
 use crate::support::servers::pair::{LEASE, Pair};
 use crate::support::sse::{self, Sse};
@@ -90,7 +91,7 @@ async fn requests_of_a_tenant_that_wait_for_one_row_take_no_turn_from_its_node()
     let turn = stream.header("x-throughline-turn-id");
     let new = pair.nodes.client.post(pair.nodes.url_on(0, "/v1/sessions"));
     let new = Reply::of(new.bearer_auth(&pair.key).json(&json!({}))).await;
-    let session = id_of(&new.expect(201));
+    let session = new.expect(201).id();
     let id: throughline::ids::SessionId = session.parse().unwrap();
     let mut superuser = pair.nodes.superuser().await;
     let mut holder = superuser.begin().await.unwrap();
@@ -147,7 +148,7 @@ async fn bodies_that_do_not_arrive_hold_the_share_of_their_tenant_alone() {
     let noisy = world.tenant("Noisy").await;
     let quiet = world.tenant("Quiet").await;
     let session = world.session(&quiet.key, json!({})).await;
-    let session = id_of(&session);
+    let session = session.id();
     let large = json!([{"role": "user", "content": "x".repeat(1_000_000)}]);
     let mut open = Vec::new();
     for _ in 0..8 {
@@ -199,7 +200,7 @@ async fn a_page_of_large_messages_ends_early_and_the_next_goes_on() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let session = world.session(&tenant.key, json!({})).await;
-    let id = id_of(&session);
+    let id = session.id();
     let text = |n: usize| format!("{n:02}{}", "x".repeat(900_000));
     for half in [0..10, 10..20] {
         let messages: Vec<Value> = half.map(|n| said(&text(n))).collect();
@@ -217,12 +218,10 @@ async fn a_page_of_large_messages_ends_early_and_the_next_goes_on() {
         loop {
             let path = format!("/v1/sessions/{id}/messages?limit=200{query}{cursor}");
             let page = world.get(&tenant.key, &path).await;
-            assert!(page.text.len() < 6_000_000, "{} bytes", page.text.len());
+            assert!(page.body.len() < 6_000_000, "{} bytes", page.body.len());
             let page = page.expect(200);
-            let contents = page["data"].as_array().unwrap().iter();
-            found.extend(
-                contents.map(|message| message["content"].as_str().unwrap()[..2].to_owned()),
-            );
+            let contents = page.list().iter();
+            found.extend(contents.map(|message| message.text("content")[..2].to_owned()));
             pages += 1;
             match page["next_cursor"].as_str() {
                 Some(next) => cursor = format!("&cursor={next}"),
@@ -271,7 +270,7 @@ async fn events_of_large_messages_are_all_there() {
     while said.len() < 7 {
         let event = events.next().await.unwrap().json();
         if event["message"]["role"] == "user" {
-            let text = event["message"]["content"].as_str().unwrap();
+            let text = event.text("/message/content");
             said.push(text[..1].to_owned());
         }
     }
@@ -285,7 +284,7 @@ async fn messages_in_parts_have_the_room_of_a_text() {
     let session = world.session(&tenant.key, json!({})).await;
     let part = json!({"type": "text", "text": "x".repeat(60_000)});
     let message = |parts: usize| json!([{"role": "user", "content": vec![part.clone(); parts]}]);
-    let append = |parts| world.append(&tenant.key, session["id"].as_str().unwrap(), message(parts));
+    let append = |parts| world.append(&tenant.key, session.text("id"), message(parts));
     append(17).await.expect(201);
     let refused = append(256).await;
     refused.expect_problem(400, "invalid_request");
@@ -366,7 +365,7 @@ async fn a_service_that_is_its_own_model_is_asked_once() {
         }
         let reply = Reply::of(request).await;
         reply.expect_openai_error(400, "upstream_refused");
-        assert!(reply.text.contains("leads back"), "{}", reply.text);
+        assert!(reply.body.contains("leads back"), "{}", reply.body);
     }
     assert!(count.load(Ordering::SeqCst) <= 2);
     // Another deployment's mark is no hindrance.
@@ -409,7 +408,7 @@ async fn requests_that_wait_for_a_turn_share_the_connections_of_a_node() {
 async fn a_refused_large_answer_has_the_headers_of_every_other() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let session = id_of(&world.session(&tenant.key, json!({})).await);
+    let session = world.session(&tenant.key, json!({})).await.id();
     let large = json!([said(&"x".repeat(200_000))]);
     world.append(&tenant.key, &session, large).await.expect(201);
     let origins = json!({"allowed_origins": ["https://app.example"]});

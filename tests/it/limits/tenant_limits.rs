@@ -1,5 +1,6 @@
 //! Limits and usage: what a tenant may use, held across nodes, and what it used.
 
+use crate::support::Fields;
 use std::time::{Duration, Instant};
 
 use deadpool_redis::redis;
@@ -295,8 +296,8 @@ async fn an_operator_changes_limits_and_they_apply_within_two_seconds() {
         ),
     ] {
         let problem = put_limits(&world, &tenant, wrong).await.expect(status);
-        let errors = problem["errors"].as_array().unwrap().iter();
-        let found: Vec<&str> = errors.map(|e| e["pointer"].as_str().unwrap()).collect();
+        let errors = problem.items("errors").iter();
+        let found: Vec<&str> = errors.map(|e| e.text("pointer")).collect();
         assert_eq!(found, pointers, "{problem}");
     }
 }
@@ -321,8 +322,8 @@ async fn use_is_counted_on_all_nodes_and_kept_when_the_database_refuses_it() {
         asked += 1;
         let path = "/v1/usage?group_by=source,hour";
         let usage = world.get(&tenant.key, path).await.expect(200);
-        let rows = usage["data"].as_array().unwrap();
-        let sum: i64 = rows.iter().map(|r| r["requests"].as_i64().unwrap()).sum();
+        let rows = usage.list();
+        let sum: i64 = rows.iter().map(|r| r.number("requests")).sum();
         assert!(rows.iter().all(|row| row["source"] == "api"), "{usage}");
         assert!(rows.iter().all(|row| row["user_id"].is_null()), "{usage}");
         // The refused are not counted; those that ask here are, a second later.
@@ -384,7 +385,7 @@ async fn usage_is_grouped_filtered_and_paged() {
     let days = "from=2026-01-01T00:00:00Z&to=2026-01-03T00:00:00Z";
     let by_agent = ask(&format!("{days}&group_by=agent")).await.expect(200);
     let row = &by_agent["data"][0];
-    assert_eq!(by_agent["data"].as_array().unwrap().len(), 1);
+    assert_eq!(by_agent.list().len(), 1);
     assert_eq!(
         (&row["agent"], &row["hour"]),
         (&json!("main"), &json!(null))
@@ -395,19 +396,14 @@ async fn usage_is_grouped_filtered_and_paged() {
     );
     let one_hour = "from=2026-01-01T05:30:00Z&to=2026-01-01T06:00:00Z";
     let rows = ask(one_hour).await.expect(200);
-    assert_eq!(rows["data"].as_array().unwrap().len(), 3);
+    assert_eq!(rows.list().len(), 3);
     assert_eq!(rows["data"][0]["hour"], "2026-01-01T05:00:00Z");
-    assert!(
-        rows["data"][0]["user_id"]
-            .as_str()
-            .unwrap()
-            .starts_with("usr_")
-    );
+    assert!(rows.text("/data/0/user_id").starts_with("usr_"));
     let mut seen = Vec::new();
     let mut cursor = String::new();
     loop {
         let page = ask(&format!("{days}&limit=50{cursor}")).await.expect(200);
-        for row in page["data"].as_array().unwrap() {
+        for row in page.list() {
             seen.push(format!("{} {}", row["hour"], row["user_id"]));
         }
         match page["next_cursor"].as_str() {

@@ -1,6 +1,7 @@
 //! What the agent answered to an erased person, in conversations of others, is erased with what they said there:
 //! copies, tools, thoughts and turns that were under way included. The conversation goes on.
 
+use crate::support::Fields;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -79,14 +80,14 @@ async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
     let world = &b.world;
     let admin = &b.tenant.key;
     let begun = says(&b, ADA, SECRET).await;
-    let thread = begun["session_id"].as_str().unwrap().to_owned();
+    let thread = begun.text("session_id").to_owned();
     execute(&b, WITH_TOOLS, &thread).await;
     says(&b, BOB, "of bob").await;
     // Copies: in a branch, and in the link that a compression begins.
     let branched = world
         .post(admin, &format!("/v1/sessions/{thread}/branch"), json!({}))
         .await;
-    let branch = branched.expect(201)["id"].as_str().unwrap().to_owned();
+    let branch = branched.expect(201).id();
     let compressed = world
         .compress(
             admin,
@@ -94,10 +95,7 @@ async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
             json!({"summary": "they met", "keep_last": 5}),
         )
         .await;
-    let tip = compressed.expect(201)["session_id"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let tip = compressed.expect(201).text("session_id").to_owned();
     // One that runs and has called a tool, and one that waits.
     b.model.push(Step::held("one canary of ada ", "two"));
     let mut running = in_thread(ADA, "canary of ada, running");
@@ -112,7 +110,7 @@ async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
     }
 
     let identity = world.identity_id(admin, &begun["user_id"], ADA).await;
-    let path = format!("/v1/users/{}", begun["user_id"].as_str().unwrap());
+    let path = format!("/v1/users/{}", begun.text("user_id"));
     world.delete(admin, &path).await.expect(202);
     b.model.release();
     first_pass(world, &[identity]).await;
@@ -151,7 +149,7 @@ async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
     }
     says(&b, BOB, "and then").await;
     let asked = b.model.requests().pop().unwrap();
-    for message in asked["messages"].as_array().unwrap() {
+    for message in asked.items("messages") {
         assert_ne!(message["role"], "tool", "{asked}");
         assert_eq!(message["tool_calls"], Value::Null, "{asked}");
     }
@@ -168,7 +166,7 @@ async fn a_person_with_many_turns_is_erased_in_batches() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::ZERO));
     let begun = says(&b, ADA, "hello").await;
-    let thread = begun["session_id"].as_str().unwrap().to_owned();
+    let thread = begun.text("session_id").to_owned();
     let seed = "with t as (
            insert into turns (tenant_id, id, conversation_id, turn_no, state, agent, principal, request_hash, input, session_info,
                               identity_id, platform, created_at, ended_at)
@@ -186,7 +184,7 @@ async fn a_person_with_many_turns_is_erased_in_batches() {
         .world
         .identity_id(&b.tenant.key, &begun["user_id"], ADA)
         .await;
-    let path = format!("/v1/users/{}", begun["user_id"].as_str().unwrap());
+    let path = format!("/v1/users/{}", begun.text("user_id"));
     b.world.delete(&b.tenant.key, &path).await.expect(202);
     first_pass(&b.world, &[identity]).await;
     settle(&b.world).await;

@@ -38,9 +38,9 @@ async fn a_message_is_not_lost_for_its_senders_name() {
         let answer = world.post(&bridge, "/v1/inbound", body).await;
         answer.expect(200);
         assert!(
-            answer.text.contains(&format!("[{shown}] hi")),
+            answer.body.contains(&format!("[{shown}] hi")),
             "{}",
-            answer.text
+            answer.body
         );
     }
 }

@@ -1,6 +1,7 @@
 //! An erased person is gone, at once and from every table; whoever adds a table has to say what becomes of
 //! a person's data in it.
 
+use crate::support::Fields;
 use crate::support::data::erasure::count;
 use crate::support::data::erasure::first_pass;
 use crate::support::data::erasure::mentions;
@@ -272,7 +273,7 @@ async fn transcript(world: &World, tenant: &Tenant, session: &str) -> Vec<Value>
 fn contents(messages: &[Value]) -> Vec<&str> {
     messages
         .iter()
-        .map(|message| message["content"].as_str().unwrap())
+        .map(|message| message.text("content"))
         .collect()
 }
 
@@ -437,11 +438,7 @@ async fn someone_new(world: &World, tenant: &Tenant, whole: &Whole) {
     assert!(fresh["user_id"] != json!(old) && fresh["user_id"] != me["id"]);
     let made = make_by_admin(world, tenant).await;
     assert!(made.headers.get("idempotency-replayed").is_none());
-    assert!(
-        !whole
-            .merged
-            .contains(&made.expect(201)["id"].as_str().unwrap().to_owned())
-    );
+    assert!(!whole.merged.contains(&made.expect(201).id()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -492,10 +489,10 @@ async fn whoever_speaks_while_they_are_erased_is_refused_or_someone_new() {
                 .get(&tenant.key, "/v1/users?limit=200")
                 .await
                 .expect(200);
-            for user in known["data"].as_array().unwrap() {
-                let id = user["id"].as_str().unwrap().to_owned();
+            for user in known.list() {
+                let id = user.id();
                 let reply = erase(&world, &tenant.key, &id).await;
-                assert!([202, 404, 503].contains(&reply.status), "{}", reply.text);
+                assert!([202, 404, 503].contains(&reply.status), "{}", reply.body);
                 if reply.status == 202 {
                     erased.push(id);
                 }
@@ -508,7 +505,7 @@ async fn whoever_speaks_while_they_are_erased_is_refused_or_someone_new() {
     let mut statuses = BTreeMap::new();
     for reply in spoken.iter().flatten() {
         let fine = [200, 201, 404, 409, 429, 503].contains(&reply.status);
-        assert!(fine, "{}: {}", reply.status, reply.text);
+        assert!(fine, "{}: {}", reply.status, reply.body);
         *statuses.entry(reply.status).or_insert(0) += 1;
     }
     assert!(!erased.is_empty());

@@ -1,5 +1,6 @@
 //! Requests about the same user at the same time: one wins, and the others are told so.
 
+use crate::support::Fields;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -21,7 +22,7 @@ async fn linked(world: &World, tenant: &Tenant) -> String {
     world.post(&tenant.key, &path, body).await.expect(200);
     let path = format!("/v1/users/{}/identities", into.as_str().unwrap());
     let listed = world.get(&tenant.key, &path).await.expect(200);
-    let identities = listed["data"].as_array().unwrap();
+    let identities = listed.list();
     let second = |one: &&Value| one["identity"] == "discord:5";
     let id = &identities.iter().find(second).unwrap()["id"];
     id.as_str().unwrap().to_owned()
@@ -49,11 +50,11 @@ async fn at_once(world: &World, tenant: &Tenant, method: &Method, path: &str) ->
 fn expect_one_winner(replies: &[Reply], codes: &[&str]) {
     let (won, lost): (Vec<&Reply>, Vec<&Reply>) =
         replies.iter().partition(|reply| reply.status < 300);
-    let texts: Vec<&String> = replies.iter().map(|reply| &reply.text).collect();
+    let texts: Vec<&String> = replies.iter().map(|reply| &reply.body).collect();
     assert_eq!(won.len(), 1, "{texts:?}");
     for reply in lost {
         let problem = reply.expect(409);
-        let code = problem["code"].as_str().unwrap();
+        let code = problem.text("code");
         assert!(codes.contains(&code), "{problem}");
     }
 }
@@ -117,11 +118,11 @@ async fn a_dead_delivery_that_is_replayed_while_others_are_fetched_comes_first()
         b.queue("telegram:5", text).await;
     }
     let first = b.fetch(0, "wait=10").await.remove(0);
-    let id = first["id"].as_str().unwrap();
+    let id = first.text("id");
     let body = json!({"lease": first["lease"], "error": "gone", "retry": false});
     let path = format!("/v1/deliveries/{id}/nack");
     let nacked = b.world.post(&b.bridge_key, &path, body).await;
-    assert!(nacked.status < 300, "{}", nacked.text);
+    assert!(nacked.status < 300, "{}", nacked.body);
     let mut superuser = b.world.superuser().await;
     let mut held = superuser.begin().await.unwrap();
     sqlx::query("select 1 from chats for update")
@@ -140,7 +141,7 @@ async fn a_dead_delivery_that_is_replayed_while_others_are_fetched_comes_first()
         held.commit().await.unwrap();
     };
     let (replayed, ()) = tokio::join!(replay, others);
-    assert!(replayed.status < 300, "{}", replayed.text);
+    assert!(replayed.status < 300, "{}", replayed.body);
     let fetched = join_all((0..4).map(|n| b.fetch(n % 2, "wait=0"))).await;
     let ids: Vec<Value> = fetched
         .iter()
@@ -184,7 +185,7 @@ async fn who_calls_the_responses_api_is_told_what_to_use() {
         let request = world.request(method, path, &tenant.key);
         let reply = Reply::of(request.json(&json!({"model": "main"}))).await;
         let body = reply.expect(404);
-        let message = body["error"]["message"].as_str().unwrap();
+        let message = body.text("/error/message");
         assert!(message.contains("/v1/chat/completions"), "{body}");
         assert_eq!(body["error"]["code"], "not_found");
         assert_eq!(reply.header("x-should-retry"), "false");

@@ -1,5 +1,6 @@
 //! `/v1/resolve`: who speaks, and where what they say belongs.
 
+use crate::support::Fields;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ async fn first_contact_makes_a_person_a_key_and_a_session_and_the_next_finds_the
         first["user_id"]
     );
     // The current session follows a compression and a reset.
-    let id = first["session_id"].as_str().unwrap();
+    let id = first.text("session_id");
     world
         .say_in(&key, "telegram:5", &first["session_id"], "hello")
         .await;
@@ -250,7 +251,7 @@ async fn a_bridge_vouches_for_its_platforms_alone() {
     let slack = world.bridge_key(&tenant, &["slack@T1"]).await;
     let telegram = world.bridge_key(&tenant, &["telegram"]).await;
     let ann = world.say(&slack, "slack@T1:U1", "private").await;
-    let user = ann["user_id"].as_str().unwrap();
+    let user = ann.text("user_id");
     for identity in ["slack@T1:U1", "slack@T2:U1", "slack:U1", "discord:1"] {
         let named = json!({ "identity": identity });
         for path in ["/v1/resolve", "/v1/link-codes"] {
@@ -285,7 +286,7 @@ async fn a_bridge_vouches_for_its_platforms_alone() {
             .await
             .expect_problem(403, "identity_required");
     }
-    let session = ann["session_id"].as_str().unwrap();
+    let session = ann.text("session_id");
     for path in [
         format!("/v1/users/{user}"),
         format!("/v1/users/{user}/identities"),
@@ -347,7 +348,7 @@ async fn presence_tells_when_and_where_each_account_was_heard() {
     let tenant = world.tenant("Acme").await;
     let key = world.bridge_key(&tenant, &["telegram", "slack"]).await;
     let heard = world.dm(&key, "telegram:5").await;
-    let path = format!("/v1/users/{}/presence", heard["user_id"].as_str().unwrap());
+    let path = format!("/v1/users/{}/presence", heard.text("user_id"));
     let presence = async || world.get(&tenant.key, &path).await.expect(200)["data"].clone();
     let first = presence().await;
     assert_eq!(first[0]["identity"], "telegram:5");
@@ -368,7 +369,7 @@ async fn presence_tells_when_and_where_each_account_was_heard() {
         first[0]["last_seen_at"]
     );
     let home = json!({"chat": {"type": "dm", "id": "77"}});
-    let user = heard["user_id"].as_str().unwrap();
+    let user = heard.text("user_id");
     let put = |path: String, body: Value| {
         let world = &world;
         let key = &key;
@@ -438,8 +439,7 @@ async fn buffers(world: &World, tenant: &Tenant, identity: &str) -> i64 {
             .await
             .unwrap();
         let top = &plan[0]["Plan"];
-        touched = top["Shared Hit Blocks"].as_i64().unwrap()
-            + top["Shared Read Blocks"].as_i64().unwrap();
+        touched = top.number("Shared Hit Blocks") + top.number("Shared Read Blocks");
     }
     touched
 }

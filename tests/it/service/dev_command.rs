@@ -1,6 +1,7 @@
 //! `throughline dev` as a newcomer runs it: it starts everything, keeps its data, and leaves nothing
 //! behind, not even when it is killed.
 
+use crate::support::Fields;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -47,7 +48,7 @@ impl Dev {
     }
 
     fn text(&self, member: &str) -> &str {
-        self.ready[member].as_str().unwrap()
+        self.ready.text(member)
     }
 
     /// What it has printed and logged since it was started.
@@ -129,10 +130,10 @@ async fn dev_keeps_its_tenant_refuses_a_twin_and_leaves_nothing_behind() {
     assert_eq!(metrics.status, 200);
     assert!(
         metrics
-            .text
+            .body
             .contains("http_server_request_duration_seconds"),
         "{}",
-        metrics.text
+        metrics.body
     );
 
     let twin = throughline(&["dev", "--port", "0"])
@@ -256,7 +257,7 @@ async fn dev_starts_a_dead_server_again_and_gives_up_only_when_it_does_not_stay_
     assert!(log.contains("Postgres ended; starting it again"), "{log}");
     assert_eq!(dev.tenant().await, tenant, "the data was kept");
     let answer = dev.say("main", "four").await.expect(200);
-    let text = answer["reply"]["text"].as_str().unwrap();
+    let text = answer.text("/reply/text");
     assert!(!text.contains("your message 1 here"), "{text}");
 
     // A killed guard leaves no second Redis.
@@ -303,7 +304,7 @@ async fn dev_calls_a_model_next_door_and_logs_why_one_does_not_answer() {
             .put_agent("own", &url)
             .await
             .expect_problem(422, "invalid_value");
-        let detail = problem["detail"].as_str().unwrap();
+        let detail = problem.text("detail");
         assert!(detail.contains("a port of this service"), "{detail}");
     }
 
@@ -316,7 +317,7 @@ async fn dev_calls_a_model_next_door_and_logs_why_one_does_not_answer() {
     dev.say("down", "canary-text").await.expect(200);
     let reply = dev.ask("down").await;
     let error = reply.expect_openai_error(502, "upstream_failed");
-    let message = error["error"]["message"].as_str().unwrap();
+    let message = error.text("/error/message");
     assert!(message.contains("it is called again in "), "{message}");
     assert!(reply.header("retry-after").parse::<u32>().is_ok());
     let log = dev.log();
@@ -350,7 +351,7 @@ async fn dev_calls_a_model_next_door_and_logs_why_one_does_not_answer() {
     let mut dev = Dev::start_with(&dir, &strict);
     let reply = dev.put_agent("local", &model.base_url).await;
     let problem = reply.expect_problem(422, "invalid_value");
-    let detail = problem["detail"].as_str().unwrap();
+    let detail = problem.text("detail");
     assert!(detail.contains("Ask its operator to allow it"), "{detail}");
     dev.process.signal(Signal::SIGTERM);
     assert!(dev.process.wait(LIMIT).success());

@@ -1,5 +1,6 @@
 //! How a node ends: it drains, and serves all the while; then nobody can connect any more, and what runs ends.
 
+use crate::support::Fields;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
@@ -57,7 +58,7 @@ async fn a_node_that_drains_serves_everything_and_keeps_no_connection() {
         (format!("/{}", "x".repeat(9000)).as_str(), 414),
     ] {
         let reply = get(path).await;
-        assert_eq!(reply.status, status, "{path}: {}", reply.text);
+        assert_eq!(reply.status, status, "{path}: {}", reply.body);
         closes(&reply);
     }
     let preflight = world.request(Method::OPTIONS, "/v1/models", "");
@@ -141,7 +142,7 @@ async fn a_node_that_stops_refuses_connections_and_finishes_what_runs() {
     let url = |path: &str| format!("http://{address}{path}");
     let made = client.post(url("/v1/tenants")).bearer_auth(OPERATOR_KEY);
     let made = Reply::of(made.json(&json!({"name": "Acme"}))).await;
-    let key = made.expect(201)["api_key"].as_str().unwrap().to_owned();
+    let key = made.expect(201).text("api_key").to_owned();
     let model = Model::start([Step::held("one ", "two")]).await;
     let put = client.put(url("/v1/agents/main")).bearer_auth(&key);
     Reply::of(put.json(&agent_on(&model, json!({}))))

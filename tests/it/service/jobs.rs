@@ -1,5 +1,6 @@
 //! Background work: due jobs run once, in their own tenant.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -228,7 +229,7 @@ async fn batches_that_take_too_long_become_smaller() {
     let session = world.session(&tenant.key, json!({})).await;
     let mut superuser = world.superuser().await;
     sqlx::raw_sql(SLOW).execute(&mut superuser).await.unwrap();
-    let path = format!("/v1/sessions/{}", session["id"].as_str().unwrap());
+    let path = format!("/v1/sessions/{}", session.text("id"));
     world.delete(&tenant.key, &path).await.expect(204);
     make_due(&world, &tenant, "expire_events").await;
     let left = "select (select count(*) from events) + (select count(*) from code_attempts)

@@ -57,11 +57,11 @@ async fn a_node_dials_no_port_of_another_node() {
         let mut body = with_model(json!({"messages": [said("hi")]}));
         body["model"] = json!(format!("agent-{number}"));
         let reply = world.post(&tenant.key, "/v1/chat/completions", body).await;
-        assert_eq!(reply.status, 502, "{}", reply.text);
+        assert_eq!(reply.status, 502, "{}", reply.body);
         assert!(
-            reply.text.contains("a port of this service"),
+            reply.body.contains("a port of this service"),
             "{}",
-            reply.text
+            reply.body
         );
         let put = put_agent(&world, &tenant, "late", url).await;
         put.expect_problem(422, "invalid_value");

@@ -1,6 +1,7 @@
 //! Nodes are restarted one after the other behind a balancer that only knows what `/readyz` says, under load:
 //! nobody's request fails.
 
+use crate::support::Fields;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -57,11 +58,11 @@ impl Client {
     async fn asks(&self, text: &str) -> Result<(), String> {
         let reply = Reply::try_of(self.saying(text, false)).await;
         let reply = reply.map_err(|error| format!("{error:?}"))?;
-        let body: serde_json::Value = serde_json::from_str(&reply.text).unwrap_or_default();
+        let body: serde_json::Value = serde_json::from_str(&reply.body).unwrap_or_default();
         if body["choices"][0]["message"]["content"] == echo(text) {
             Ok(())
         } else {
-            Err(format!("{}: {}", reply.status, reply.text))
+            Err(format!("{}: {}", reply.status, reply.body))
         }
     }
 
@@ -106,7 +107,7 @@ async fn nobodys_request_fails_while_nodes_are_restarted_one_after_the_other() {
         Reply::of(request.bearer_auth(key).json(&body))
     };
     let made = post("/v1/tenants", OPERATOR_KEY, json!({"name": "Acme"})).await;
-    let admin = made.expect(201)["api_key"].as_str().unwrap().to_owned();
+    let admin = made.expect(201).text("api_key").to_owned();
     let put = nodes.client.put(nodes.url_on(0, "/v1/agents/main"));
     let put = put.bearer_auth(&admin).json(&agent_on(&model, json!({})));
     Reply::of(put).await.expect(200);
@@ -124,7 +125,7 @@ async fn nobodys_request_fails_while_nodes_are_restarted_one_after_the_other() {
             number,
             client: reqwest::Client::new(),
             url: format!("http://{}/v1/chat/completions", balancer.address),
-            key: chat["key"].as_str().unwrap().to_owned(),
+            key: chat.text("key").to_owned(),
         };
         client.asks_until(over.clone())
     });

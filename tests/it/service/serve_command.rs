@@ -1,5 +1,6 @@
 //! `throughline serve`, `migrate` and `tenant create` as an operator runs them.
 
+use crate::support::Fields;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -63,7 +64,7 @@ impl Served {
             let line = served.log.recv_timeout(Duration::from_secs(20)).unwrap();
             let entry: Value = serde_json::from_str(&line).expect("logs are JSON off a terminal");
             if entry["message"] == "serving" {
-                served.address = entry["address"].as_str().unwrap().to_owned();
+                served.address = entry.text("address").to_owned();
                 return served;
             }
         }
@@ -212,7 +213,7 @@ async fn tenant_create_prints_a_tenant_whose_key_works() {
         .unwrap();
     let made: Value = serde_json::from_slice(&output.stdout).unwrap();
     let own = world
-        .get(made["api_key"].as_str().unwrap(), "/v1/tenant")
+        .get(made.text("api_key"), "/v1/tenant")
         .await
         .expect(200);
     assert_eq!(own["id"], made["id"]);
@@ -239,7 +240,7 @@ async fn logs_have_what_is_needed_and_no_secret_and_no_text() {
     )
     .await;
     let made = made.expect(201);
-    let key = made["api_key"].as_str().unwrap().to_owned();
+    let key = made.text("api_key").to_owned();
     let body = serde_json::json!({"name": "canary-text", "scopes": ["canary-scope"]});
     post("/v1/api-keys?canary-query=1", &key, body)
         .await

@@ -1,5 +1,6 @@
 //! Bodies of chats, and what answers to them say.
 
+use crate::support::Fields;
 use serde_json::{Value, json};
 
 use crate::support::Reply;
@@ -54,5 +55,5 @@ pub fn expect_error(reply: &Reply, status: u16, code: &str) -> Value {
 }
 
 pub fn id_of_turn(turn: &Value) -> String {
-    turn["id"].as_str().unwrap().to_owned()
+    turn.id()
 }

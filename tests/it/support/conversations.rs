@@ -1,5 +1,6 @@
 //! Conversations over HTTP, in the words of tests.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
@@ -16,10 +17,6 @@ pub fn answered(text: &str) -> Value {
     json!({"role": "assistant", "content": text})
 }
 
-pub fn id_of(session: &Value) -> String {
-    session["id"].as_str().unwrap().to_owned()
-}
-
 pub fn uuid_of_session(id: &str) -> Uuid {
     id.parse::<SessionId>().unwrap().as_uuid()
 }
@@ -32,7 +29,7 @@ pub async fn walk(client: &reqwest::Client, key: &str, url: &str) -> Vec<Value> 
         let join = if url.contains('?') { '&' } else { '?' };
         let page = Reply::of(client.get(format!("{url}{join}{cursor}")).bearer_auth(key)).await;
         let page = page.expect(200);
-        found.extend(page["data"].as_array().unwrap().iter().cloned());
+        found.extend(page.list().iter().cloned());
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("cursor={next}"),
             None => return found,
@@ -69,7 +66,7 @@ impl World {
     }
 
     pub async fn contents(&self, key: &str, path: &str) -> Vec<String> {
-        let text = |message: &Value| message["content"].as_str().unwrap().to_owned();
+        let text = |message: &Value| message.text("content").to_owned();
         self.walk(key, path).await.iter().map(text).collect()
     }
 }

@@ -1,5 +1,6 @@
 //! Deliveries as a bridge leases and ends them.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -17,17 +18,17 @@ impl World {
     pub async fn fetch(&self, node: usize, key: &str, query: &str) -> Vec<Value> {
         let path = format!("/v1/deliveries?{query}");
         let fetched = self.get_on(node, key, &path).await.expect(200);
-        fetched["data"].as_array().unwrap().clone()
+        fetched.list().clone()
     }
 
     pub async fn ack(&self, key: &str, delivery: &Value) -> Reply {
-        let path = format!("/v1/deliveries/{}/ack", delivery["id"].as_str().unwrap());
+        let path = format!("/v1/deliveries/{}/ack", delivery.text("id"));
         let body = json!({"lease": delivery["lease"]});
         self.post(key, &path, body).await
     }
 
     pub async fn nack(&self, key: &str, delivery: &Value, retry: Retry) -> Reply {
-        let path = format!("/v1/deliveries/{}/nack", delivery["id"].as_str().unwrap());
+        let path = format!("/v1/deliveries/{}/nack", delivery.text("id"));
         let body = json!({
             "lease": delivery["lease"], "error": "the platform refused", "retry": retry == Retry::Yes,
         });

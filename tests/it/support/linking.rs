@@ -1,5 +1,6 @@
 //! People on several platforms, in the words of tests.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ impl World {
         let name = platforms.join(" ");
         let body = json!({"name": name, "scopes": ["bridge"], "platforms": platforms});
         let made = self.post(&tenant.key, "/v1/api-keys", body).await;
-        made.expect(201)["key"].as_str().unwrap().to_owned()
+        made.expect(201).text("key").to_owned()
     }
 
     pub async fn resolve(&self, key: &str, body: Value) -> Reply {
@@ -44,7 +45,7 @@ impl World {
         let made = self
             .post(key, "/v1/link-codes", json!({ "identity": identity }))
             .await;
-        made.expect(201)["code"].as_str().unwrap().to_owned()
+        made.expect(201).text("code").to_owned()
     }
 
     pub async fn redeem(&self, key: &str, code: &str, identity: &str) -> Reply {
@@ -69,11 +70,8 @@ impl World {
     pub async fn identity_id(&self, key: &str, user_id: &Value, identity: &str) -> String {
         let path = format!("/v1/users/{}/identities", user_id.as_str().unwrap());
         let accounts = self.get(key, &path).await.expect(200);
-        let accounts = accounts["data"].as_array().unwrap().clone();
+        let accounts = accounts.list().clone();
         let found = accounts.iter().find(|one| one["identity"] == identity);
-        found.expect("the account is there")["id"]
-            .as_str()
-            .unwrap()
-            .to_owned()
+        found.expect("the account is there").id()
     }
 }

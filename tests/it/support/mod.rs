@@ -14,7 +14,7 @@ pub mod tokens;
 pub mod transfer;
 pub mod world;
 
-pub use http::Reply;
+pub use http::{Fields, Reply};
 pub use scene::Scene;
 pub use world::{Tenant, World};
 

@@ -1,5 +1,6 @@
 //! People of a tenant, for tests that need someone to speak.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -25,7 +26,7 @@ pub async fn person(world: &World, tenant: &Tenant, name: &str) -> Person {
     let token = token(world, tenant, name);
     let user = world.get(&token, "/v1/users/me").await.expect(200);
     Person {
-        user_id: user["id"].as_str().unwrap().to_owned(),
+        user_id: user.id(),
         token,
     }
 }

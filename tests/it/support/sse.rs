@@ -151,7 +151,7 @@ pub fn said(chunks: &[SseEvent]) -> String {
 
 pub fn events(reply: &Reply) -> Vec<Value> {
     let data = reply
-        .text
+        .body
         .split("\n\n")
         .filter_map(|event| event.strip_prefix("data: "));
     data.filter(|data| *data != "[DONE]")

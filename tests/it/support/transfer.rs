@@ -1,5 +1,6 @@
 //! Exports and imports, and what is equal in them.
 
+use crate::support::Fields;
 use serde_json::{Value, json};
 
 use crate::support::World;
@@ -40,8 +41,8 @@ pub fn lasting(document: &Value) -> Value {
 
 /// Every original message of a document, in order.
 pub fn originals(document: &Value) -> Vec<&Value> {
-    let links = document["links"].as_array().unwrap().iter();
-    let messages = links.flat_map(|link| link["messages"].as_array().unwrap());
+    let links = document.items("links").iter();
+    let messages = links.flat_map(|link| link.items("messages"));
     messages
         .filter(|message| message.get("role").is_some())
         .collect()

@@ -1,5 +1,6 @@
 //! A world for one test: a database of its own, one or more nodes on it, and a clock they share.
 
+use crate::support::Fields;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -150,8 +151,8 @@ impl World {
             .await
             .expect(201);
         Tenant {
-            id: made["id"].as_str().unwrap().to_owned(),
-            key: made["api_key"].as_str().unwrap().to_owned(),
+            id: made.id(),
+            key: made.text("api_key").to_owned(),
         }
     }
 
@@ -167,7 +168,7 @@ impl World {
             .post(&tenant.key, "/v1/api-keys", body)
             .await
             .expect(201);
-        let text = |member: &str| made[member].as_str().unwrap().to_owned();
+        let text = |member: &str| made.text(member).to_owned();
         (text("id"), text("key"))
     }
 

@@ -1,6 +1,7 @@
 //! Two tenants whose messages of platforms, replies, links and deliveries have equal ids never meet: with
 //! row-level security, and with the predicates of the statements alone.
 
+use crate::support::Fields;
 use crate::support::deliveries::Retry;
 use std::time::Duration;
 
@@ -179,9 +180,9 @@ async fn fetch_and_end(twins: &Twins) {
     twins.unmoved(&theirs, "giving up").await;
     let theirs = twins.mirror("").await;
     let dead = world.get(key, "/v1/deliveries/dead").await;
-    only_ours(&dead.text);
-    assert_eq!(dead.expect(200)["data"].as_array().unwrap().len(), 1);
-    let path = |what: &str| format!("/v1/deliveries/{}/{what}", delivery["id"].as_str().unwrap());
+    only_ours(&dead.body);
+    assert_eq!(dead.expect(200).list().len(), 1);
+    let path = |what: &str| format!("/v1/deliveries/{}/{what}", delivery.text("id"));
     let replayed = world.post(key, &path("replay"), json!({})).await;
     assert_eq!(replayed.expect(200)["text"], text);
     twins.unmoved(&theirs, "trying again").await;

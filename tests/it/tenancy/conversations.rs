@@ -1,13 +1,14 @@
 //! Two tenants whose conversations have equal ids, names and keys never meet: with row-level security,
 //! and with the predicates of the statements alone.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use crate::support::conversations::{id_of, said};
+use crate::support::conversations::said;
 use crate::support::data::catalog::{copy_rows, disable_row_level_security, dump_people};
 use crate::support::{Reply, Tenant, World, eventually};
 
@@ -43,7 +44,7 @@ async fn copy_conversations(world: &World, from: &Tenant, to: &Tenant) {
 async fn everything(world: &World, tenant: &Tenant) -> String {
     let mut all = String::new();
     for session in world.walk(&tenant.key, "/v1/sessions").await {
-        let path = format!("/v1/sessions/{}", id_of(&session));
+        let path = format!("/v1/sessions/{}", session.id());
         all += &session.to_string();
         for part in [
             "",
@@ -53,7 +54,7 @@ async fn everything(world: &World, tenant: &Tenant) -> String {
             "/messages?scope=conversation",
             "/messages?order=desc",
         ] {
-            all += &world.get(&tenant.key, &format!("{path}{part}")).await.text;
+            all += &world.get(&tenant.key, &format!("{path}{part}")).await.body;
         }
     }
     all += &format!("{:?}", world.walk(&tenant.key, "/v1/session-keys").await);
@@ -76,14 +77,13 @@ async fn equal_conversations(world: &World) {
         .compress(&chat, "same", json!({"summary": "canary-a s"}))
         .await
         .expect(201);
-    let child = child["session_id"].as_str().unwrap().to_owned();
-    let other = id_of(
-        &world
-            .session(&chat, json!({"session_key": "same", "messages": [text(3)]}))
-            .await,
-    );
-    let owner = bridged["user_id"].as_str().unwrap();
-    crate::support::conversations::grant(world, &a, &id_of(&bridged), owner).await;
+    let child = child.text("session_id").to_owned();
+    let other = world
+        .session(&chat, json!({"session_key": "same", "messages": [text(3)]}))
+        .await
+        .id();
+    let owner = bridged.text("user_id");
+    crate::support::conversations::grant(world, &a, &bridged.id(), owner).await;
     copy_conversations(world, &a, &b).await;
     let of_b = everything(world, &b).await;
     assert!(
@@ -110,13 +110,13 @@ async fn equal_conversations(world: &World) {
     let on_behalf = world
         .request(
             Method::POST,
-            &format!("/v1/sessions/{}/messages", id_of(&bridged)),
+            &format!("/v1/sessions/{}/messages", bridged.id()),
             &bridge,
         )
         .header("x-throughline-identity", "telegram:1")
         .json(&json!({"messages": [text(6)]}));
     Reply::of(on_behalf).await.expect(201);
-    let user = bridged["user_id"].as_str().unwrap();
+    let user = bridged.text("user_id");
     world
         .session(&bridge, json!({"user": user, "session_key": "bridged"}))
         .await;
@@ -135,10 +135,7 @@ async fn equal_conversations(world: &World) {
     .await
     .expect(201);
     unmoved("compress").await;
-    let undone = format!(
-        "/v1/sessions/{}/uncompress",
-        again["session_id"].as_str().unwrap()
-    );
+    let undone = format!("/v1/sessions/{}/uncompress", again.text("session_id"));
     post(&undone, json!({})).await.expect(200);
     unmoved("uncompress").await;
     post("/v1/sessions/same/branch", json!({}))
@@ -166,12 +163,12 @@ async fn equal_conversations(world: &World) {
         .expect(200);
     unmoved("reset").await;
     let exported = world.get(&chat, "/v1/sessions/same/export").await;
-    assert!(exported.text.contains("canary-a") && !exported.text.contains("canary-b"));
+    assert!(exported.body.contains("canary-a") && !exported.body.contains("canary-b"));
     post("/v1/sessions/import", exported.expect(200))
         .await
         .expect(201);
     unmoved("export and import").await;
-    let grants = format!("/v1/sessions/{}/grants", id_of(&bridged));
+    let grants = format!("/v1/sessions/{}/grants", bridged.id());
     assert_eq!(world.walk(&a.key, &grants).await.len(), 1);
     world.delete(&a.key, &grants).await.expect(204);
     unmoved("grants").await;
@@ -181,7 +178,7 @@ async fn equal_conversations(world: &World) {
         &format!("?user_id={user}"),
     ] {
         let listed = world.get(&a.key, &format!("/v1/sessions{query}")).await;
-        assert!(!listed.text.contains("canary-b"), "{}", listed.text);
+        assert!(!listed.body.contains("canary-b"), "{}", listed.body);
         listed.expect(200);
     }
     world.delete(&chat, "/v1/sessions/same").await.expect(204);

@@ -1,6 +1,7 @@
 //! Nothing of one tenant is ever visible to another: by the catalog, by raw SQL, and over HTTP with
 //! each of the two locks alone.
 
+use crate::support::Fields;
 use reqwest::Method;
 use secrecy::ExposeSecret;
 use serde_json::json;
@@ -213,14 +214,11 @@ async fn two_tenants_with_equal_ids(world: &World) {
 
     for (key, foreign) in [(&a_key, "canary-b"), (&b_key, "canary-a")] {
         let listed = world.get(key, "/v1/api-keys?limit=200").await;
-        assert!(!listed.text.contains(foreign), "{}", listed.text);
-        assert_eq!(listed.expect(200)["data"].as_array().unwrap().len(), 4);
+        assert!(!listed.body.contains(foreign), "{}", listed.body);
+        assert_eq!(listed.expect(200).list().len(), 4);
     }
     let page = world.get(&a_key, "/v1/api-keys?limit=1").await.expect(200);
-    let stolen = format!(
-        "/v1/api-keys?limit=1&cursor={}",
-        page["next_cursor"].as_str().unwrap()
-    );
+    let stolen = format!("/v1/api-keys?limit=1&cursor={}", page.text("next_cursor"));
     world
         .get(&b_key, &stolen)
         .await
@@ -249,13 +247,13 @@ async fn two_tenants_with_equal_ids(world: &World) {
     // Both chains have the same numbers; each tenant sees its own, and its own head.
     for (key, own, foreign) in [(&a_key, &made_a, &made_b), (&b_key, &made_b, &made_a)] {
         let listed = world.get(key, "/v1/audit?limit=200").await;
-        let entries = listed.expect(200)["data"].as_array().unwrap().clone();
+        let entries = listed.list();
         let head = world.get(key, "/v1/audit/head").await.expect(200);
         assert_eq!(head["hash"], entries[0]["hash"]);
         assert_eq!(head["seq"], entries.len());
-        let id = |reply: &Reply| reply.expect(201)["id"].as_str().unwrap().to_owned();
-        assert!(listed.text.contains(&id(own)), "{}", listed.text);
-        assert!(!listed.text.contains(&id(foreign)), "{}", listed.text);
+        let id = |reply: &Reply| reply.expect(201).id();
+        assert!(listed.body.contains(&id(own)), "{}", listed.body);
+        assert!(!listed.body.contains(&id(foreign)), "{}", listed.body);
     }
 
     for (tenant, count) in [(&a, 1_000_000), (&b, 2_000_000)] {
@@ -275,7 +273,7 @@ async fn two_tenants_with_equal_ids(world: &World) {
             .get(key, "/v1/usage?group_by=source")
             .await
             .expect(200);
-        let requests = usage["data"][0]["requests"].as_i64().unwrap();
+        let requests = usage.number("/data/0/requests");
         assert_eq!(requests / 1_000_000, count, "{usage}");
     }
 
@@ -335,7 +333,7 @@ async fn named_things_never_meet(world: &World, a: (&Tenant, &str), b: (&Tenant,
     let in_a = world.get(&tokens[0], "/v1/users/me").await.expect(200);
     let in_b = world.get(&tokens[1], "/v1/users/me").await.expect(200);
     assert_ne!(in_a["id"], in_b["id"]);
-    let foreign = format!("/v1/users/{}", in_b["id"].as_str().unwrap());
+    let foreign = format!("/v1/users/{}", in_b.text("id"));
     world
         .get(a.1, &foreign)
         .await
@@ -349,9 +347,9 @@ async fn named_things_never_meet(world: &World, a: (&Tenant, &str), b: (&Tenant,
             "/v1/issuers/same",
             "/v1/tenant",
         ] {
-            text += &world.get(key, path).await.text;
+            text += &world.get(key, path).await.body;
         }
-        text + &world.get(key, &format!("/v1/users/{person}")).await.text
+        text + &world.get(key, &format!("/v1/users/{person}")).await.body
     };
     for ((_, key), own, other) in [(a, "canary-a", "canary-b"), (b, "canary-b", "canary-a")] {
         let text = everything(key).await;

@@ -1,6 +1,7 @@
 //! Two tenants whose people have equal ids, accounts and keys never meet: with row-level security, and
 //! with the predicates of the statements alone.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -37,8 +38,8 @@ async fn equal_people(world: &World) {
     let three = world.say(&key, "telegram:3", "alone").await;
     let pending = world.mint(&key, "telegram:1").await;
     let one = world.dm(&key, "telegram:1").await;
-    let one_id = one["identity_id"].as_str().unwrap();
-    let user = one["user_id"].as_str().unwrap();
+    let one_id = one.text("identity_id");
+    let user = one.text("user_id");
     let home = format!("/v1/users/{user}/home-channels/telegram");
     let chat = json!({"chat": {"type": "dm"}});
     world.put(&a.key, &home, chat.clone()).await.expect(200);
@@ -127,7 +128,7 @@ async fn equal_people(world: &World) {
         .await
         .expect_problem(403, "private_chat_required");
     unmoved("codes").await;
-    let three_id = three["identity_id"].as_str().unwrap();
+    let three_id = three.text("identity_id");
     as_one(Method::DELETE, &format!("/v1/identities/{three_id}"), None)
         .await
         .expect(200);

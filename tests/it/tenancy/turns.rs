@@ -1,6 +1,7 @@
 //! Two tenants whose turns, events and messages have equal ids never meet: with row-level security, and with
 //! the predicates of the statements alone. What bridges do is in `tenancy_bridges`.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -118,7 +119,7 @@ async fn show_what_fits(twins: &Twins) {
     let theirs = twins.mirror(longer).await;
     answer(&chat.say(0, "s-long", "ours two").await);
     let asked = chat.model.requests().pop().unwrap();
-    let shown = asked["messages"].as_array().unwrap().len();
+    let shown = asked.items("messages").len();
     assert_eq!(shown, 3, "{asked}");
     twins.unmoved(&theirs, "a long session").await;
 }
@@ -243,7 +244,7 @@ async fn hand_over(twins: &mut Twins) {
     told(&stream.rest().await);
     ending.await.unwrap();
     let asked = twins.chat.model.requests().pop().unwrap();
-    let asked = asked["messages"].as_array().unwrap();
+    let asked = asked.items("messages");
     let results = asked.iter().filter(|one| one["role"] == "tool");
     let results: Vec<&Value> = results.map(|one| &one["tool_call_id"]).collect();
     assert_eq!(results, ["a", "b"]);
@@ -255,11 +256,11 @@ async fn cancel(twins: &Twins) {
     let (mut running, queued, [first, second]) = run_and_queue(twins, "s-3", 0).await;
     let theirs = twins.mirror("").await;
     let cancelled = chat.cancel(0, &second).await;
-    only_ours(&cancelled.text);
+    only_ours(&cancelled.body);
     assert_eq!(cancelled.expect(202)["state"], "cancelled");
     expect_error(&queued.await.unwrap(), 409, "turn_stopped");
     twins.unmoved(&theirs, "cancelling what waits").await;
-    only_ours(&chat.cancel(0, &first).await.text);
+    only_ours(&chat.cancel(0, &first).await.body);
     chat.becomes(&first, "cancelled").await;
     told(&running.rest().await);
     twins.unmoved(&theirs, "cancelling what runs").await;

@@ -1,6 +1,7 @@
 //! The last admin key of a tenant stays, also where two are revoked at once; and how many keys, agents and issuers
 //! a tenant may have.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -11,7 +12,7 @@ use crate::support::{Reply, Tenant, World};
 
 async fn first_key_id(world: &World, tenant: &Tenant) -> String {
     let whoami = world.get(&tenant.key, "/v1/whoami").await.expect(200);
-    whoami["id"].as_str().unwrap().to_owned()
+    whoami.id()
 }
 
 async fn revoke_on(world: &World, node: usize, tenant: &Tenant, id: &str) -> Reply {
@@ -37,7 +38,7 @@ async fn the_last_admin_key_that_does_not_expire_cannot_be_revoked() {
     assert_eq!(refused.header("x-should-retry"), "false");
     world.get(&tenant.key, "/v1/tenant").await.expect(200);
     // One that expires can go, and with another that stays the first can go too.
-    let brief = format!("/v1/api-keys/{}", brief["id"].as_str().unwrap());
+    let brief = format!("/v1/api-keys/{}", brief.text("id"));
     world.delete(&tenant.key, &brief).await.expect(204);
     world.api_key(&tenant, "admin").await;
     world.delete(&tenant.key, &path).await.expect(204);
@@ -64,7 +65,7 @@ async fn two_admin_keys_revoked_at_once_on_two_nodes_leave_one() {
     );
     let mut answers = [one.status, two.status];
     answers.sort_unstable();
-    assert_eq!(answers, [204, 409], "{} {}", one.text, two.text);
+    assert_eq!(answers, [204, 409], "{} {}", one.body, two.body);
 }
 
 async fn limit(world: &World, tenant: &Tenant, limits: Value) {
@@ -96,11 +97,11 @@ async fn a_tenant_makes_no_more_keys_than_its_limit_also_on_two_nodes_at_once() 
         refused.expect_problem(409, "limit_reached");
     }
     // One that is revoked makes room; the operator's is made without.
-    let made: Value = serde_json::from_str(&made[0].text).unwrap();
+    let made: Value = serde_json::from_str(&made[0].body).unwrap();
     let path = format!("/v1/operator/tenants/{}/api-keys", tenant.id);
     world.post(OPERATOR_KEY, &path, json!({})).await.expect(201);
     make(0).await.expect_problem(409, "limit_reached");
-    let id = made["id"].as_str().unwrap();
+    let id = made.text("id");
     let first = first_key_id(&world, &tenant).await;
     for id in [id, &first] {
         revoke_on(&world, 0, &tenant, id).await.expect(204);
@@ -163,5 +164,5 @@ async fn one_agent_too_many_on_two_nodes_at_once_is_one_refusal() {
     let (one, two, ()) = tokio::join!(put(0, "one"), put(1, "two"), let_go);
     let mut answers = [one.status, two.status];
     answers.sort_unstable();
-    assert_eq!(answers, [201, 409], "{} {}", one.text, two.text);
+    assert_eq!(answers, [201, 409], "{} {}", one.body, two.body);
 }

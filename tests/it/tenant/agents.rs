@@ -1,5 +1,6 @@
 //! `/v1/agents`: documents with defaults, and keys that go in and never come out.
 
+use crate::support::Fields;
 use serde_json::{Value, json};
 
 use crate::support::World;
@@ -54,12 +55,7 @@ async fn an_agent_is_made_replaced_listed_and_deleted() {
         .expect(200);
     assert_eq!(replaced["system_prompt"], "", "replaced whole");
     let list = world.get(&tenant.key, "/v1/agents").await.expect(200);
-    let names: Vec<_> = list["data"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|a| a["name"].clone())
-        .collect();
+    let names: Vec<_> = list.list().iter().map(|a| a["name"].clone()).collect();
     assert_eq!(names, ["helper", "main"]);
     world
         .delete(&tenant.key, "/v1/agents/helper")
@@ -83,9 +79,9 @@ async fn a_key_is_sealed_never_returned_and_does_not_follow_a_changed_address() 
     let one = "https://api.one.example/v1";
     let made = put(openai(one)).await;
     assert_eq!(made.expect(201)["has_api_key"], true);
-    assert!(!made.text.contains(KEY));
+    assert!(!made.body.contains(KEY));
     let shown = world.get(&tenant.key, "/v1/agents").await;
-    assert!(!shown.text.contains(KEY));
+    assert!(!shown.body.contains(KEY));
     let stored: String = sqlx::query_scalar(
         "select spec::text || encode(api_key_enc, 'escape') from agents where name = 'gpt'",
     )
@@ -173,7 +169,7 @@ async fn what_is_wrong_with_an_agent_is_pointed_at() {
         (openai("not a url"), 422, "/upstream/base_url"),
     ] {
         let reply = world.put(&tenant.key, "/v1/agents/x", body.clone()).await;
-        assert_eq!(reply.status, status, "{body}: {}", reply.text);
+        assert_eq!(reply.status, status, "{body}: {}", reply.body);
         let problem = reply.expect(status);
         assert_eq!(
             problem["errors"][0]["pointer"], pointer,

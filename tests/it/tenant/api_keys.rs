@@ -1,5 +1,6 @@
 //! `/v1/api-keys`: making, listing, expiring and revoking keys.
 
+use crate::support::Fields;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -18,11 +19,11 @@ async fn a_key_is_shown_once_and_kept_only_as_a_hash() {
         .post(&tenant.key, "/v1/api-keys", body)
         .await
         .expect(201);
-    let key = made["key"].as_str().unwrap();
+    let key = made.text("key");
     assert!(key.starts_with("tl_"), "{key}");
     assert_eq!(made["platforms"], json!(["telegram", "slack@T012"]));
     let listed = world.get(&tenant.key, "/v1/api-keys").await;
-    assert!(!listed.text.contains(key));
+    assert!(!listed.body.contains(key));
     let mut superuser = world.superuser().await;
     let dump: String = sqlx::query_scalar("select string_agg(k::text, ' ') from api_keys k")
         .fetch_one(&mut superuser)
@@ -74,11 +75,7 @@ async fn rules_for_a_new_key_are_told_with_pointers() {
         assert_eq!(problem["errors"][0]["pointer"], pointer, "{problem}");
     }
     let keys = world.get(&tenant.key, "/v1/api-keys").await.expect(200);
-    assert_eq!(
-        keys["data"].as_array().unwrap().len(),
-        1,
-        "nothing was made"
-    );
+    assert_eq!(keys.list().len(), 1, "nothing was made");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -91,7 +88,7 @@ async fn an_expired_key_is_refused_with_its_own_code() {
         .post(&tenant.key, "/v1/api-keys", body)
         .await
         .expect(201);
-    let key = made["key"].as_str().unwrap();
+    let key = made.text("key");
     world.get(key, "/v1/tenant").await.expect(200);
     world.clock.advance(Duration::from_secs(3601));
     let reply = world.get(key, "/v1/tenant").await;
@@ -155,7 +152,7 @@ async fn the_last_use_is_noted_at_most_once_a_minute() {
     let (id, key) = world.api_key(&tenant, "read").await;
     let last_used = async || {
         let keys = world.get(&tenant.key, "/v1/api-keys").await.expect(200);
-        let rows = keys["data"].as_array().unwrap().clone();
+        let rows = keys.list().clone();
         let row = rows
             .into_iter()
             .find(|row| row["id"] == id.as_str())
@@ -225,8 +222,8 @@ async fn lists_are_paged_and_cursors_are_bound_to_their_caller() {
     let mut path = "/v1/api-keys?limit=2".to_owned();
     loop {
         let page = world.get(&tenant.key, &path).await.expect(200);
-        for row in page["data"].as_array().unwrap() {
-            seen.push(row["id"].as_str().unwrap().to_owned());
+        for row in page.list() {
+            seen.push(row.id());
         }
         match page["next_cursor"].as_str() {
             Some(cursor) => path = format!("/v1/api-keys?limit=2&cursor={cursor}"),
@@ -243,7 +240,7 @@ async fn lists_are_paged_and_cursors_are_bound_to_their_caller() {
         .get(&tenant.key, "/v1/api-keys?limit=2")
         .await
         .expect(200);
-    let cursor = first["next_cursor"].as_str().unwrap();
+    let cursor = first.text("next_cursor");
     let stolen = format!("/v1/api-keys?limit=2&cursor={cursor}");
     world
         .get(&reader, &stolen)
@@ -260,6 +257,6 @@ async fn lists_are_paged_and_cursors_are_bound_to_their_caller() {
         let reply = world
             .get(&tenant.key, &format!("/v1/api-keys?{wrong}"))
             .await;
-        assert_eq!(reply.status, 400, "{wrong}: {}", reply.text);
+        assert_eq!(reply.status, 400, "{wrong}: {}", reply.body);
     }
 }

@@ -1,6 +1,7 @@
 //! The audit: an entry for each change, in one chain a tenant that cannot be forked, changed or shortened
 //! unnoticed.
 
+use crate::support::Fields;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ const NEW_KEY: &str = "another-secret-key-of-the-tests-0123";
 /// A tenant's entries, oldest first.
 async fn entries(world: &World, tenant: &Tenant) -> Vec<Value> {
     let page = world.get(&tenant.key, "/v1/audit?limit=200").await;
-    let mut rows = page.expect(200)["data"].as_array().unwrap().clone();
+    let mut rows = page.list();
     rows.reverse();
     rows
 }
@@ -32,7 +33,7 @@ fn told(entries: &[Value]) -> Vec<(&str, &str, &str)> {
     entries
         .iter()
         .map(|row| {
-            let member = |name: &str| row[name].as_str().unwrap();
+            let member = |name: &str| row.text(name);
             (member("actor"), member("action"), member("target"))
         })
         .collect()
@@ -81,7 +82,7 @@ async fn every_change_is_an_entry_with_ids_and_no_text() {
         .post(&tenant.key, "/v1/api-keys", body)
         .await
         .expect(201);
-    let made = made["id"].as_str().unwrap();
+    let made = made.text("id");
     let path = format!("/v1/api-keys/{made}");
     world.delete(&tenant.key, &path).await.expect(204);
     for change in ["suspend", "resume"] {
@@ -94,7 +95,7 @@ async fn every_change_is_an_entry_with_ids_and_no_text() {
     .await;
     let entries = entries(&world, &tenant).await;
     let first_key = key_id(&tenant);
-    let operator = entries[0]["actor"].as_str().unwrap();
+    let operator = entries[0].text("actor");
     assert!(operator.starts_with("operator:"), "{operator}");
     assert_eq!(
         told(&entries),
@@ -110,7 +111,7 @@ async fn every_change_is_an_entry_with_ids_and_no_text() {
     assert_eq!(entries[2]["detail"], json!({"scopes": ["bridge", "read"]}));
     for (place, entry) in entries.iter().enumerate() {
         assert_eq!(entry["seq"], place + 1);
-        assert_eq!(entry["hash"].as_str().unwrap().len(), 64);
+        assert_eq!(entry.text("hash").len(), 64);
     }
     let last = entries.last().unwrap();
     let head = world.get(&tenant.key, "/v1/audit/head").await.expect(200);
@@ -168,8 +169,8 @@ async fn a_tenant_made_on_the_command_line_is_the_local_operators_doing() {
         .unwrap();
     let made: Value = serde_json::from_slice(&output.stdout).unwrap();
     let tenant = Tenant {
-        id: made["id"].as_str().unwrap().to_owned(),
-        key: made["api_key"].as_str().unwrap().to_owned(),
+        id: made.id(),
+        key: made.text("api_key").to_owned(),
     };
     let entries = entries(&world, &tenant).await;
     let expected = [
@@ -191,13 +192,13 @@ async fn the_list_is_paged_newest_first_and_filtered() {
         world.api_key(&tenant, "chat").await;
     }
     let seqs = |page: &Value| -> Vec<i64> {
-        let rows = page["data"].as_array().unwrap().iter();
-        rows.map(|row| row["seq"].as_i64().unwrap()).collect()
+        let rows = page.list().iter();
+        rows.map(|row| row.number("seq")).collect()
     };
     let get = async |path: &str| world.get(&tenant.key, path).await;
     let first = get("/v1/audit?limit=3").await.expect(200);
     assert_eq!(seqs(&first), [5, 4, 3]);
-    let cursor = first["next_cursor"].as_str().unwrap();
+    let cursor = first.text("next_cursor");
     let second = get(&format!("/v1/audit?limit=3&cursor={cursor}"))
         .await
         .expect(200);
@@ -251,15 +252,9 @@ async fn thirty_two_writers_on_two_nodes_make_one_chain_that_is_whole_at_any_tim
         }
     };
     let (replies, ()) = tokio::join!(join_all(writers), watching);
-    let mut made: Vec<String> = replies
-        .iter()
-        .map(|reply| reply.expect(201)["id"].as_str().unwrap().to_owned())
-        .collect();
+    let mut made: Vec<String> = replies.iter().map(|reply| reply.expect(201).id()).collect();
     let entries = entries(&world, &tenant).await;
-    let seqs: Vec<i64> = entries
-        .iter()
-        .map(|row| row["seq"].as_i64().unwrap())
-        .collect();
+    let seqs: Vec<i64> = entries.iter().map(|row| row.number("seq")).collect();
     assert_eq!(seqs, (1..=34).collect::<Vec<_>>());
     let mut targets: Vec<_> = entries[2..]
         .iter()
@@ -549,11 +544,7 @@ async fn a_head_that_somebody_else_made_is_never_built_upon() {
     let reply = world.post(&tenant.key, "/v1/api-keys", body).await;
     reply.expect_problem(500, "internal");
     let keys = world.get(&tenant.key, "/v1/api-keys").await.expect(200);
-    assert_eq!(
-        keys["data"].as_array().unwrap().len(),
-        1,
-        "no effect without its entry"
-    );
+    assert_eq!(keys.list().len(), 1, "no effect without its entry");
     let (whole, lines) = verify_command(&world, &["--tenant", &tenant.id], SECRET_KEY);
     assert!(!whole);
     assert_eq!(
@@ -599,8 +590,8 @@ async fn the_service_adds_and_reads_entries_of_its_tenant_and_can_do_nothing_els
         assert_eq!(seen, [own.uuid().to_string()]);
     }
     let listed = world.get(&own.key, "/v1/audit").await;
-    assert!(listed.text.contains(&own.id));
-    assert!(!listed.text.contains(&other.id) && !listed.text.contains(&key_id(&other)));
+    assert!(listed.body.contains(&own.id));
+    assert!(!listed.body.contains(&other.id) && !listed.body.contains(&key_id(&other)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -661,7 +652,7 @@ async fn reading_a_conversation_again_is_one_entry_a_minute() {
     let tenant = world.tenant("Acme").await;
     let ada = crate::support::people::person(&world, &tenant, "ada").await;
     let session = world.session(&ada.token, json!({})).await;
-    let path = format!("/v1/sessions/{}/messages", session["id"].as_str().unwrap());
+    let path = format!("/v1/sessions/{}/messages", session.text("id"));
     let entries = async || {
         let read = world.walk(&tenant.key, "/v1/audit?action=conversation.read");
         read.await.len()

@@ -1,5 +1,6 @@
 //! What an operator sees and does: `/v1/tenants/{id}` and `/v1/operator/…`.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -28,9 +29,8 @@ async fn view(world: &World, tenant: &Tenant) -> Value {
 /// The actions of an audit, oldest first.
 async fn actions(world: &World, key: &str, path: &str) -> Vec<String> {
     let page = world.get(key, path).await.expect(200);
-    let rows = page["data"].as_array().unwrap().iter().rev();
-    rows.map(|row| row["action"].as_str().unwrap().to_owned())
-        .collect()
+    let rows = page.list().iter().rev();
+    rows.map(|row| row.text("action").to_owned()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -187,7 +187,7 @@ async fn what_an_operator_does_stands_in_its_own_audit_and_in_the_tenants() {
         .get(OPERATOR_KEY, "/v1/operator/audit?limit=2")
         .await
         .expect(200);
-    let cursor = first["next_cursor"].as_str().unwrap();
+    let cursor = first.text("next_cursor");
     let path = format!("/v1/operator/audit?limit=2&cursor={cursor}");
     assert_eq!(actions(&world, OPERATOR_KEY, &path).await, expected[2..4]);
     let filtered = "/v1/operator/audit?action=tenant.suspend";
@@ -213,7 +213,7 @@ async fn an_operators_new_admin_key_works_and_its_retry_shows_it_for_ten_minutes
         (&made["scopes"], &made["expires_at"]),
         (&json!(["admin"]), &Value::Null)
     );
-    let key = made["key"].as_str().unwrap().to_owned();
+    let key = made.text("key").to_owned();
     world.get(&key, "/v1/audit").await.expect(200);
     let again = make().await;
     assert_eq!(again.header("idempotency-replayed"), "true");
@@ -221,7 +221,7 @@ async fn an_operators_new_admin_key_works_and_its_retry_shows_it_for_ten_minutes
     world.clock.advance(Duration::from_secs(601));
     assert_eq!(make().await.expect(201)["key"], Value::Null);
     let keys = world.get(&key, "/v1/api-keys").await.expect(200);
-    assert_eq!(keys["data"].as_array().unwrap().len(), 2);
+    assert_eq!(keys.list().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -260,7 +260,7 @@ async fn the_nodes_that_run_are_listed_with_their_version() {
             .get(OPERATOR_KEY, "/v1/operator/nodes")
             .await
             .expect(200);
-        page["data"].as_array().unwrap().clone()
+        page.list().clone()
     };
     eventually(
         "both have said that they live",

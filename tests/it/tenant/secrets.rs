@@ -1,5 +1,6 @@
 //! Rotating `SECRET_KEY`: what a node says when it starts, `throughline secrets status` and `reseal`.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -221,7 +222,7 @@ async fn a_node_whose_key_opens_nothing_says_so_in_one_line_when_it_starts() {
         warning["needed_by"],
         "agents 1, issuers 1, audit_heads 2, audit_entries 2"
     );
-    let message = warning["message"].as_str().unwrap();
+    let message = warning.text("message");
     assert!(
         message.contains("THROUGHLINE_SECRET_KEY lacks keys"),
         "{message}"

@@ -1,5 +1,6 @@
 //! `/v1/tenants` and `/v1/tenant`.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::json;
@@ -16,7 +17,7 @@ async fn an_operator_makes_a_tenant_whose_first_key_is_an_admin_key() {
         .expect(201);
     assert_eq!(made["name"], "Acme");
     assert_eq!(made["state"], "active");
-    let key = made["api_key"].as_str().unwrap();
+    let key = made.text("api_key");
     let own = world.get(key, "/v1/tenant").await.expect(200);
     assert_eq!(own["id"], made["id"]);
     assert!(own.get("api_key").is_none());
@@ -35,12 +36,11 @@ async fn the_list_of_tenants_is_paged_newest_first_without_the_operators_own_pla
         .await
         .expect(200);
     let names = |page: &serde_json::Value| -> Vec<String> {
-        let rows = page["data"].as_array().unwrap().iter();
-        rows.map(|row| row["name"].as_str().unwrap().to_owned())
-            .collect()
+        let rows = page.list().iter();
+        rows.map(|row| row.text("name").to_owned()).collect()
     };
     assert_eq!(names(&first), ["three", "two"]);
-    let cursor = first["next_cursor"].as_str().unwrap();
+    let cursor = first.text("next_cursor");
     let path = format!("/v1/tenants?limit=2&cursor={cursor}");
     let second = world.get(OPERATOR_KEY, &path).await.expect(200);
     assert_eq!(names(&second), ["one"]);
@@ -116,7 +116,7 @@ async fn a_deleted_tenant_is_gone_with_everything_of_it_and_nothing_else() {
         assert!(
             deleting.status == 202 || deleting.status == 404,
             "{}",
-            deleting.text
+            deleting.body
         );
     }
     eventually(
@@ -255,7 +255,7 @@ async fn a_tenant_changes_its_own_settings_and_nothing_it_left_out() {
             reply.expect(status)["errors"][0]["pointer"],
             pointer,
             "{}",
-            reply.text
+            reply.body
         );
     }
     assert_eq!(

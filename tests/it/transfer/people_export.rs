@@ -1,12 +1,13 @@
 //! A person's export: everything of theirs, for them or an admin, whole or broken off.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 use throughline::ids::IdentityId;
 
-use crate::support::conversations::{id_of, said, uuid_of_session};
+use crate::support::conversations::{said, uuid_of_session};
 use crate::support::data::whole_person::{SECRET, TELEGRAM, Whole, whole_person};
 use crate::support::people::person;
 use crate::support::transfer::finish;
@@ -27,7 +28,7 @@ async fn actions(world: &World, tenant: &Tenant, action: &str) -> usize {
 }
 
 fn list<'a>(document: &'a Value, member: &str) -> &'a Vec<Value> {
-    document[member].as_array().unwrap()
+    document.items(member)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,7 +73,7 @@ async fn an_export_has_everything_of_a_person_and_no_secret() {
         assert!(!list(&document, "moves").is_empty());
         assert!(!list(&document, "deliveries").is_empty());
         let usage = list(&document, "usage");
-        let turns: i64 = usage.iter().map(|one| one["turns"].as_i64().unwrap()).sum();
+        let turns: i64 = usage.iter().map(|one| one.number("turns")).sum();
         assert_eq!(turns, 8);
         let conversations = list(&document, "conversations");
         assert_eq!(conversations.len(), whole.sessions.len());
@@ -89,13 +90,13 @@ async fn an_export_has_everything_of_a_person_and_no_secret() {
     // Every conversation as its own export gives it, and good to be imported as it is.
     let document = export(&world, &ada.token, &ada.user_id).await;
     for conversation in list(&document, "conversations") {
-        let id = conversation["conversation_id"].as_str().unwrap();
+        let id = conversation.text("conversation_id");
         let mut own = exported(&world, &ada.token, id).await;
         own["exported_at"] = conversation["exported_at"].clone();
         assert_eq!(&own, conversation);
         for key in [&ada.token, &tenant.key] {
             let made = imported(&world, key, conversation).await;
-            let again = exported(&world, key, &id_of(&made)).await;
+            let again = exported(&world, key, &made.id()).await;
             assert_eq!(lasting(&again), lasting(conversation));
         }
     }
@@ -168,7 +169,7 @@ async fn a_long_export_is_streamed_and_what_goes_meanwhile_is_not_in_it() {
         .await;
     let mut own = Vec::new();
     for _ in 0..4 {
-        own.push(id_of(&world.session(&ada.token, json!({})).await));
+        own.push(world.session(&ada.token, json!({})).await.id());
         world.clock.advance(Duration::from_millis(5));
     }
     seed(&world, &tenant, &own[0], &identity, 300, 10).await;
@@ -177,7 +178,7 @@ async fn a_long_export_is_streamed_and_what_goes_meanwhile_is_not_in_it() {
         .append(&ada.token, &own[3], json!([said("the last")]))
         .await
         .expect(201);
-    let bobs = id_of(&world.session(&bob.token, json!({})).await);
+    let bobs = world.session(&bob.token, json!({})).await.id();
     seed(&world, &tenant, &bobs, &identity, 450, 10).await;
     sqlx::query(
         "with chat as (
@@ -252,7 +253,7 @@ async fn an_export_breaks_off_when_its_person_is_erased() {
     let identity = world
         .identity_id(&tenant.key, &json!(ada.user_id), "web:ada")
         .await;
-    let own = id_of(&world.session(&ada.token, json!({})).await);
+    let own = world.session(&ada.token, json!({})).await.id();
     seed(&world, &tenant, &own, &identity, 5000, 4000).await;
     let path = format!("/v1/users/{}/export", ada.user_id);
     let mut exports = Vec::new();
@@ -277,11 +278,11 @@ async fn an_export_breaks_off_when_the_account_that_reads_it_is_parted() {
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;
     let linked = world.link(&tenant.key, "telegram:5", "web:ada").await;
-    let user = linked["user_id"].as_str().unwrap();
+    let user = linked.text("user_id");
     let telegram = world
         .identity_id(&tenant.key, &linked["user_id"], "telegram:5")
         .await;
-    let own = id_of(&world.session(&ada.token, json!({})).await);
+    let own = world.session(&ada.token, json!({})).await.id();
     // What the other account said.
     seed(&world, &tenant, &own, &telegram, 5000, 4000).await;
     let mut exports = Vec::new();

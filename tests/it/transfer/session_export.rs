@@ -1,5 +1,6 @@
 //! Exports: streamed, broken off rather than cut short, for whom the conversation belongs to.
 
+use crate::support::Fields;
 use crate::support::transfer::finish;
 use std::time::Duration;
 
@@ -9,14 +10,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::conversations::grant;
-use crate::support::conversations::{id_of, said, uuid_of_session};
+use crate::support::conversations::{said, uuid_of_session};
 use crate::support::people::person;
 use crate::support::transfer::{exported, imported};
 use crate::support::{Reply, World, eventually};
 
 /// A session with `count` messages of `size` characters.
 async fn seeded(world: &World, key: &str, count: i64, size: i32) -> String {
-    let id = id_of(&world.session(key, json!({})).await);
+    let id = world.session(key, json!({})).await.id();
     sqlx::query(
         "with put as (
            insert into messages (tenant_id, session_id, seq, role, kind, content, token_count, created_at)
@@ -71,12 +72,12 @@ async fn a_large_export_is_streamed_and_ends_where_it_began() {
     exports.truncate(1);
     for (response, begun) in exports {
         let document = finish(response, begun).await.unwrap();
-        let messages = document["links"][0]["messages"].as_array().unwrap();
-        assert_eq!(document["links"].as_array().unwrap().len(), 1);
+        let messages = document.items("/links/0/messages");
+        assert_eq!(document.items("links").len(), 1);
         assert_eq!(messages.len(), 5000);
         for (message, seq) in messages.iter().zip(1..) {
             assert_eq!(message["seq"], seq);
-            let text = message["content"].as_str().unwrap();
+            let text = message.text("content");
             assert_eq!(text.trim_start_matches('x'), seq.to_string());
         }
         assert!(document["signature"].is_string());
@@ -143,8 +144,8 @@ async fn a_chain_of_many_links_is_exported_whole() {
     }
     let tip = imported(&world, &tenant.key, &json!({ "links": links })).await;
     assert_eq!(tip["depth"], 449);
-    let document = exported(&world, &tenant.key, &id_of(&tip)).await;
-    let found = document["links"].as_array().unwrap();
+    let document = exported(&world, &tenant.key, &tip.id()).await;
+    let found = document.items("links");
     assert_eq!(found.len(), 450);
     for (link, given) in found.iter().zip(&links).skip(1) {
         assert_eq!(link["compression"], record);
@@ -165,14 +166,13 @@ async fn only_whom_it_belongs_to_exports_a_conversation_and_reading_another_s_is
     let eve = person(&world, &tenant, "eve").await;
     let (_, read) = world.api_key(&tenant, "read").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
-    let id = id_of(
-        &world
-            .session(
-                &ada.token,
-                json!({"id": "mine", "messages": [said("private")]}),
-            )
-            .await,
-    );
+    let id = world
+        .session(
+            &ada.token,
+            json!({"id": "mine", "messages": [said("private")]}),
+        )
+        .await
+        .id();
     let path = format!("/v1/sessions/{id}/export");
     let by_id = exported(&world, &ada.token, &id).await;
     assert_eq!(by_id["conversation_id"], "mine");
@@ -181,7 +181,7 @@ async fn only_whom_it_belongs_to_exports_a_conversation_and_reading_another_s_is
         .walk(&tenant.key, "/v1/sessions")
         .await
         .first()
-        .map(id_of)
+        .map(Fields::id)
         .unwrap();
     grant(&world, &tenant, &id, &bob.user_id).await;
     let by_uuid = format!("/v1/sessions/{id}/export");
@@ -217,7 +217,7 @@ async fn only_whom_it_belongs_to_exports_a_conversation_and_reading_another_s_is
         .await
         .expect_success();
     let head = Reply::of(world.request(Method::HEAD, &by_uuid, &tenant.key)).await;
-    assert_eq!((head.status, head.text.as_str()), (200, ""));
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
     let reads = reads().await;
     assert_eq!(reads.len(), 4);
     for entry in &reads {
@@ -247,7 +247,7 @@ async fn markdown_shows_what_was_said_and_lets_nothing_of_it_out_of_its_place() 
         {"role": "assistant", "content": "Use `Vec<u8>`:\n\n```rust\n# fine\n```"},
     ]);
     let body = json!({"title": "A <i>title</i>", "messages": messages});
-    let id = id_of(&world.session(key, body).await);
+    let id = world.session(key, body).await.id();
     let summary = "All of it:\n# so far\n```";
     world
         .compress(key, &id, json!({"summary": summary, "keep_last": 2}))
@@ -267,7 +267,7 @@ async fn markdown_shows_what_was_said_and_lets_nothing_of_it_out_of_its_place() 
     let is_time = |word: &str| word.len() == 20 && word.starts_with("20") && word.ends_with('Z');
     let timeless = |word: &str| if is_time(word) { "T" } else { word }.to_owned();
     let line = |line: &str| line.split(' ').map(timeless).collect::<Vec<_>>().join(" ");
-    let lines: Vec<String> = reply.text.split('\n').map(line).collect();
+    let lines: Vec<String> = reply.body.split('\n').map(line).collect();
     let expected = format!(
         r#"# A &lt;i>title&lt;/i>
 

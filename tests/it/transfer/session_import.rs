@@ -1,9 +1,9 @@
 //! Imports: whole or not at all, and nobody brings in words that others did not say.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::conversations::id_of;
 use crate::support::people::{as_bridge, person};
 use crate::support::transfer::{exported, imported, lasting, originals, weather};
 use crate::support::{Reply, World};
@@ -14,7 +14,7 @@ async fn a_person_brings_back_their_own_conversation_and_no_changed_one() {
     let (tenant, foreign) = (world.tenant("Acme").await, world.tenant("Other").await);
     let ada = person(&world, &tenant, "ada").await;
     let body = json!({"user": ada.user_id, "title": "Ours", "messages": weather()});
-    let id = id_of(&world.session(&tenant.key, body).await);
+    let id = world.session(&tenant.key, body).await.id();
     world
         .compress(&ada.token, &id, json!({"summary": "s", "keep_last": 2}))
         .await
@@ -25,7 +25,7 @@ async fn a_person_brings_back_their_own_conversation_and_no_changed_one() {
         (&tip["user_id"], &tip["title"]),
         (&json!(ada.user_id), &json!("Ours"))
     );
-    let again = exported(&world, &ada.token, &id_of(&tip)).await;
+    let again = exported(&world, &ada.token, &tip.id()).await;
     assert_eq!(lasting(&again), lasting(&document));
     // The spelling of JSON does not count, nor do the ids, times and names that an import ignores.
     let mut same = document.clone();
@@ -43,10 +43,7 @@ async fn a_person_brings_back_their_own_conversation_and_no_changed_one() {
             .await;
         let problem = reply.expect_problem(403, "role_not_allowed");
         assert_eq!(problem["errors"][0]["pointer"], "/links/0/messages/0/role");
-        assert!(
-            problem["detail"].as_str().unwrap().contains(why),
-            "{problem}"
-        );
+        assert!(problem.text("detail").contains(why), "{problem}");
     };
     let changes: [fn(&mut Value); 9] = [
         |d| d["links"][0]["messages"][4]["content"] = json!("A cloud! ☁"),
@@ -71,14 +68,13 @@ async fn a_person_brings_back_their_own_conversation_and_no_changed_one() {
     bare.as_object_mut().unwrap().remove("signature");
     refused(bare.clone(), "no signature").await;
     // Signed, but for another tenant.
-    let theirs = id_of(
-        &world
-            .session(
-                &foreign.key,
-                json!({"title": "Ours", "messages": weather()}),
-            )
-            .await,
-    );
+    let theirs = world
+        .session(
+            &foreign.key,
+            json!({"title": "Ours", "messages": weather()}),
+        )
+        .await
+        .id();
     let theirs = exported(&world, &foreign.key, &theirs).await;
     refused(theirs.clone(), "not exported here").await;
     imported(&world, &tenant.key, &theirs).await;
@@ -101,11 +97,10 @@ async fn a_bridge_imports_for_the_person_it_names() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let (_, bridge) = world.api_key(&tenant, "bridge").await;
-    let id = id_of(
-        &world
-            .session(&tenant.key, json!({"messages": weather()}))
-            .await,
-    );
+    let id = world
+        .session(&tenant.key, json!({"messages": weather()}))
+        .await
+        .id();
     let document = exported(&world, &tenant.key, &id).await;
     let import = async |identity: &str, document: &Value| {
         let place = (Method::POST, "/v1/sessions/import");
@@ -113,7 +108,7 @@ async fn a_bridge_imports_for_the_person_it_names() {
     };
     let made = import("telegram:1", &document).await.expect(201);
     assert!(made["user_id"].is_string());
-    let path = format!("/v1/sessions/{}/messages", id_of(&made));
+    let path = format!("/v1/sessions/{}/messages", made.id());
     let messages = as_bridge(&world, &bridge, "telegram:1", (Method::GET, &path), None)
         .await
         .expect(200);
@@ -380,7 +375,7 @@ async fn an_import_may_be_sixteen_times_as_large_as_other_bodies() {
         json!({"links": [{"messages": messages}]})
     };
     let tip = imported(&world, &tenant.key, &document(8)).await;
-    let again = exported(&world, &tenant.key, &id_of(&tip)).await;
+    let again = exported(&world, &tenant.key, &tip.id()).await;
     assert_eq!(originals(&again).len(), 8);
     world
         .post(&tenant.key, "/v1/sessions/import", document(34))

@@ -1,5 +1,6 @@
 //! A conversation that is exported and imported again is the same conversation.
 
+use crate::support::Fields;
 use crate::support::transfer::exported;
 use crate::support::transfer::imported;
 use crate::support::transfer::lasting;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::World;
-use crate::support::conversations::{answered, id_of, said};
+use crate::support::conversations::{answered, said};
 
 fn what_was_said(message: &Value) -> Value {
     let members = [
@@ -30,7 +31,7 @@ fn what_was_said(message: &Value) -> Value {
 /// A chain of three links, with a fourth that was taken back. Answers the first id.
 async fn weathered(world: &World, key: &str) -> String {
     let body = json!({"title": "Weather", "messages": weather()});
-    let id = id_of(&world.session(key, body).await);
+    let id = world.session(key, body).await.id();
     let compress = async |summary: &str, keep: u32| {
         let body = json!({"summary": summary, "keep_last": keep});
         world.compress(key, &id, body).await.expect(201)
@@ -56,11 +57,11 @@ async fn weathered(world: &World, key: &str) -> String {
 /// The chain as every other endpoint shows it, without what an import sets anew.
 async fn shown(world: &World, key: &str, id: &str) -> Value {
     let lineage = world.walk(key, &format!("/v1/sessions/{id}/lineage")).await;
-    let ids: Vec<String> = lineage.iter().map(id_of).collect();
+    let ids: Vec<String> = lineage.iter().map(Fields::id).collect();
     let place = |id: &Value| ids.iter().position(|link| json!(link) == *id);
     let mut links = Vec::new();
     for link in &lineage {
-        let path = format!("/v1/sessions/{}/messages?exact=true", id_of(link));
+        let path = format!("/v1/sessions/{}/messages?exact=true", link.id());
         let messages = world.walk(key, &path).await;
         let messages: Vec<Value> = messages
             .iter()
@@ -109,7 +110,7 @@ async fn an_export_has_every_original_once_and_every_copy_by_its_place() {
         format!("attachment; filename=\"conversation-{id}.json\"")
     );
     let document = reply.expect(200);
-    let links = document["links"].as_array().unwrap();
+    let links = document.items("links");
     assert_eq!(
         (&document["format"], &document["version"]),
         (&json!("throughline.conversation"), &json!(1))
@@ -144,11 +145,11 @@ async fn an_export_has_every_original_once_and_every_copy_by_its_place() {
         .collect();
     assert_eq!(json!(said), shown(&world, &tenant.key, &id).await["whole"]);
     assert!(
-        !reply.text.contains("taken back"),
+        !reply.body.contains("taken back"),
         "an undone link is left out"
     );
     // Whichever id is named.
-    let tip = links[2]["id"].as_str().unwrap();
+    let tip = links[2].text("id");
     let by_tip = exported(&world, &tenant.key, tip).await;
     assert_eq!(by_tip["links"], document["links"]);
     assert_eq!(by_tip["signature"], document["signature"]);
@@ -164,12 +165,12 @@ async fn what_is_imported_is_the_same_chain_with_new_ids() {
     world.clock.advance(Duration::from_secs(3600));
     let tip = imported(&world, key, &document).await;
     assert_eq!((&tip["depth"], &tip["state"]), (&json!(2), &json!("open")));
-    let copy = tip["conversation_id"].as_str().unwrap();
+    let copy = tip.text("conversation_id");
     let again = exported(&world, key, copy).await;
     assert_eq!(lasting(&again), lasting(&document));
     let text = again.to_string();
-    for link in document["links"].as_array().unwrap() {
-        assert!(!text.contains(link["id"].as_str().unwrap()), "ids are new");
+    for link in document.items("links") {
+        assert!(!text.contains(link.text("id")), "ids are new");
     }
     assert!(again["created_at"].as_str() > document["exported_at"].as_str());
     assert_eq!(
@@ -183,12 +184,15 @@ async fn an_imported_chain_goes_on_as_the_original_would() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let key = &tenant.key;
-    let id = id_of(&world.session(key, json!({"messages": weather()})).await);
+    let id = world
+        .session(key, json!({"messages": weather()}))
+        .await
+        .id();
     let compress = |keep: u32| json!({"summary": "s", "keep_last": keep});
     world.compress(key, &id, compress(2)).await.expect(201);
     let document = exported(&world, key, &id).await;
     let tip = imported(&world, key, &document).await;
-    let copy = tip["conversation_id"].as_str().unwrap().to_owned();
+    let copy = tip.text("conversation_id").to_owned();
     for id in [&id, &copy] {
         // Nothing was said since: the same child for who asks late, and the compression can be undone.
         let late = world.compress(key, id, compress(2)).await.expect(200);
@@ -225,12 +229,11 @@ async fn a_branch_is_exported_with_what_it_began_with_and_doubles_nothing() {
     let key = &tenant.key;
     let id = weathered(&world, key).await;
     let path = format!("/v1/sessions/{id}/branch");
-    let branch = id_of(
-        &world
-            .post(key, &path, json!({"title": "Aside"}))
-            .await
-            .expect(201),
-    );
+    let branch = world
+        .post(key, &path, json!({"title": "Aside"}))
+        .await
+        .expect(201)
+        .id();
     world
         .append(key, &branch, json!([said("by the way")]))
         .await
@@ -239,11 +242,11 @@ async fn a_branch_is_exported_with_what_it_began_with_and_doubles_nothing() {
     for summary in ["first", "second"] {
         let body = json!({"summary": summary, "keep_last": 4});
         let done = world.compress(key, &tip, body).await.expect(201);
-        tip = done["session_id"].as_str().unwrap().to_owned();
+        tip = done.text("session_id").to_owned();
     }
     let document = exported(&world, key, &branch).await;
-    let links = document["links"].as_array().unwrap();
-    let first = links[0]["messages"].as_array().unwrap();
+    let links = document.items("links");
+    let first = links[0].items("messages");
     assert!(first.iter().all(|message| message["copied_from"].is_null()));
     let said: Vec<Value> = originals(&document)
         .into_iter()
@@ -251,7 +254,7 @@ async fn a_branch_is_exported_with_what_it_began_with_and_doubles_nothing() {
         .collect();
     assert_eq!(json!(said), shown(&world, key, &branch).await["whole"]);
     for link in &links[1..] {
-        let messages = link["messages"].as_array().unwrap();
+        let messages = link.items("messages");
         let copies = messages
             .iter()
             .filter(|message| !message["copied_from"].is_null());
@@ -267,12 +270,12 @@ async fn a_branch_is_exported_with_what_it_began_with_and_doubles_nothing() {
         (&tip["edge"], &tip["title"]),
         (&json!("compression"), &json!("Aside"))
     );
-    let again = exported(&world, key, &id_of(&tip)).await;
+    let again = exported(&world, key, &tip.id()).await;
     assert_eq!(lasting(&again), lasting(&document));
     // Each link is what a model saw in the original.
-    for (ours, theirs) in again["links"].as_array().unwrap().iter().zip(links) {
+    for (ours, theirs) in again.items("links").iter().zip(links) {
         let contents = async |link: &Value| -> Vec<Value> {
-            let id = link["id"].as_str().unwrap();
+            let id = link.text("id");
             let path = format!("/v1/sessions/{id}/messages?exact=true");
             world
                 .walk(key, &path)

@@ -1,5 +1,6 @@
 //! Turns that end without their agent: no call of a tool stays without a result, and who watches learns of the end.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -35,7 +36,7 @@ async fn execute(chat: &Scene, statement: &'static str) {
 /// What the model was given as results of tools in its last request.
 fn results(chat: &Scene) -> Vec<Value> {
     let requests = chat.model.requests();
-    let messages = requests.last().unwrap()["messages"].as_array().unwrap();
+    let messages = requests.last().unwrap().items("messages");
     let results = messages.iter().filter(|message| message["role"] == "tool");
     results.map(|message| message["content"].clone()).collect()
 }
@@ -202,7 +203,7 @@ async fn people_who_speak_in_conversations_of_each_other_are_erased_without_a_de
     let mut users = Vec::new();
     for identity in ["telegram:1", "telegram:2"] {
         let accepted = b.send(unwaited(identity)).await.expect(202);
-        users.push(accepted["user_id"].as_str().unwrap().to_owned());
+        users.push(accepted.text("user_id").to_owned());
     }
     let mut superuser = b.world.superuser().await;
     let swap = "update turns t
@@ -226,6 +227,6 @@ async fn people_who_speak_in_conversations_of_each_other_are_erased_without_a_de
     };
     let (first, second, ()) = tokio::join!(erase(&users[0]), erase(&users[1]), release);
     for reply in [first, second] {
-        assert!(reply.status < 300, "{}", reply.text);
+        assert!(reply.status < 300, "{}", reply.body);
     }
 }

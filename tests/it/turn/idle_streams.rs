@@ -1,6 +1,7 @@
 //! What open streams cost while nothing happens: readers of a node share what they read and how their
 //! rights are checked. Nothing that was said after a reader lost its right is shown.
 
+use crate::support::Fields;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -89,7 +90,7 @@ async fn what_is_said_after_an_unlink_is_not_shown_to_the_identity_that_left() {
     b.model.otherwise(Step::Echo(Duration::ZERO));
     b.world.link(&b.bridge_key, STAYS, LEAVES).await;
     let first = say(&b, STAYS, "before").await;
-    let session = first["session_id"].as_str().unwrap();
+    let session = first.text("session_id");
     for node in [0, 1] {
         let mut stays = stream_for(&b, node, STAYS, session).await;
         let mut leaves = stream_for(&b, node, LEAVES, session).await;
@@ -112,7 +113,7 @@ async fn what_is_said_after_an_unlink_is_not_shown_to_the_identity_that_left() {
 async fn idle_streams_of_a_suspended_tenant_close_within_five_seconds() {
     let chat = Scene::chat([]).await;
     let session = chat.world.session(&chat.tenant.key, json!({})).await;
-    let path = format!("/v1/sessions/{}/events", session["id"].as_str().unwrap());
+    let path = format!("/v1/sessions/{}/events", session.text("id"));
     let mut streams = [
         chat.events(0, &path, None).await,
         chat.events(1, &path, None).await,

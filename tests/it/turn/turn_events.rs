@@ -1,6 +1,7 @@
 //! Streams of events: resumed at any place, on any node, without a gap and without a repeat; live from
 //! every device, with Redis and without; and closed when their reader has lost the right to read.
 
+use crate::support::Fields;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -23,7 +24,7 @@ fn pieces(events: &[SseEvent], attempt: i64) -> String {
     let bodies = deltas.map(SseEvent::json);
     bodies
         .filter(|body| body["attempt"] == attempt)
-        .map(|body| body["data"]["text"].as_str().unwrap().to_owned())
+        .map(|body| body.text("/data/text").to_owned())
         .collect()
 }
 
@@ -241,7 +242,7 @@ async fn streams_are_limited_and_one_that_is_closed_makes_room() {
         .await
         .expect(200);
     let session = world.session(&tenant.key, json!({})).await;
-    let path = format!("/v1/sessions/{}/events", session["id"].as_str().unwrap());
+    let path = format!("/v1/sessions/{}/events", session.text("id"));
     let open = async || {
         world
             .request(Method::GET, &path, &tenant.key)

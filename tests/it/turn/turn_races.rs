@@ -81,7 +81,7 @@ async fn a_conversation_whose_queue_moved_on_during_a_suspension_goes_on_after_i
     operator(&chat, "resume").await.expect(200);
     eventually("a resumed conversation answers", PATIENCE, async || {
         let reply = chat.say(0, "s", "third").await;
-        assert_ne!(reply.status, 500, "{}", reply.text);
+        assert_ne!(reply.status, 500, "{}", reply.body);
         reply.status == 200
     })
     .await;

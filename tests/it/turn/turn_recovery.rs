@@ -1,6 +1,7 @@
 //! Nodes that are lost in the middle of an answer: another one goes on, what was discarded is told, and a
 //! node that comes back too late writes nothing. With real processes.
 
+use crate::support::Fields;
 use crate::support::servers::pair::GRACE;
 use crate::support::servers::pair::LEASE;
 use crate::support::servers::pair::Pair;
@@ -33,7 +34,7 @@ fn attempts(events: &[SseEvent]) -> [String; 2] {
         let texts = deltas.map(|event| {
             let body = event.json();
             assert_eq!(body["attempt"], attempt, "{body}");
-            body["data"]["text"].as_str().unwrap().to_owned()
+            body.text("/data/text").to_owned()
         });
         texts.collect()
     };
@@ -100,10 +101,7 @@ async fn a_node_that_slept_beyond_its_lease_writes_nothing() {
     let rest = stream.rest().await;
     let error = rest[rest.len() - 1].json();
     assert_eq!(error["error"]["code"], "turn_restarted", "{error}");
-    assert!(
-        error["error"]["message"].as_str().unwrap().contains(&turn),
-        "{error}"
-    );
+    assert!(error.text("/error/message").contains(&turn), "{error}");
     // It serves again, and what it shows is what the other wrote.
     assert_eq!(pair.turn(0, &turn).await, pair.turn(1, &turn).await);
     assert_eq!(pair.rows().await, before);

@@ -1,6 +1,7 @@
 //! Tools that a client gives: its turn waits for their results, holding its place, until they come or
 //! something else does. A call never stays without a result in the transcript.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -39,7 +40,7 @@ async fn waiting() -> (Scene, String) {
         calls.map(|call| call["id"].clone()).collect()
     };
     assert_eq!(ids(&choice["message"]["tool_calls"]), ["a", "b"]);
-    let turn = reply["hermes"]["turn_id"].as_str().unwrap().to_owned();
+    let turn = reply.text("/hermes/turn_id").to_owned();
     assert_eq!(chat.turn(&turn).await["state"], "waiting_client");
     (chat, turn)
 }
@@ -52,10 +53,7 @@ async fn bring(chat: &Scene, node: usize, results: &[Value]) -> Reply {
 /// What the model was told last of the tools.
 fn told(chat: &Scene) -> Vec<(String, String)> {
     let requests = chat.model.requests();
-    let messages = requests[requests.len() - 1]["messages"]
-        .as_array()
-        .unwrap()
-        .clone();
+    let messages = requests[requests.len() - 1].items("messages").clone();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let results = messages.iter().filter(|message| message["role"] == "tool");
     results

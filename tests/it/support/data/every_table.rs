@@ -1,5 +1,6 @@
 //! A row in every table of a tenant.
 
+use crate::support::Fields;
 use reqwest::Method;
 use serde_json::json;
 
@@ -36,7 +37,7 @@ async fn fill_people(world: &World, tenant: &Tenant) {
     let bring =
         json!({"identity": "telegram:1", "text": format!("/link {shown}"), "message_id": "1"});
     world.post(key, "/v1/inbound", bring).await.expect(200);
-    let user = linked["user_id"].as_str().unwrap();
+    let user = linked.text("user_id");
     let path = format!("/v1/users/{user}/home-channels/telegram");
     let home = json!({"identity": "telegram:1", "chat": {"type": "dm"}});
     world.put(key, &path, home).await.expect(200);
@@ -45,8 +46,8 @@ async fn fill_people(world: &World, tenant: &Tenant) {
 async fn fill_conversations(world: &World, tenant: &Tenant, token: &str) {
     let body = json!({"session_key": "fill", "messages": [{"role": "user", "content": "fill"}]});
     let session = world.post(token, "/v1/sessions", body).await.expect(201);
-    let user = session["user_id"].as_str().unwrap();
-    grant(world, tenant, session["id"].as_str().unwrap(), user).await;
+    let user = session.text("user_id");
+    grant(world, tenant, session.text("id"), user).await;
     let ask = json!({"model": "main", "messages": [{"role": "user", "content": "fill"}]});
     let ask = world
         .request(reqwest::Method::POST, "/v1/chat/completions", token)

@@ -135,7 +135,7 @@ impl Twins {
             .world
             .post(&self.chat.bridge_key, "/v1/inbound", body)
             .await;
-        only_ours(&reply.text);
+        only_ours(&reply.body);
         reply
     }
 

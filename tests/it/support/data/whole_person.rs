@@ -1,5 +1,6 @@
 //! Somebody of whom there is something in every table, beside others who must not notice their end.
 
+use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -8,7 +9,7 @@ use sqlx::types::Uuid;
 use throughline::ids::{IdentityId, SessionId, UserId};
 
 use crate::support::conversations::grant;
-use crate::support::conversations::{answered, id_of, said};
+use crate::support::conversations::{answered, said};
 use crate::support::people::{Person, as_bridge, person};
 use crate::support::{Reply, Tenant, World, eventually};
 
@@ -111,7 +112,7 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
         .get(key, &format!("/v1/sessions?user_id={}", ada.user_id))
         .await
         .expect(200);
-    sessions.push(id_of(&listed["data"][0]));
+    sessions.push(listed["data"][0].id());
     let own = sessions[1].clone();
     world
         .append(key, &own, json!([answered("Hello"), said(SECRET)]))
@@ -125,7 +126,7 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
         .post(&ada.token, &format!("/v1/sessions/{own}/branch"), json!({}))
         .await
         .expect(201);
-    sessions.push(id_of(&branch));
+    sessions.push(branch.id());
 
     // One person: by a code, and by an admin, who made the other with a name for retries.
     let linked = world.link(&bridge, TELEGRAM, IRC).await;
@@ -230,7 +231,7 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     let bobs = world
         .session(&bob.token, json!({"messages": [said("come in")]}))
         .await;
-    let guest_in = id_of(&bobs);
+    let guest_in = bobs.id();
     grant(world, tenant, &guest_in, &ada.user_id).await;
     grant(world, tenant, &own, &bob.user_id).await;
     world
@@ -269,7 +270,7 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     let keys = world.walk(key, &keys).await;
     let accounts = format!("/v1/users/{}/identities", ada.user_id);
     let accounts = world.get(key, &accounts).await.expect(200);
-    let accounts = accounts["data"].as_array().unwrap();
+    let accounts = accounts.list();
     assert_eq!(accounts.len(), 2);
     Whole {
         bridge,

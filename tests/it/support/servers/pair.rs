@@ -1,5 +1,6 @@
 //! Two node processes on a scripted model: for turns whose node is lost.
 
+use crate::support::Fields;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ impl Pair {
             .bearer_auth(OPERATOR_KEY)
             .json(&json!({"name": "Acme"}));
         let tenant = Reply::of(tenant).await.expect(201);
-        let key = tenant["api_key"].as_str().unwrap().to_owned();
+        let key = tenant.text("api_key").to_owned();
         let put = nodes.client.put(nodes.url_on(0, "/v1/agents/main"));
         let put = put.bearer_auth(&key).json(&agent_on(&model, json!({})));
         Reply::of(put).await.expect(200);
