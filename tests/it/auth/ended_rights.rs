@@ -2,6 +2,7 @@
 //! whether they still hold makes nobody.
 
 use crate::support::Fields;
+use crate::support::real_time;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -288,7 +289,7 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
         crowd.spawn(async move {
             loop {
                 drop(caller.begin(&db).await);
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                real_time("a crowd that comes again", Duration::from_millis(5)).await;
             }
         });
     }

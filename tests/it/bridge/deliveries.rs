@@ -280,7 +280,7 @@ async fn a_dead_delivery_can_be_replayed_while_its_chat_is_leased() {
     let replay = b.world.post(&b.bridge_key, &path, json!({}));
     let lease = b.fetch(1, "wait=5");
     let release = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        b.world.waiting(2).await;
         held.commit().await.unwrap();
     };
     let (replayed, leased, ()) = tokio::join!(replay, lease, release);

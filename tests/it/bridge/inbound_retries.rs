@@ -2,8 +2,10 @@
 //! were merged in between.
 
 use crate::support::Fields;
+use crate::support::real_time;
 use reqwest::Method;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 use crate::support::Scene;
 use crate::support::servers::model::Step;
@@ -68,15 +70,11 @@ async fn a_retry_of_a_message_that_is_being_answered_gets_the_same_answer() {
     let first = b.send_with_key(0, "k-1", body.clone());
     let again = async {
         let asked = async || !b.model.requests().is_empty();
-        eventually(
-            "the model is asked",
-            std::time::Duration::from_secs(10),
-            asked,
-        )
-        .await;
+        eventually("the model is asked", Duration::from_secs(10), asked).await;
         let again = b.send_with_key(1, "k-1", body.clone());
         let release = async {
-            tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+            let reason = "nothing shows that the second waits for the first";
+            real_time(reason, Duration::from_millis(300)).await;
             b.model.release();
         };
         tokio::join!(again, release).0

@@ -316,8 +316,7 @@ async fn the_model_s_server_learns_the_key_only_where_the_agent_says_so() {
         .put(&chat.tenant.key, "/v1/agents/main", spec)
         .await;
     put.expect(200);
-    // An agent is believed for less than a second.
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    chat.world.expire_caches();
     chat.ask_in(&[(KEY, "work")], json!({})).await.expect(200);
     let keys: Vec<Option<String>> = chat.model.session_keys();
     assert_eq!(keys, [None, Some("work".to_owned())]);

@@ -176,7 +176,7 @@ async fn set_timeout(world: &World, tenant: &Tenant, base_url: &str, seconds: u3
     let spec = json!({ "upstream": upstream });
     let put = world.put(&tenant.key, "/v1/agents/main", spec).await;
     assert_eq!(put.expect(200)["upstream"]["timeout_seconds"], seconds);
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    world.expire_caches();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -371,3 +371,16 @@ fn no_test_file_imports_from_another() {
     }
     assert_eq!(wrong, Vec::<String>::new());
 }
+
+/// A test awaits a condition or moves the clock. `support` has the waits; chaos is about real time.
+#[test]
+fn no_test_sleeps() {
+    let mut wrong = Vec::new();
+    for (file, text) in test_sources() {
+        let waits = ["support/", "chaos/", "house/"];
+        if text.contains("sleep(") && !waits.iter().any(|shelf| file.starts_with(shelf)) {
+            wrong.push(file);
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+}

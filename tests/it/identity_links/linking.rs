@@ -1,6 +1,7 @@
 //! One person on several platforms: linking by code, unlinking, and taking that back.
 
 use crate::support::Fields;
+use crate::support::eventually;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -588,6 +589,13 @@ async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
         ..
     } = &apart;
     let stop = std::sync::atomic::AtomicBool::new(false);
+    let sent = std::sync::atomic::AtomicUsize::new(0);
+    // Some more is said.
+    let more = async || {
+        let before = sent.load(std::sync::atomic::Ordering::Relaxed);
+        let three_more = async || sent.load(std::sync::atomic::Ordering::Relaxed) >= before + 3;
+        eventually("more is said", Duration::from_secs(20), three_more).await;
+    };
     let stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
     // Through a key, through an id, and by asking where to: each as often as it can.
     let key = format!("/v1/session-keys/{}/messages", telegram.text("session_key"));
@@ -622,7 +630,10 @@ async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
             };
             let reply = Reply::of(request).await;
             match reply.status {
-                201 => told.push(text),
+                201 => {
+                    sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    told.push(text);
+                }
                 // Refused, and so not said: the client tries again.
                 429 | 503 => {}
                 // A session that went to the other side between the two calls.
@@ -635,13 +646,13 @@ async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
     let link_and_part = async || {
         for _ in 0..6 {
             let linked = apart.link().await;
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            more().await;
             let id = world
                 .identity_id(&tenant.key, &linked["user_id"], "web:ada")
                 .await;
             let path = format!("/v1/identities/{id}");
             world.delete(&tenant.key, &path).await.expect(200);
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            more().await;
         }
         apart.link().await;
         stop.store(true, std::sync::atomic::Ordering::Relaxed);

@@ -1,6 +1,8 @@
 //! What one tenant does to a node leaves the others what they need of it: connections, memory, sockets.
 
 use crate::support::Fields;
+use crate::support::real_time;
+use crate::support::stays;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,8 +103,10 @@ async fn requests_of_a_tenant_that_wait_for_one_row_take_no_turn_from_its_node()
         .await
         .unwrap();
     let mut appending = append_without_end(&pair, &session, 100);
-    tokio::time::sleep(LEASE * 6).await;
-    assert!(appending.try_join_next().is_none(), "all still wait");
+    stays("all wait", LEASE * 6, async || {
+        appending.try_join_next().is_none()
+    })
+    .await;
     pair.model.release();
     let ended = pair.completes(1, &turn).await;
     assert_eq!(ended["attempt"], 1);
@@ -172,7 +176,7 @@ async fn bodies_that_do_not_arrive_hold_the_share_of_their_tenant_alone() {
                 .await
                 .unwrap();
             loop {
-                tokio::time::sleep(Duration::from_secs(1)).await;
+                real_time("a client that trickles", Duration::from_secs(1)).await;
                 if stream.write_all(b" ").await.is_err() {
                     return;
                 }

@@ -1,6 +1,7 @@
 //! `/v1/resolve`: who speaks, and where what they say belongs.
 
 use crate::support::Fields;
+use crate::support::retry;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -87,13 +88,12 @@ async fn a_thousand_first_contacts_at_once_are_one_person_with_one_session() {
             .json(&json!({"identity": "telegram:5"}));
         async move {
             // A small pool under a crowd may answer 429 or 503: whoever is refused asks again.
-            loop {
+            let pause = Duration::from_millis(50);
+            retry("an answer", Duration::from_secs(60), pause, async || {
                 let reply = crate::support::Reply::of(request.try_clone().unwrap()).await;
-                if ![429, 503].contains(&reply.status) {
-                    return reply.expect(200);
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+                (![429, 503].contains(&reply.status)).then(|| reply.expect(200))
+            })
+            .await
         }
     });
     let answers = join_all(asks).await;

@@ -2,6 +2,7 @@
 //! nobody's request fails.
 
 use crate::support::Fields;
+use crate::support::real_time;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -133,12 +134,12 @@ async fn nobodys_request_fails_while_nodes_are_restarted_one_after_the_other() {
     let restarting = async {
         let mut ends = Vec::new();
         for node in 0..nodes.count() {
-            tokio::time::sleep(LOOKED_AT).await;
+            real_time("clients ask all nodes", LOOKED_AT).await;
             ends.push(nodes.terminate(node).await);
             nodes.revive(node).await;
             balancer.sees(node).await;
         }
-        tokio::time::sleep(LOOKED_AT).await;
+        real_time("clients ask all nodes", LOOKED_AT).await;
         over.store(true, Ordering::SeqCst);
         ends
     };

@@ -1,6 +1,7 @@
 //! `throughline serve`, `migrate` and `tenant create` as an operator runs them.
 
 use crate::support::Fields;
+use crate::support::retry;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -291,7 +292,8 @@ async fn sigterm_lets_a_running_request_finish() {
         .unwrap();
     let running = tokio::spawn(Reply::of(make));
     let mut watcher = cluster().superuser(&database).await;
-    loop {
+    let pause = Duration::from_millis(10);
+    retry("it waits for the lock", Duration::from_secs(20), pause, async || {
         let waiting: bool = sqlx::query_scalar(
             "select exists (select 1 from pg_stat_activity where datname = $1 and wait_event_type = 'Lock')",
         )
@@ -299,11 +301,9 @@ async fn sigterm_lets_a_running_request_finish() {
         .fetch_one(&mut watcher)
         .await
         .unwrap();
-        if waiting {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        waiting.then_some(())
+    })
+    .await;
     kill(Pid::from_raw(served.child.id() as i32), Signal::SIGTERM).unwrap();
     while served
         .log

@@ -180,6 +180,11 @@ impl World {
             .advance(Duration::from_millis((length_ms - into + 10) as u64));
     }
 
+    /// Lets what nodes have cached of keys, issuers and agents expire.
+    pub fn expire_caches(&self) {
+        self.clock.advance(Duration::from_secs(1));
+    }
+
     /// Waits until so many statements on this world's database wait for a lock.
     pub async fn waiting(&self, count: i64) {
         let are = async || {

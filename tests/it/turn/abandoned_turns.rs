@@ -1,6 +1,7 @@
 //! Turns that end without their agent: no call of a tool stays without a result, and who watches learns of the end.
 
 use crate::support::Fields;
+use crate::support::stays;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -131,9 +132,12 @@ async fn turns_of_a_suspended_tenant_are_stopped_although_somebody_held_their_co
             .await
             .unwrap()
     };
-    // The job has looked, and finds the conversation locked.
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(state().await, "waiting_client");
+    // The job finds the conversation locked.
+    let three_seconds = Duration::from_secs(3);
+    stays("the turn waits", three_seconds, async || {
+        state().await == "waiting_client"
+    })
+    .await;
     held.commit().await.unwrap();
     eventually("the turn is stopped", PATIENCE, async || {
         state().await == "cancelled"
@@ -153,7 +157,19 @@ async fn a_node_that_has_just_started_takes_over_no_turn_whose_node_may_live() {
             "update turns set lease_until = now() - interval '1 hour'",
         )
         .await;
-        tokio::time::sleep(Duration::from_millis(700)).await;
+        let attempts = "select attempt from turns";
+        stays(
+            "the turn is its node's",
+            Duration::from_millis(700),
+            async || {
+                let attempt: i32 = sqlx::query_scalar(attempts)
+                    .fetch_one(&mut chat.world.superuser().await)
+                    .await
+                    .unwrap();
+                attempt == 1
+            },
+        )
+        .await;
     }
     let turn = id_of_turn(&chat.turns("s").await[0]);
     chat.model.release();

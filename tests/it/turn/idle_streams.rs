@@ -2,6 +2,7 @@
 //! rights are checked. Nothing that was said after a reader lost its right is shown.
 
 use crate::support::Fields;
+use crate::support::real_time;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -33,7 +34,7 @@ async fn transactions(world: &World) -> i64 {
 /// How many there are in a while.
 async fn transactions_in(world: &World) -> i64 {
     let before = transactions(world).await;
-    tokio::time::sleep(Duration::from_secs(SECONDS)).await;
+    real_time("counted over a while", Duration::from_secs(SECONDS)).await;
     transactions(world).await - before
 }
 

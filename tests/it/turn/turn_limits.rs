@@ -1,6 +1,7 @@
 //! `concurrent_turns` is exact, however many ask at a time; and what a turn writes while it runs stays within its
 //! page.
 
+use crate::support::stays;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -95,9 +96,11 @@ async fn a_turn_that_waits_in_a_queue_starts_within_the_limit() {
         running(&chat).await == 1
     })
     .await;
-    // Sweepers have looked at the queue meanwhile.
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(running(&chat).await, 1);
+    // Sweepers look at the queue meanwhile.
+    stays("one turn runs", Duration::from_secs(3), async || {
+        running(&chat).await == 1
+    })
+    .await;
     assert_eq!(chat.model.requests().len(), 2);
     chat.model.release();
     for reply in [running_first, running_other, queued] {
@@ -218,14 +221,19 @@ async fn a_queued_turn_waits_for_no_lock_and_fails_by_none() {
     hold_count(&mut held, ALONE).await;
     chat.model.release();
     answer(&first.await.unwrap());
+    let failures = async || -> i32 {
+        sqlx::query_scalar("select max(failures) from turns")
+            .fetch_one(&mut chat.world.superuser().await)
+            .await
+            .unwrap()
+    };
     // Sweepers look at the queue.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    let three_seconds = Duration::from_secs(3);
+    stays("no turn fails", three_seconds, async || {
+        failures().await == 0
+    })
+    .await;
     chat.world.waiting(0).await;
-    let failures: i32 = sqlx::query_scalar("select max(failures) from turns")
-        .fetch_one(&mut chat.world.superuser().await)
-        .await
-        .unwrap();
-    assert_eq!(failures, 0);
     held.commit().await.unwrap();
     answer(&second.await.unwrap());
 }

@@ -1,6 +1,8 @@
 //! What an outage of the database and a deploy do to turns whose node lives: nothing that costs a second call of
 //! the model.
 
+use crate::support::Reply;
+use crate::support::stays;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -40,7 +42,10 @@ async fn an_outage_longer_than_the_lease_restarts_no_turn() {
         .restart_postgres_after(Signal::SIGINT, LEASE * 3)
         .await;
     // Long enough for sweepers to look, on both nodes.
-    tokio::time::sleep(LEASE * 3).await;
+    stays("no node is lost", LEASE * 3, async || {
+        pair.lost().await == 0
+    })
+    .await;
     for stream in &mut streams {
         pair.model.release();
         let turn = stream.header("x-throughline-turn-id");
@@ -73,7 +78,12 @@ async fn a_node_that_ends_leaves_the_next_turn_to_another() {
     eventually("both are accepted", patience, async || count().await == 2).await;
     let nodes = pair.nodes.clone();
     let ending = tokio::spawn(async move { nodes.terminate(0).await });
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    let ready = pair.nodes.url_on(0, "/readyz");
+    eventually("the node is ending", patience, async || {
+        let reply = Reply::try_of(pair.nodes.client.get(&ready)).await;
+        !reply.is_ok_and(|reply| reply.status == 200)
+    })
+    .await;
     pair.model.release();
     assert_eq!(sse::said(&stream.rest().await), "two");
     ending.await.unwrap();

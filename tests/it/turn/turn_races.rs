@@ -196,8 +196,7 @@ async fn erasing_a_member_of_a_group_leaves_the_others_their_answers() {
         .await
         .expect(200);
     let say = |sender: &str, text: &str| json!({"identity": sender, "text": text, "chat": {"type": "group", "id": "9"}, "mentioned": true});
-    // The agent may be cached for a moment.
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    b.world.expire_caches();
     let erased = b.world.dm(&b.bridge_key, "telegram:6").await["user_id"].clone();
     let first = b.send(say("telegram:5", "one"));
     let others = async {

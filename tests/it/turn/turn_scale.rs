@@ -1,6 +1,7 @@
 //! A tenant with many turns that have ended: what stops, moves or looks for turns reads those that have not, and
 //! no others.
 
+use crate::support::real_time;
 use std::time::Duration;
 
 use serde_json::json;
@@ -19,9 +20,10 @@ const FILL: &str = "
   update conversations
      set next_turn_no = 40000";
 
-/// Rows of turns that were read. Connections that go idle count theirs within ten seconds.
+/// Rows of turns that were read.
 async fn rows_read(b: &Scene) -> i64 {
-    tokio::time::sleep(Duration::from_secs(11)).await;
+    let reason = "idle connections add what they counted within ten seconds";
+    real_time(reason, Duration::from_secs(11)).await;
     sqlx::query_scalar(
         "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relname = 'turns'",
     )
