@@ -1,12 +1,11 @@
 //! Calls from web pages: preflights for anyone, real requests only from pages the tenant allowed.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::json;
 
 use crate::support::people::{person, token};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_preflight_is_answered_for_any_origin_and_allows_the_session_headers() {

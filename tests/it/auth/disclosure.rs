@@ -1,15 +1,13 @@
 //! What answers must not give away, and to whom.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::Scene;
 use crate::support::chat::{agent_on, said};
 use crate::support::servers::cluster::cluster;
 use crate::support::servers::model::Step;
 use crate::support::tokens::{SigningKey, hs256, unsigned};
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, Scene, World};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_private_key_is_registered_or_shown() {

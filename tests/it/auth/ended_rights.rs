@@ -1,8 +1,6 @@
 //! Rights end when they end: every open answer is bound to its credential, its tenant and its user. And looking
 //! whether they still hold makes nobody.
 
-use crate::support::Fields;
-use crate::support::real_time;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -11,12 +9,11 @@ use throughline::auth::ServiceCaller;
 use throughline::error::Code;
 use throughline::ids::TenantId;
 
-use crate::support::Scene;
 use crate::support::people::{Person, person};
 use crate::support::servers::model::Step;
 use crate::support::sse::{Sse, SseEvent};
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, Scene, eventually, real_time};
 
 /// Longer than a token of the tests' people is good, leeway included.
 const LIFE: Duration = Duration::from_secs(20 * 3600 + 40);

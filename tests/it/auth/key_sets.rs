@@ -7,8 +7,7 @@ use actix_web::{App, HttpResponse, HttpServer, web};
 use serde_json::{Value, json};
 
 use crate::support::World;
-use crate::support::tokens::SigningKey;
-use crate::support::tokens::{ISS, claims, me};
+use crate::support::tokens::{ISS, SigningKey, claims, me};
 use crate::support::world::WorldOptions;
 
 /// A server that publishes a key set and counts how often it is asked.

@@ -1,12 +1,11 @@
 //! What a user token proves: one account, in its direct chat. Whatever else it names, also of its own person, is
 //! not there, and nothing happens.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::people::{as_bridge, person};
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, World};
 
 async fn messages(world: &World) -> i64 {
     sqlx::query_scalar("select count(*) from messages")

@@ -1,16 +1,12 @@
 //! Issuers and the user tokens they sign: who is believed, and every way not to be.
 
-use crate::support::Fields;
-use crate::support::tokens::ISS;
-use crate::support::tokens::claims;
-use crate::support::tokens::me;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::tokens::{SigningKey, hs256, unsigned};
+use crate::support::tokens::{ISS, SigningKey, claims, hs256, me, unsigned};
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, World};
 
 const SECRET: &str = "a shared secret of thirty-two bytes or more";
 

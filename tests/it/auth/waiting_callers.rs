@@ -1,16 +1,14 @@
 //! Callers who wait for an answer without a stream are checked again: an unlinked identity, a revoked key and a
 //! suspended tenant get an error and not the text.
 
-use crate::support::Fields;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::Scene;
 use crate::support::servers::model::{self, Step};
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, Scene, eventually};
 
 const STAYS: &str = "telegram:5";
 const LEAVES: &str = "discord:5";

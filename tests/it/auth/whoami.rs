@@ -2,9 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::tokens;
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Tenant, World};
+use crate::support::{Tenant, World, tokens};
 
 const SECRET: &str = "a secret of the tests, 32 bytes or more";
 

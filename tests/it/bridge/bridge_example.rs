@@ -1,7 +1,6 @@
 //! The bridge that docs/bridges.md shows, docs/bridge_example.py, as its readers run it: people who write lines
 //! to it over TCP.
 
-use crate::support::Fields;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::support::servers::cluster::project;
-use crate::support::{Tenant, World, eventually};
+use crate::support::{Fields, Tenant, World, eventually};
 
 const PROGRAM: &str = "docs/bridge_example.py";
 const LIMIT: Duration = Duration::from_secs(30);

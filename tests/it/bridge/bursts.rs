@@ -1,15 +1,13 @@
 //! Forty messages at the same moment, on two nodes: each is answered once, and no two transactions wait for
 //! each other. A deadlock fails the test by itself (see `World`).
 
-use crate::support::Fields;
-use crate::support::servers::model::Step;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::support::Reply;
-use crate::support::Scene;
+use crate::support::servers::model::Step;
+use crate::support::{Fields, Reply, Scene};
 
 const BURST: usize = 40;
 

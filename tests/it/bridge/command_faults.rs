@@ -1,12 +1,10 @@
 //! Commands that are refused, or that wait for something else: what they leave behind.
 
-use crate::support::Fields;
-use crate::support::servers::model::Step;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::support::Reply;
-use crate::support::Scene;
+use crate::support::servers::model::Step;
+use crate::support::{Fields, Reply, Scene};
 
 /// The texts that the model saw last.
 fn seen(b: &Scene) -> Vec<String> {

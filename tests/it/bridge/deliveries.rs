@@ -1,9 +1,6 @@
 //! The outbox as a bridge sees it: in order per chat, one in flight, leased, acknowledged, given back, dead
 //! and replayed; and only to whoever serves the platform.
 
-use crate::support::Fields;
-use crate::support::Scene;
-use crate::support::deliveries::Retry;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -13,7 +10,8 @@ use throughline::auth::ServiceCaller;
 use throughline::store::bridge::deliveries::Covered;
 use throughline::store::bridge::delivery_leases::lease;
 
-use crate::support::World;
+use crate::support::deliveries::Retry;
+use crate::support::{Fields, Scene, World};
 
 async fn bridge(platforms: &'static [&'static str]) -> Scene {
     let scene = Scene::builder().nodes(2).bridge(platforms);

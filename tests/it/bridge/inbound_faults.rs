@@ -1,7 +1,6 @@
 //! Nodes that are lost while somebody waits for an answer from a platform: the answer comes once, as a delivery or
 //! to who asks again, whenever it happens. With real processes.
 
-use crate::support::Fields;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -11,9 +10,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::support::Reply;
 use crate::support::servers::model::{Step, echo};
 use crate::support::servers::pair::Pair;
+use crate::support::{Fields, Reply};
 
 /// Longer than a turn's lease and what a sweeper waits after its end.
 const QUIET: &str = "wait=9";

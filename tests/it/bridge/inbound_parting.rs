@@ -1,14 +1,12 @@
 //! An account that was parted from its person brings again what it said before: the conversation is no longer
 //! its own, and neither is what was answered there.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::Scene;
-use crate::support::eventually;
 use crate::support::servers::model::{self, Step};
+use crate::support::{Fields, Scene, eventually};
 
 const STAYS: &str = "telegram:5";
 const PARTS: &str = "discord:5";

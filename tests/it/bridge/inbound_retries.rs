@@ -1,15 +1,13 @@
 //! Messages and chats that are sent again with the same `Idempotency-Key`: one turn, one answer, also where users
 //! were merged in between.
 
-use crate::support::Fields;
-use crate::support::real_time;
-use reqwest::Method;
-use serde_json::{Value, json};
 use std::time::Duration;
 
-use crate::support::Scene;
+use reqwest::Method;
+use serde_json::{Value, json};
+
 use crate::support::servers::model::Step;
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, Scene, eventually, real_time};
 
 impl Scene {
     async fn send_with_key(&self, node: usize, key: &str, body: Value) -> Reply {

@@ -3,6 +3,7 @@
 mod bridge_example;
 mod bursts;
 mod command_faults;
+mod commands;
 mod deliveries;
 mod inbound;
 mod inbound_faults;

@@ -1,18 +1,15 @@
 //! Text that cannot be stored as it came: through every way in, it is stored with U+FFFD in its place, and stops
 //! nothing.
 
-use crate::support::Fields;
-use crate::support::stays;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 
-use crate::support::Scene;
 use crate::support::chat::{answer, line};
 use crate::support::servers::model::{Step, echo};
 use crate::support::sse::said as streamed;
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, Scene, eventually, stays};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

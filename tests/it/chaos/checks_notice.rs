@@ -1,6 +1,5 @@
 //! The checks pass what is right, and notice each way in which it could be wrong.
 
-use crate::support::Fields;
 use serde_json::{Value, json};
 
 use super::checks::violations;
@@ -8,7 +7,7 @@ use super::history::{History, Outcome, Sent};
 use super::load::KEEP_LAST;
 use super::state::{self, Chain, Reader, Row, State};
 use crate::support::conversations::said;
-use crate::support::{Tenant, World};
+use crate::support::{Fields, Tenant, World};
 
 type Damage = fn(&mut History, &mut State);
 

@@ -1,7 +1,6 @@
 //! Clients at work: writers that number their messages, and compressors, each against a random node and
 //! by a random id of the chain. They remember what they were told.
 
-use crate::support::Fields;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,10 +10,10 @@ use tokio::task::JoinSet;
 
 use super::Dice;
 use super::history::{History, Outcome, Sent};
-use crate::support::Reply;
 use crate::support::conversations::{answered, said};
 use crate::support::servers::nodes::Nodes;
 use crate::support::world::OPERATOR_KEY;
+use crate::support::{Fields, Reply};
 
 const CONVERSATIONS: usize = 4;
 /// For each writer its conversation. Where few write, a compression can be taken back now and then.

@@ -1,13 +1,12 @@
 //! What is there in the end: the rows as a superuser sees them, and what each node shows of them.
 
-use crate::support::Fields;
 use serde_json::Value;
 use sqlx::PgConnection;
 use throughline::ids::SessionId;
 
 use super::history::History;
-use crate::support::Reply;
 use crate::support::conversations::walk;
+use crate::support::{Fields, Reply};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {

@@ -2,13 +2,13 @@
 //! again under its key until it knows what became of it. Others watch, and come back whenever the stream
 //! breaks or they feel like it.
 
-use crate::support::Fields;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use throughline::ids::TurnId;
 use tokio::task::JoinSet;
 
 use super::Dice;
@@ -21,8 +21,7 @@ use crate::support::servers::model::{Model, Step};
 use crate::support::servers::nodes::Nodes;
 use crate::support::sse::{self, Sse, SseEvent};
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
-use throughline::ids::TurnId;
+use crate::support::{Fields, Reply, eventually};
 
 pub const CONVERSATIONS: usize = 50;
 /// In some conversations two talk.

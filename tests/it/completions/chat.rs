@@ -1,15 +1,13 @@
 //! `/v1/chat/completions` and `/v1/models` without a session: passed to the agent's model and back.
 
-use crate::support::Fields;
-use crate::support::Scene;
-use crate::support::sse::events;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::people::person;
 use crate::support::servers::model::Step;
-use crate::support::{Reply, World, eventually};
+use crate::support::sse::events;
+use crate::support::{Fields, Reply, Scene, World, eventually};
 
 impl Scene {
     async fn ask(&self, body: Value) -> Reply {

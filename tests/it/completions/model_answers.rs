@@ -1,14 +1,12 @@
 //! What a model says beside its text, in sessions and on platforms.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::Reply;
-use crate::support::Scene;
 use crate::support::chat::{answer, expect_error, said};
 use crate::support::servers::model::Step;
 use crate::support::sse::{Sse, SseEvent};
+use crate::support::{Fields, Reply, Scene};
 
 /// A stream of these deltas.
 fn streams(deltas: &[Value]) -> Step {

@@ -1,17 +1,15 @@
 //! Scene in sessions: where a message belongs, what the model is shown, and what the client is told of the
 //! effective session.
 
-use crate::support::Fields;
-use crate::support::sse::events;
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::Scene;
 use crate::support::people::person;
 use crate::support::servers::model::Step;
-use crate::support::{Reply, World};
+use crate::support::sse::events;
+use crate::support::{Fields, Reply, Scene, World};
 
 fn say(text: &str) -> Step {
     Step::Say(text.to_owned())

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::Scene;
 use crate::support::chat::{answer, expect_error};
 use crate::support::servers::model::{Failure, Step};
 use crate::support::sse::{Sse, said};
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Reply, Scene, Tenant, World};
 
 impl Scene {
     fn stateless(&self, members: Value) -> reqwest::RequestBuilder {

@@ -1,15 +1,13 @@
 //! Scene with a user token that names no session: it goes to the user's own session, unless it asks for none. And
 //! what says that an answer is stateless.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::Reply;
-use crate::support::Scene;
 use crate::support::chat::expect_error;
 use crate::support::people::Person;
 use crate::support::servers::model::Step;
+use crate::support::{Fields, Reply, Scene};
 
 const STATELESS: &str = "x-throughline-stateless";
 const IDENTITY: &str = "x-throughline-identity";

@@ -1,12 +1,10 @@
 //! Branches of a conversation that is in the middle of something: what they take along is whole.
 
-use crate::support::Fields;
 use serde_json::{Value, json};
 
-use crate::support::Reply;
-use crate::support::Scene;
 use crate::support::chat::{answer, line, lines, said};
 use crate::support::servers::model::{Step, echo};
+use crate::support::{Fields, Reply, Scene};
 
 fn calls() -> Step {
     let call = |id: &str| (id.to_owned(), "look".to_owned());

@@ -1,14 +1,12 @@
 //! Grants: seen and revoked by whom the conversation belongs to.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::conversations::grant;
-use crate::support::conversations::said;
+use crate::support::conversations::{grant, said};
 use crate::support::people::{Person, person};
-use crate::support::{Tenant, World};
+use crate::support::{Fields, Tenant, World};
 
 async fn opened(world: &World, tenant: &Tenant, guests: &[&Person]) -> (Person, String) {
     let ada = person(world, tenant, "ada").await;

@@ -1,13 +1,12 @@
 //! Appends and compressions that wait for each other's rows: each in its turn, and none in a ring.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
 use crate::support::conversations::{said, uuid_of_session};
-use crate::support::{Reply, World, eventually};
+use crate::support::{Fields, Reply, World, eventually};
 
 /// Takes the lock that an append takes, whether it then finds the link open or not.
 async fn lock_link(database: &mut PgConnection, id: &str) {

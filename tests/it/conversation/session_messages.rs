@@ -1,6 +1,5 @@
 //! Transcripts: appending at the end of a chain from many sides at once, and reading back what was said.
 
-use crate::support::Fields;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::conversations::{answered, said};
 use crate::support::people::person;
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_four_appenders_on_two_nodes_leave_no_gap_and_no_double() {

@@ -1,6 +1,5 @@
 //! `/v1/identity-links`: who is who, from the document that tenants have already.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -8,7 +7,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::people::{as_bridge, person};
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Fields, Reply, Tenant, World};
 
 const PATH: &str = "/v1/identity-links";
 const DRY: &str = "/v1/identity-links?dry_run=true";

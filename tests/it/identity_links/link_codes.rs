@@ -1,12 +1,11 @@
 //! Link codes: single use, one answer to whatever is not good, and lockouts for whoever guesses.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_who_redeem_a_code_one_does() {

@@ -1,7 +1,5 @@
 //! One person on several platforms: linking by code, unlinking, and taking that back.
 
-use crate::support::Fields;
-use crate::support::eventually;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -9,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::conversations::said;
 use crate::support::people::{Person, as_bridge, person};
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Fields, Reply, Tenant, World, eventually};
 
 /// Someone on Telegram and on the web, who has spoken on both, apart; the web was last.
 struct Apart {

@@ -1,16 +1,14 @@
 //! Messages that are queued, or arrive, while their identity is unlinked: what one user says is never answered
 //! from the conversation of the other. Each race is made deterministic by a lock that the test holds.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::support::Scene;
 use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, Scene, eventually};
 
 const STAYS: &str = "telegram:5";
 const LEAVES: &str = "discord:5";

@@ -1,8 +1,5 @@
 //! What background statements read: as much as they change, however much else a tenant has.
 
-use crate::support::Fields;
-use crate::support::data::bulk::MANY;
-use crate::support::data::bulk::fill;
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use throughline::store::bridge::deliveries::END;
@@ -13,8 +10,9 @@ use throughline::store::identity_links::merges;
 use throughline::store::people::erased_people;
 use throughline::store::tenant::expiry::Expiring;
 
+use crate::support::data::bulk::{MANY, fill};
 use crate::support::servers::cluster::cluster;
-use crate::support::{Tenant, World};
+use crate::support::{Fields, Tenant, World};
 
 /// Buffers of a plan, with those of each `with … update`: the top knows of them only if another part reads what they
 /// return, and then they count twice.

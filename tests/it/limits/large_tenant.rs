@@ -1,8 +1,6 @@
 //! A tenant with many rows of each kind, beside small ones: Postgres logs the plan of every statement that the
 //! service runs there, those inside functions and foreign keys too, and none reads more than it changes.
 
-use crate::support::Fields;
-use crate::support::servers::model::Step;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -10,11 +8,11 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use crate::support::Scene;
 use crate::support::data::bulk::{MANY, fill};
 use crate::support::servers::cluster::cluster;
+use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, Scene, eventually};
 
 /// Buffers of one statement. A scan of the smallest of the tables has more.
 const MOST: i64 = 150;

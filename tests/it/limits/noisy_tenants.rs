@@ -1,8 +1,5 @@
 //! What one tenant does to a node leaves the others what they need of it: connections, memory, sockets.
 
-use crate::support::Fields;
-use crate::support::real_time;
-use crate::support::stays;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,13 +16,12 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::support::Scene;
 use crate::support::conversations::said;
 use crate::support::servers::model::Step;
 use crate::support::servers::pair::{LEASE, Pair};
 use crate::support::sse::{self, Sse};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
-use crate::support::{Reply, World, eventually};
+use crate::support::{Fields, Reply, Scene, World, eventually, real_time, stays};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_tenant_that_wait_for_one_row_leave_connections_to_others() {

@@ -1,7 +1,5 @@
 //! Limits and usage: what a tenant may use, held across nodes, and what it used.
 
-use crate::support::Fields;
-use crate::support::retry;
 use std::time::{Duration, Instant};
 
 use deadpool_redis::redis;
@@ -13,7 +11,7 @@ use throughline::jobs::{flush_usage, heartbeat};
 
 use crate::support::servers::cluster::{cluster, scratch_dir, setup};
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, Tenant, World, eventually};
+use crate::support::{Fields, Reply, Tenant, World, eventually, retry};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

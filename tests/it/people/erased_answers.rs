@@ -1,18 +1,16 @@
 //! What the agent answered to an erased person, in conversations of others, is erased with what they said there:
 //! copies, tools, thoughts and turns that were under way included. The conversation goes on.
 
-use crate::support::Fields;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
 
-use crate::support::Scene;
 use crate::support::conversations::uuid_of_session;
 use crate::support::data::erasure::{first_pass, mentions, settle};
-use crate::support::eventually;
 use crate::support::servers::model::Step;
+use crate::support::{Fields, Scene, eventually};
 
 const ADA: &str = "telegram:ada";
 const BOB: &str = "telegram:bob";

@@ -1,15 +1,13 @@
 //! Requests about the same user at the same time: one wins, and the others are told so.
 
-use crate::support::Fields;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::support::Scene;
 use crate::support::people::person;
 use crate::support::servers::model::Step;
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Fields, Reply, Scene, Tenant, World};
 
 /// A user with two identities, and the id of the second.
 async fn linked(world: &World, tenant: &Tenant) -> String {

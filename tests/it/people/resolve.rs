@@ -1,7 +1,5 @@
 //! `/v1/resolve`: who speaks, and where what they say belongs.
 
-use crate::support::Fields;
-use crate::support::retry;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -17,7 +15,7 @@ use throughline::store::people::resolve::RESOLVE;
 
 use crate::support::people::{as_bridge, person};
 use crate::support::servers::cluster::cluster;
-use crate::support::{Tenant, World};
+use crate::support::{Fields, Tenant, World, retry};
 
 async fn agent(world: &World, tenant: &Tenant, changes: Value) {
     let mut spec = json!({"upstream": {"kind": "demo"}});

@@ -1,13 +1,12 @@
 //! Malformed, mistyped, too large, too deep: a clear refusal, never a 500, and nothing is made.
 
-use crate::support::Fields;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
 use reqwest::Method;
 
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, World};
 
 async fn post_raw(world: &World, key: &str, content_type: &str, body: Vec<u8>) -> Reply {
     let request = world

@@ -1,7 +1,6 @@
 //! `throughline dev` as a newcomer runs it: it starts everything, keeps its data, and leaves nothing
 //! behind, not even when it is killed.
 
-use crate::support::Fields;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +15,7 @@ use crate::support::servers::model::{Model, Step};
 use crate::support::servers::process::{
     Process, pids_mentioning, processes_mentioning, redis_pid, throughline, wait_for_ready_file,
 };
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, eventually};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

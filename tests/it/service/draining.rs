@@ -1,6 +1,5 @@
 //! How a node ends: it drains, and serves all the while; then nobody can connect any more, and what runs ends.
 
-use crate::support::Fields;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
@@ -15,13 +14,12 @@ use throughline::server::Node;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::support::Scene;
 use crate::support::chat::{agent_on, answer, said};
 use crate::support::servers::cluster::cluster;
 use crate::support::servers::model::{Model, Step};
 use crate::support::sse::{self, Sse};
 use crate::support::world::{OPERATOR_KEY, WorldOptions, node_config};
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, Scene, eventually};
 
 const DRAIN: Duration = Duration::from_secs(2);
 

@@ -1,6 +1,5 @@
 //! `Idempotency-Key`: a retry gives the first answer, from any node.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -9,7 +8,7 @@ use throughline::auth::ServiceCaller;
 use throughline::store::db::idempotency::{RequestName, claim};
 
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, Tenant, World, eventually};
+use crate::support::{Fields, Reply, Tenant, World, eventually};
 
 async fn create(
     world: &World,

@@ -1,19 +1,18 @@
 //! Background work: due jobs run once, in their own tenant.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use reqwest::Method;
 use serde_json::json;
-
-use crate::support::servers::cluster::cluster;
-use crate::support::{Reply, Tenant, World};
 use throughline::auth::ServiceCaller;
 use throughline::ids::TenantId;
 use throughline::jobs;
 use throughline::store::Db;
 use throughline::store::db::jobs::{DueJob, Ended, claim, insert, reschedule};
+
+use crate::support::servers::cluster::cluster;
+use crate::support::{Fields, Reply, Tenant, World};
 
 async fn stored_answers(world: &World) -> (i64, i64) {
     sqlx::query_as("select count(*), count(secrets_enc) from idempotency")

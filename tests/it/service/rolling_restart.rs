@@ -1,8 +1,6 @@
 //! Nodes are restarted one after the other behind a balancer that only knows what `/readyz` says, under load:
 //! nobody's request fails.
 
-use crate::support::Fields;
-use crate::support::real_time;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,13 +8,13 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::support::Reply;
 use crate::support::chat::{agent_on, said};
 use crate::support::servers::balancer::Balancer;
 use crate::support::servers::model::{Model, Step, echo};
 use crate::support::servers::nodes::{Nodes, NodesOptions};
 use crate::support::sse::{self, Sse};
 use crate::support::world::OPERATOR_KEY;
+use crate::support::{Fields, Reply, real_time};
 
 const CLIENTS: usize = 20;
 const LOOKED_AT: Duration = Duration::from_millis(300);

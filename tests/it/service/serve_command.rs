@@ -1,7 +1,5 @@
 //! `throughline serve`, `migrate` and `tenant create` as an operator runs them.
 
-use crate::support::Fields;
-use crate::support::retry;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +12,7 @@ use crate::support::data::catalog;
 use crate::support::servers::cluster::cluster;
 use crate::support::servers::process::throughline;
 use crate::support::world::{OPERATOR_KEY, World, node_environment};
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, eventually, retry};
 
 fn serve(database: &str) -> Command {
     let mut command = throughline(&["serve"]);

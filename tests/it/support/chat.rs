@@ -1,10 +1,9 @@
 //! Bodies of chats, and what answers to them say.
 
-use crate::support::Fields;
 use serde_json::{Value, json};
 
-use crate::support::Reply;
 use crate::support::servers::model::Model;
+use crate::support::{Fields, Reply};
 
 /// It has what the keys of providers have, and is nowhere to be seen.
 pub const UPSTREAM_KEY: &str = "sk-canary-0123456789abcdef0123";

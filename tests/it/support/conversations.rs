@@ -1,12 +1,11 @@
 //! Conversations over HTTP, in the words of tests.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
-
-use crate::support::{Reply, World};
 use throughline::ids::SessionId;
+
+use crate::support::{Fields, Reply, World};
 
 /// A message of a person.
 pub fn said(text: &str) -> Value {
@@ -83,4 +82,26 @@ pub async fn grant(world: &World, tenant: &crate::support::Tenant, session: &str
     .execute(&mut world.superuser().await)
     .await
     .unwrap();
+}
+
+pub async fn append_to_key(world: &World, key: &str, session_key: &str, text: &str) -> Value {
+    let path = format!("/v1/session-keys/{session_key}/messages");
+    world
+        .post(key, &path, json!({"messages": [said(text)]}))
+        .await
+        .expect(201)
+}
+
+pub async fn slot_of_key(world: &World, key: &str, session_key: &str) -> Value {
+    world
+        .get(key, &format!("/v1/session-keys/{session_key}"))
+        .await
+        .expect(200)
+}
+
+pub async fn get_session(world: &World, key: &str, id: &str) -> Value {
+    world
+        .get(key, &format!("/v1/sessions/{id}"))
+        .await
+        .expect(200)
 }

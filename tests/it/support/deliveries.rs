@@ -1,11 +1,10 @@
 //! Deliveries as a bridge leases and ends them.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, World};
 
 /// Whether a delivery that failed is to be tried again.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,11 +1,10 @@
 //! People on several platforms, in the words of tests.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::people::as_bridge;
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Fields, Reply, Tenant, World};
 
 impl World {
     /// A key that vouches for `platforms`.

@@ -1,10 +1,9 @@
 //! People of a tenant, for tests that need someone to speak.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Reply, Tenant, World, tokens};
+use crate::support::{Fields, Reply, Tenant, World, tokens};
 
 const SECRET: &str = "a secret of the tests' people, 32 bytes";
 const ISSUER: &str = "https://people.example";

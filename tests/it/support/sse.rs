@@ -1,9 +1,10 @@
 //! Streams of events, read one event at a time.
 
-use crate::support::Reply;
 use std::time::Duration;
 
 use serde_json::Value;
+
+use crate::support::Reply;
 
 /// Longer than a quiet stream is quiet: a heartbeat comes before.
 const PATIENCE: Duration = Duration::from_secs(30);

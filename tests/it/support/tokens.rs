@@ -1,8 +1,5 @@
 //! Keys and tokens of test issuers.
 
-use crate::support::Reply;
-use crate::support::Tenant;
-use crate::support::World;
 use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::rsa::KeySize;
 use aws_lc_rs::signature::{
@@ -11,6 +8,8 @@ use aws_lc_rs::signature::{
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
+
+use crate::support::{Reply, Tenant, World};
 
 /// A signing key, and the public half as issuers publish it.
 pub struct SigningKey {

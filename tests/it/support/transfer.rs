@@ -1,9 +1,8 @@
 //! Exports and imports, and what is equal in them.
 
-use crate::support::Fields;
 use serde_json::{Value, json};
 
-use crate::support::World;
+use crate::support::{Fields, World};
 
 pub async fn exported(world: &World, key: &str, id: &str) -> Value {
     world

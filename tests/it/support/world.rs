@@ -1,6 +1,5 @@
 //! A world for one test: a database of its own, one or more nodes on it, and a clock they share.
 
-use crate::support::Fields;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -14,8 +13,8 @@ use throughline::config::{Config, PrivateUpstreams};
 use throughline::ids::TenantId;
 use throughline::server::Node;
 
-use crate::support::Reply;
 use crate::support::servers::cluster::cluster;
+use crate::support::{Fields, Reply};
 
 pub const OPERATOR_KEY: &str = "operator-key-of-the-tests-0123456789";
 pub const SECRET_KEY: &str = "secret-key-of-the-tests-0123456789ab";

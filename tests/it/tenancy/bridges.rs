@@ -1,16 +1,15 @@
 //! Two tenants whose messages of platforms, replies, links and deliveries have equal ids never meet: with
 //! row-level security, and with the predicates of the statements alone.
 
-use crate::support::Fields;
-use crate::support::deliveries::Retry;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use throughline::ids::DeliveryId;
 
 use crate::support::data::twins::{Twins, only_ours};
-use crate::support::eventually;
+use crate::support::deliveries::Retry;
 use crate::support::servers::model::{Step, echo};
+use crate::support::{Fields, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_bridges_do_with_equal_ids_never_meets() {

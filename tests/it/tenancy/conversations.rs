@@ -1,7 +1,6 @@
 //! Two tenants whose conversations have equal ids, names and keys never meet: with row-level security,
 //! and with the predicates of the statements alone.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -10,7 +9,7 @@ use sqlx::AssertSqlSafe;
 
 use crate::support::conversations::said;
 use crate::support::data::catalog::{copy_rows, disable_row_level_security, dump_people};
-use crate::support::{Reply, Tenant, World, eventually};
+use crate::support::{Fields, Reply, Tenant, World, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn conversations_with_equal_ids_never_meet() {

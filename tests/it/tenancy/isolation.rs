@@ -1,7 +1,6 @@
 //! Nothing of one tenant is ever visible to another: by the catalog, by raw SQL, and over HTTP with
 //! each of the two locks alone.
 
-use crate::support::Fields;
 use reqwest::Method;
 use secrecy::ExposeSecret;
 use serde_json::json;
@@ -12,7 +11,7 @@ use throughline::ids::ApiKeyId;
 use crate::support::data::catalog::{tenant_tables, violations};
 use crate::support::data::every_table::{create_key, fill_every_table};
 use crate::support::servers::cluster::cluster;
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Fields, Reply, Tenant, World};
 
 async fn execute(connection: &mut PgConnection, sql: &str) -> Result<u64, sqlx::Error> {
     let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))

@@ -1,13 +1,12 @@
 //! Two tenants whose people have equal ids, accounts and keys never meet: with row-level security, and
 //! with the predicates of the statements alone.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::data::catalog::{copy_rows, disable_row_level_security, dump_people};
 use crate::support::people::as_bridge;
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn people_with_equal_ids_never_meet() {

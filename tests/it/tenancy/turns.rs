@@ -1,7 +1,6 @@
 //! Two tenants whose turns, events and messages have equal ids never meet: with row-level security, and with
 //! the predicates of the statements alone. What bridges do is in `tenancy_bridges`.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ use crate::support::chat::{answer, expect_error, id_of_turn, said};
 use crate::support::data::twins::{Twins, only_ours};
 use crate::support::servers::model::{Step, echo};
 use crate::support::sse::{self, Sse, SseEvent};
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, eventually};
 
 const EVENTS: &str = "/v1/sessions/s-1/events";
 

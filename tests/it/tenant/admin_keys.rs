@@ -1,14 +1,13 @@
 //! The last admin key of a tenant stays, also where two are revoked at once; and how many keys, agents and issuers
 //! a tenant may have.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Fields, Reply, Tenant, World};
 
 async fn first_key_id(world: &World, tenant: &Tenant) -> String {
     let whoami = world.get(&tenant.key, "/v1/whoami").await.expect(200);

@@ -3,10 +3,9 @@
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::support::Reply;
-use crate::support::Scene;
 use crate::support::chat::agent_on;
 use crate::support::servers::model::Step;
+use crate::support::{Reply, Scene};
 
 async fn put(chat: &Scene, model: &str) {
     let mut spec = agent_on(

@@ -1,9 +1,8 @@
 //! `/v1/agents`: documents with defaults, and keys that go in and never come out.
 
-use crate::support::Fields;
 use serde_json::{Value, json};
 
-use crate::support::World;
+use crate::support::{Fields, World};
 
 const KEY: &str = "sk-canary-key";
 

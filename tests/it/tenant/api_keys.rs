@@ -1,13 +1,12 @@
 //! `/v1/api-keys`: making, listing, expiring and revoking keys.
 
-use crate::support::Fields;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use throughline::dev::servers::RedisServer;
 
 use crate::support::servers::cluster::{scratch_dir, setup};
-use crate::support::{World, eventually};
-use throughline::dev::servers::RedisServer;
+use crate::support::{Fields, World, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_is_shown_once_and_kept_only_as_a_hash() {

@@ -5,6 +5,7 @@ mod agent_changes;
 mod agents;
 mod api_keys;
 mod audit;
+mod audit_chain;
 mod operator;
 mod secrets;
 mod tenants;

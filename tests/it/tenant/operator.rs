@@ -1,13 +1,12 @@
 //! What an operator sees and does: `/v1/tenants/{id}` and `/v1/operator/…`.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, Tenant, World, eventually};
+use crate::support::{Fields, Reply, Tenant, World, eventually};
 
 const NOBODY: &str = "ten_01a1e2373db47013a539524902c63338";
 

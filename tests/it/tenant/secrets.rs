@@ -1,6 +1,5 @@
 //! Rotating `SECRET_KEY`: what a node says when it starts, `throughline secrets status` and `reseal`.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -11,9 +10,8 @@ use throughline::server::Node;
 
 use crate::support::servers::cluster::{cluster, scratch_dir};
 use crate::support::servers::process::{Process, throughline};
-use crate::support::tokens;
 use crate::support::world::{SECRET_KEY, node_config, node_environment};
-use crate::support::{Reply, Tenant, World, eventually};
+use crate::support::{Fields, Reply, Tenant, World, eventually, tokens};
 
 const NEW_KEY: &str = "another-secret-key-of-the-tests-0123456789";
 const ISSUER_SECRET: &str = "a secret of the tests, 32 bytes or more";

@@ -1,12 +1,11 @@
 //! `/v1/tenants` and `/v1/tenant`.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::json;
 
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, World, eventually};
+use crate::support::{Fields, Reply, World, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_makes_a_tenant_whose_first_key_is_an_admin_key() {

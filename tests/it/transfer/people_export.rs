@@ -1,6 +1,5 @@
 //! A person's export: everything of theirs, for them or an admin, whole or broken off.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -10,9 +9,8 @@ use throughline::ids::IdentityId;
 use crate::support::conversations::{said, uuid_of_session};
 use crate::support::data::whole_person::{SECRET, TELEGRAM, Whole, whole_person};
 use crate::support::people::person;
-use crate::support::transfer::finish;
-use crate::support::transfer::{exported, imported, lasting};
-use crate::support::{Tenant, World};
+use crate::support::transfer::{exported, finish, imported, lasting};
+use crate::support::{Fields, Tenant, World};
 
 async fn export(world: &World, key: &str, user: &str) -> Value {
     world

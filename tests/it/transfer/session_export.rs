@@ -1,7 +1,5 @@
 //! Exports: streamed, broken off rather than cut short, for whom the conversation belongs to.
 
-use crate::support::Fields;
-use crate::support::transfer::finish;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -9,11 +7,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::conversations::grant;
-use crate::support::conversations::{said, uuid_of_session};
+use crate::support::conversations::{grant, said, uuid_of_session};
 use crate::support::people::person;
-use crate::support::transfer::{exported, imported};
-use crate::support::{Reply, World, eventually};
+use crate::support::transfer::{exported, finish, imported};
+use crate::support::{Fields, Reply, World, eventually};
 
 /// A session with `count` messages of `size` characters.
 async fn seeded(world: &World, key: &str, count: i64, size: i32) -> String {

@@ -1,12 +1,11 @@
 //! Imports: whole or not at all, and nobody brings in words that others did not say.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::people::{as_bridge, person};
 use crate::support::transfer::{exported, imported, lasting, originals, weather};
-use crate::support::{Reply, World};
+use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_person_brings_back_their_own_conversation_and_no_changed_one() {

@@ -1,17 +1,12 @@
 //! A conversation that is exported and imported again is the same conversation.
 
-use crate::support::Fields;
-use crate::support::transfer::exported;
-use crate::support::transfer::imported;
-use crate::support::transfer::lasting;
-use crate::support::transfer::originals;
-use crate::support::transfer::weather;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::World;
 use crate::support::conversations::{answered, said};
+use crate::support::transfer::{exported, imported, lasting, originals, weather};
+use crate::support::{Fields, World};
 
 fn what_was_said(message: &Value) -> Value {
     let members = [

@@ -1,17 +1,14 @@
 //! Turns that end without their agent: no call of a tool stays without a result, and who watches learns of the end.
 
-use crate::support::Fields;
-use crate::support::stays;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::support::Scene;
 use crate::support::chat::{answer, id_of_turn, said};
 use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, Scene, eventually, stays};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

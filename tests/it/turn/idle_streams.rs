@@ -1,19 +1,16 @@
 //! What open streams cost while nothing happens: readers of a node share what they read and how their
 //! rights are checked. Nothing that was said after a reader lost its right is shown.
 
-use crate::support::Fields;
-use crate::support::real_time;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::support::Scene;
-use crate::support::World;
 use crate::support::servers::cluster::cluster;
 use crate::support::servers::model::Step;
 use crate::support::sse::Sse;
 use crate::support::world::OPERATOR_KEY;
+use crate::support::{Fields, Scene, World, real_time};
 
 const STREAMS: usize = 200;
 const SECONDS: u64 = 6;

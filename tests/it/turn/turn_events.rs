@@ -1,20 +1,18 @@
 //! Streams of events: resumed at any place, on any node, without a gap and without a repeat; live from
 //! every device, with Redis and without; and closed when their reader has lost the right to read.
 
-use crate::support::Fields;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
 use throughline::dev::servers::RedisServer;
 
-use crate::support::Scene;
 use crate::support::chat::{said, with_model};
 use crate::support::servers::cluster::{scratch_dir, setup};
 use crate::support::servers::model::{Step, echo};
 use crate::support::sse::{Sse, SseEvent};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, Scene, eventually};
 
 const NONE: Duration = Duration::ZERO;
 

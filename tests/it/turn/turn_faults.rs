@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::Scene;
 use crate::support::chat::{UPSTREAM_KEY, answer, expect_error, id_of_turn, line};
 use crate::support::servers::model::{Step, echo};
 use crate::support::sse::said;
-use crate::support::{Reply, eventually};
+use crate::support::{Reply, Scene, eventually};
 
 const NONE: Duration = Duration::ZERO;
 

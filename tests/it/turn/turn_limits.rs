@@ -1,18 +1,16 @@
 //! `concurrent_turns` is exact, however many ask at a time; and what a turn writes while it runs stays within its
 //! page.
 
-use crate::support::stays;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
-use crate::support::Scene;
 use crate::support::chat::{answer, expect_error, said};
 use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
+use crate::support::{Reply, Scene, eventually, stays};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -1,20 +1,18 @@
 //! What an outage of the database and a deploy do to turns whose node lives: nothing that costs a second call of
 //! the model.
 
-use crate::support::Reply;
-use crate::support::stays;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::support::chat::line;
-use crate::support::eventually;
 use crate::support::servers::model::Step;
 use crate::support::servers::nodes::NodesOptions;
 use crate::support::servers::own_servers::Servers;
 use crate::support::servers::pair::{GRACE, LEASE, Pair};
 use crate::support::sse::{self, Sse};
+use crate::support::{Reply, eventually, stays};
 
 const TURNS: usize = 12;
 

@@ -6,11 +6,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
-use crate::support::Scene;
 use crate::support::chat::{answer, line};
 use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
+use crate::support::{Reply, Scene, eventually};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -1,19 +1,16 @@
 //! Nodes that are lost in the middle of an answer: another one goes on, what was discarded is told, and a
 //! node that comes back too late writes nothing. With real processes.
 
-use crate::support::Fields;
-use crate::support::servers::pair::GRACE;
-use crate::support::servers::pair::LEASE;
-use crate::support::servers::pair::Pair;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::support::Reply;
 use crate::support::chat::{answer, line};
 use crate::support::servers::model::Step;
+use crate::support::servers::pair::{GRACE, LEASE, Pair};
 use crate::support::sse::{self, Sse, SseEvent};
+use crate::support::{Fields, Reply};
 
 /// What the events of a turn tell that was begun anew once: each attempt's text.
 fn attempts(events: &[SseEvent]) -> [String; 2] {

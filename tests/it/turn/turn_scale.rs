@@ -1,14 +1,13 @@
 //! A tenant with many turns that have ended: what stops, moves or looks for turns reads those that have not, and
 //! no others.
 
-use crate::support::real_time;
 use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::Scene;
 use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
+use crate::support::{Scene, real_time};
 
 const ENDED: i64 = 30_000;
 

@@ -1,15 +1,13 @@
 //! Tools that a client gives: its turn waits for their results, holding its place, until they come or
 //! something else does. A call never stays without a result in the transcript.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::Reply;
-use crate::support::Scene;
 use crate::support::chat::{answer, expect_error, id_of_turn, line, said};
 use crate::support::servers::model::{Step, echo};
+use crate::support::{Fields, Reply, Scene};
 
 const NONE: Duration = Duration::ZERO;
 const NO_RESULT: &str = "[interrupted: the client brought no result]";

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::support::Scene;
 use crate::support::chat::{answer, expect_error, id_of_turn, line};
 use crate::support::servers::model::{Step, echo};
 use crate::support::sse::said;
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
+use crate::support::{Reply, Scene, eventually};
 
 const NONE: Duration = Duration::ZERO;
 

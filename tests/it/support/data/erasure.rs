@@ -9,7 +9,7 @@ use throughline::ids::IdentityId;
 use throughline::jobs;
 
 use crate::support::data::catalog::tenant_tables;
-use crate::support::{Tenant, World, eventually};
+use crate::support::{Reply, Tenant, World, eventually};
 
 /// In which tables of a tenant, and how often, there is any of `words`.
 pub async fn mentions(world: &World, tenant: &Tenant, words: &[String]) -> BTreeMap<String, i64> {
@@ -70,4 +70,89 @@ pub async fn settle(world: &World) {
         count(world, "select count(*) from erased_people").await == 0
     })
     .await;
+}
+
+/// Tables with a person's data: what erasing makes of it, and where it is in an export.
+pub const PERSON_TABLES: [(&str, &str, &str); 25] = [
+    ("users", "deleted at once", "user"),
+    ("identities", "deleted at once", "identities"),
+    ("user_redirects", "deleted with the user", "merged_user_ids"),
+    (
+        "identity_moves",
+        "deleted at once, others' with this person too",
+        "moves",
+    ),
+    ("identity_presence", "deleted with the identity", "presence"),
+    ("home_channels", "deleted at once", "home_channels"),
+    ("slots", "deleted at once", "session_keys"),
+    (
+        "slot_names",
+        "deleted with the slot, and by namespace",
+        "session_keys",
+    ),
+    (
+        "slot_conversations",
+        "deleted with the slot",
+        "the conversations themselves",
+    ),
+    (
+        "conversations",
+        "marked deleted and made nobody's at once, removed by erase_conversations",
+        "conversations",
+    ),
+    (
+        "conversation_grants",
+        "those held at once, those given with the conversation",
+        "grants",
+    ),
+    ("sessions", "removed with the conversation", "conversations"),
+    (
+        "messages",
+        "removed with the conversation; elsewhere blanked by erase_people",
+        "conversations, messages_elsewhere",
+    ),
+    (
+        "turns",
+        "stopped at once, removed with the conversation; elsewhere blanked by erase_people",
+        "not: what was said is in conversations and messages_elsewhere",
+    ),
+    (
+        "events",
+        "removed with the conversation; elsewhere with the turn by erase_people",
+        "not: kept a day, and said in conversations",
+    ),
+    (
+        "inbound_receipts",
+        "deleted with the identity",
+        "not: what was said is in conversations",
+    ),
+    (
+        "pending_links",
+        "deleted with the identity",
+        "not: a sealed code, for two minutes",
+    ),
+    ("codes", "deleted at once", "codes, without digests"),
+    ("code_attempts", "deleted at once", "not: a counter"),
+    ("chats", "the accounts' own deleted at once", "deliveries"),
+    (
+        "deliveries",
+        "deleted with identity and chat; notices to others that name it are blanked",
+        "deliveries",
+    ),
+    (
+        "idempotency",
+        "by principal at once; keys' own answers that tell of it by erase_people",
+        "not: kept a day, sealed",
+    ),
+    ("usage_hourly", "given to nobody by erase_people", "usage"),
+    (
+        "erased_people",
+        "what is left to look for; removed by erase_people",
+        "not: the person is gone",
+    ),
+    ("audit", "stays: ids only", "not: the tenant's books"),
+];
+
+pub async fn erase(world: &World, key: &str, user: &str) -> Reply {
+    world.delete(key, &format!("/v1/users/{user}")).await
 }

@@ -1,11 +1,10 @@
 //! A row in every table of a tenant.
 
-use crate::support::Fields;
 use reqwest::Method;
 use serde_json::json;
 
 use crate::support::conversations::grant;
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Fields, Reply, Tenant, World};
 
 /// A row in every table with tenant rows, so that "sees nothing" means something.
 pub async fn fill_every_table(world: &World, tenant: &Tenant) {

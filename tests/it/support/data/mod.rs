@@ -1,8 +1,11 @@
 //! Rows that tests make and compare: whole tenants, whole users, what the catalog says.
 
+pub mod audit;
 pub mod bulk;
 pub mod catalog;
 pub mod erasure;
 pub mod every_table;
+pub mod retention;
+pub mod samples;
 pub mod twins;
 pub mod whole_person;

@@ -3,10 +3,9 @@
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use crate::support::Scene;
 use crate::support::data::catalog::{disable_row_level_security, dump_people, mirror_rows};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
-use crate::support::{Reply, Tenant, World};
+use crate::support::{Reply, Scene, Tenant, World};
 
 /// What each of them says has its own word in it.
 pub const OURS: &str = "ours";

@@ -1,6 +1,5 @@
 //! Somebody of whom there is something in every table, beside others who must not notice their end.
 
-use crate::support::Fields;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -8,10 +7,9 @@ use serde_json::{Value, json};
 use sqlx::types::Uuid;
 use throughline::ids::{IdentityId, SessionId, UserId};
 
-use crate::support::conversations::grant;
-use crate::support::conversations::{answered, said};
+use crate::support::conversations::{answered, grant, said};
 use crate::support::people::{Person, as_bridge, person};
-use crate::support::{Reply, Tenant, World, eventually};
+use crate::support::{Fields, Reply, Tenant, World, eventually};
 
 /// Accounts and names that occur nowhere else.
 pub const TELEGRAM: &str = "telegram:770012345";

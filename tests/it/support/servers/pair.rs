@@ -1,6 +1,5 @@
 //! Two node processes on a scripted model: for turns whose node is lost.
 
-use crate::support::Fields;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use crate::support::servers::model::{Model, Step};
 use crate::support::servers::nodes::{Nodes, NodesOptions};
 use crate::support::sse::{Sse, SseEvent};
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
+use crate::support::{Fields, Reply, eventually};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
