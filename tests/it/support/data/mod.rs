@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod bulk;
 pub mod catalog;
+pub mod directory;
 pub mod erasure;
 pub mod every_table;
 pub mod retention;
