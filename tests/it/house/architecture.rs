@@ -384,3 +384,21 @@ fn no_test_sleeps() {
     }
     assert_eq!(wrong, Vec::<String>::new());
 }
+
+#[test]
+fn every_test_file_says_what_it_shows_and_stays_readable() {
+    let mut shelves = std::collections::BTreeMap::new();
+    for (file, text) in test_sources() {
+        assert!(
+            text.starts_with("//! "),
+            "{file} does not say what it shows"
+        );
+        let lines = text.lines().count();
+        assert!(lines <= 500, "{file} has {lines} lines: is it one idea?");
+        let shelf = file.rsplit_once('/').map(|(shelf, _)| shelf.to_owned());
+        *shelves.entry(shelf).or_insert(0) += 1;
+    }
+    for (shelf, files) in shelves {
+        assert!(files <= 16, "{shelf:?} has {files} files");
+    }
+}

@@ -1,9 +1,10 @@
 //! What a document of identity links may not say, in JSON and in YAML, and who may put it.
 
-use crate::support::data::directory::{DRY, Directory, PATH, changes, links, pointers};
-use crate::support::people::{as_bridge, person};
 use reqwest::Method;
 use serde_json::{Value, json};
+
+use crate::support::data::directory::{DRY, Directory, PATH, changes, links, pointers};
+use crate::support::people::{as_bridge, person};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn yaml_says_the_same_as_json() {

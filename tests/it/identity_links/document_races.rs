@@ -1,9 +1,10 @@
 //! Documents of identity links that are put at the same time, or are large.
 
-use crate::support::Reply;
-use crate::support::data::directory::{Directory, PATH, changes, links};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+
+use crate::support::Reply;
+use crate::support::data::directory::{Directory, PATH, changes, links};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_imports_at_once_run_one_after_the_other() {

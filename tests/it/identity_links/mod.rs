@@ -6,3 +6,4 @@ mod document_races;
 mod link_codes;
 mod linking;
 mod unlink_races;
+mod unlinking;

@@ -9,4 +9,5 @@ pub mod every_table;
 pub mod retention;
 pub mod samples;
 pub mod twins;
+pub mod two_platforms;
 pub mod whole_person;
