@@ -77,7 +77,7 @@ fn same_for_all(reply: &Reply) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_good_signature_nobody_learns_what_a_tenant_registered() {
+async fn without_a_valid_signature_nothing_of_a_tenants_issuers_shows() {
     let world = World::new().await;
     let (tenant, other) = (world.tenant("Acme").await, world.tenant("Other").await);
     let secret = "a secret of the tests, 32 bytes or more";

@@ -180,7 +180,7 @@ async fn known_by(chat: &Scene, name: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_open_brings_nobody_back_who_is_erased() {
+async fn open_requests_restore_no_erased_user() {
     let chat = Scene::with_prompt([]).await;
     let Person { token, user_id } = chat.person("goner").await;
     let mut free = stateless(&chat, &token).await;

@@ -34,7 +34,7 @@ async fn publish(document: Value) -> (String, Arc<Mutex<(Value, usize)>>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_published_key_set_is_remembered_and_asked_for_again_once_for_an_unknown_key() {
+async fn a_published_key_set_is_cached_and_fetched_again_once_for_an_unknown_key() {
     let world = World::with(WorldOptions {
         private_upstreams: true,
         ..WorldOptions::default()

@@ -16,7 +16,7 @@ async fn messages(world: &World) -> i64 {
 
 /// Bob is linked, and in the board's thread only the chief was heard.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_token_speaks_as_its_own_account_in_its_own_direct_chat() {
+async fn a_user_token_acts_as_its_own_identity_in_its_own_direct_chat() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let bob = person(&world, &tenant, "bob").await;
@@ -81,7 +81,7 @@ async fn a_user_token_speaks_as_its_own_account_in_its_own_direct_chat() {
 
 /// What it does prove, it may also say.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_token_may_name_its_own_account() {
+async fn a_user_token_may_name_its_own_identity() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let bob = person(&world, &tenant, "bob").await;

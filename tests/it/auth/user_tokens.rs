@@ -398,7 +398,7 @@ async fn refused_within_a_second(world: &World, token: &str, code: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_first_contacts_at_once_make_one_person() {
+async fn many_first_contacts_at_once_make_one_user() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
     world
@@ -414,7 +414,7 @@ async fn many_first_contacts_at_once_make_one_person() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_and_new_people_have_limits_of_their_own() {
+async fn a_user_and_new_users_have_limits_of_their_own() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     world

@@ -98,7 +98,7 @@ async fn a_chat_with_a_key_that_was_revoked_meanwhile_gets_no_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_a_silent_model_is_refused_while_it_is_silent() {
+async fn a_waiter_for_a_silent_model_is_refused_while_it_is_silent() {
     let (b, first) = linked().await;
     let chat = tokio::spawn(Reply::of(b.completion(
         &b.bridge_key,

@@ -30,7 +30,7 @@ async fn user_token(world: &World, tenant: &Tenant) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_key_is_told_its_tenant_scopes_and_platforms() {
+async fn an_api_key_is_shown_its_tenant_scopes_and_platforms() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     for scope in ["admin", "bridge", "chat", "read"] {
@@ -51,7 +51,7 @@ async fn an_api_key_is_told_its_tenant_scopes_and_platforms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_token_is_told_its_user_identity_and_issuer() {
+async fn a_user_token_is_shown_its_user_identity_and_issuer() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let token = user_token(&world, &tenant).await;
@@ -68,7 +68,7 @@ async fn a_user_token_is_told_its_user_identity_and_issuer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_operator_is_told_how_the_audit_names_it_and_a_stranger_nothing() {
+async fn the_operator_is_shown_its_name_in_the_audit_and_a_stranger_nothing() {
     let world = World::new().await;
     let told = whoami(&world, OPERATOR_KEY).await;
     assert_eq!(told["kind"], "operator_key");

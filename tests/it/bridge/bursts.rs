@@ -66,7 +66,7 @@ async fn echoing() -> Scene {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_burst_of_first_messages_of_a_new_person_is_answered() {
+async fn a_burst_of_first_messages_of_a_new_user_is_answered() {
     let b = echoing().await;
     let replies = burst(&b, |place| message("telegram:5", place)).await;
     let users: std::collections::BTreeSet<&str> = replies

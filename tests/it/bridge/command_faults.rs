@@ -30,7 +30,7 @@ async fn counted(b: &Scene, texts: &[&str]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_undo_that_waited_for_a_compression_takes_back_what_the_model_sees() {
+async fn an_undo_that_waited_for_a_compression_undoes_what_the_model_sees() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::echo());
     let session = counted(&b, &["one", "two", "three"]).await;

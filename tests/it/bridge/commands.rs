@@ -67,7 +67,7 @@ async fn commands_move_name_and_list_the_sessions_of_a_chat() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_undone_keeps_its_place_and_is_shown_to_no_model() {
+async fn undone_messages_keep_their_place_and_are_shown_to_no_model() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::echo());
     let who = "telegram:5";
@@ -148,7 +148,7 @@ async fn stop_ends_what_is_written_and_what_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn linking_in_chat_shows_who_would_be_joined_and_waits_for_a_yes() {
+async fn linking_in_chat_shows_who_would_be_merged_and_waits_for_a_yes() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::echo());
     b.reply_to("telegram:5", "hello from telegram").await;
@@ -206,7 +206,7 @@ async fn linking_in_chat_shows_who_would_be_joined_and_waits_for_a_yes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_a_group_nothing_private_is_told_and_each_acts_on_their_own() {
+async fn in_a_group_nothing_private_is_shown_and_each_acts_on_their_own() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::echo());
     // Ada is linked and has titled things of her own.

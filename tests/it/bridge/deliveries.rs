@@ -92,7 +92,7 @@ async fn what_is_not_acknowledged_comes_again_and_is_dead_after_ten_times() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_given_back_waits_and_holds_its_chat_back_but_no_other() {
+async fn a_released_delivery_waits_and_delays_its_chat_but_no_other() {
     let b = bridge(&["telegram"]).await;
     b.queue("telegram:5", "one").await;
     let first = b.fetch(0, "wait=20").await.remove(0);
@@ -138,7 +138,7 @@ async fn several_consumers_on_two_nodes_share_without_doubling() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_hangs_up_while_they_wait_takes_nothing_along() {
+async fn a_consumer_that_hangs_up_while_it_waits_leases_nothing() {
     let b = bridge(&["telegram"]).await;
     for _ in 0..3 {
         let waiting = b
@@ -291,7 +291,7 @@ async fn a_dead_delivery_can_be_replayed_while_its_chat_is_leased() {
 
 /// Something is written into a chat while its only delivery is acknowledged, by who has the chat first.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_written_during_an_acknowledgement_is_given_out() {
+async fn a_delivery_written_during_an_acknowledgement_is_delivered() {
     let b = bridge(&["telegram"]).await;
     b.queue("telegram:5", "one").await;
     let first = b.fetch(0, "wait=20").await.remove(0);
@@ -375,7 +375,7 @@ async fn a_replayed_delivery_is_found_behind_what_has_ended() {
 
 /// What an unlink cancels is not given out, and an unlink never meets a lease in a circle.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_held_delivery_is_left_alone_and_holds_up_no_other_chat() {
+async fn a_locked_delivery_is_skipped_and_delays_no_other_chat() {
     let b = bridge(&["telegram"]).await;
     for who in ["telegram:5", "telegram:6"] {
         b.queue(who, "hi").await;
@@ -454,7 +454,7 @@ async fn one_that_cannot_be_read_is_dead_and_holds_up_no_other() {
 
 /// Who takes one chat keeps others from none of the rest, whichever scopes they are in.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fetch_holds_only_the_chats_that_it_takes() {
+async fn a_fetch_locks_only_the_chats_that_it_leases() {
     let b = bridge(&["slack"]).await;
     for who in ["slack@T1:5", "slack@T1:6", "slack@T2:5", "slack@T3:5"] {
         b.queue(who, "hi").await;

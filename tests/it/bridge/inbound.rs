@@ -110,7 +110,7 @@ async fn forty_messages_at_once_are_answered_in_order_and_delivered_once_each() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_lost_the_connection_brings_the_message_again_and_has_the_answer() {
+async fn a_bridge_that_lost_the_connection_retries_and_gets_the_answer() {
     let b = Scene::bridge([Step::Hold, Step::Say("late".to_owned())]).await;
     let body = json!({"identity": "telegram:5", "text": "hello", "message_id": "m1"});
     let waiting = b.world.client.post(b.world.url("/v1/inbound"));
@@ -130,7 +130,7 @@ async fn who_lost_the_connection_brings_the_message_again_and_has_the_answer() {
 
 /// The limit is real time: nothing is moved, so this takes as long as it says.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_too_long_is_answered_by_one_delivery() {
+async fn a_waiter_past_the_limit_is_answered_by_one_delivery() {
     let b = Scene::bridge([Step::Hold, Step::Say("late".to_owned())]).await;
     let body = json!({"identity": "telegram:5", "text": "hello", "message_id": "m1"});
     let flipped = b.send(body.clone()).await.expect(202);
@@ -153,7 +153,7 @@ async fn who_waits_too_long_is_answered_by_one_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failure_is_told_and_a_changed_message_replaces_what_waits() {
+async fn a_failure_is_a_notice_and_an_edited_message_replaces_the_queued_one() {
     let refuse = Step::Fail {
         status: 400,
         body: json!({"error": {"message": "no"}}),

@@ -84,7 +84,7 @@ impl Pair {
 const TURNS: &str = "select count(*) from turns";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waited_on_a_node_that_was_killed_has_one_delivery() {
+async fn a_waiter_on_a_node_that_was_killed_has_one_delivery() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
     let waiting = pair.wait_for_answer(0, &person(1)).await;
     pair.nodes.kill(0);
@@ -106,7 +106,7 @@ async fn who_waited_on_a_node_that_was_killed_has_one_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_another_node_again_has_the_answer_and_no_delivery() {
+async fn a_retry_on_another_node_gets_the_answer_and_no_delivery() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
     let waiting = pair.wait_for_answer(0, &person(1)).await;
     pair.nodes.kill(0);
@@ -121,7 +121,7 @@ async fn who_asks_another_node_again_has_the_answer_and_no_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waited_on_a_node_that_slept_has_one_delivery_and_no_answer_when_it_wakes() {
+async fn a_waiter_on_a_node_that_slept_has_one_delivery_and_no_answer_when_it_wakes() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
     let waiting = pair.wait_for_answer(0, &person(1)).await;
     pair.nodes.signal(0, Signal::SIGSTOP);
@@ -190,7 +190,7 @@ async fn a_node_that_is_killed_when_a_wait_ends_leaves_one_delivery_to_each() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_lost_with_its_nodes_too_often_is_told_by_one_notice() {
+async fn a_turn_that_was_lost_with_its_nodes_too_often_is_one_notice() {
     let pair = Pair::new([Step::Hold]).await;
     let mut body = person(1);
     body["wait"] = json!(false);

@@ -7,6 +7,6 @@ mod commands;
 mod deliveries;
 mod inbound;
 mod inbound_faults;
-mod inbound_parting;
 mod inbound_retries;
+mod inbound_unlinking;
 mod outside_text;

@@ -95,7 +95,7 @@ async fn delivered(b: &Scene) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_bridges_and_imports_may_bring_anything() {
+async fn clients_bridges_and_imports_may_send_anything() {
     let (escaped, expected) = odd();
     let chat = Scene::chat([Step::Echo(Duration::ZERO), Step::Echo(Duration::ZERO)]).await;
     let world = &chat.world;
@@ -298,7 +298,7 @@ async fn a_queue_is_tried_again_no_sooner_because_more_wait_in_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_could_not_be_delivered_is_given_to_who_asks_again() {
+async fn an_answer_that_could_not_be_delivered_is_returned_to_a_retry() {
     let b = Scene::bridge([Step::Echo(Duration::ZERO)]).await;
     let body = json!({"identity": "telegram:1", "text": "one", "message_id": "m1", "wait": true});
     b.send(body.clone()).await.expect(200);

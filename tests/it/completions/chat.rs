@@ -113,7 +113,7 @@ async fn the_demo_model_answers_and_streams_without_a_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_have_openais_shape_and_tell_whose_fault_it_is() {
+async fn errors_have_openais_shape_and_say_whose_fault_it_is() {
     let fail = |status: u16, message: &str| Step::Fail {
         status,
         body: json!({"error": {"message": message}}),

@@ -84,7 +84,7 @@ fn expect_details(usage: &Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_model_tells_beside_its_text_is_in_a_whole_answer_and_in_its_replay() {
+async fn what_a_model_sends_beside_its_text_is_in_a_whole_answer_and_in_its_replay() {
     let chat = Scene::chat([talkative()]).await;
     for node in [0, 1] {
         let request = chat.saying(node, "mine", "how many?");
@@ -105,7 +105,7 @@ async fn what_a_model_tells_beside_its_text_is_in_a_whole_answer_and_in_its_repl
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_model_tells_beside_its_text_is_in_a_stream() {
+async fn what_a_model_sends_beside_its_text_is_in_a_stream() {
     let chat = Scene::chat([talkative()]).await;
     let body = json!({
         "messages": [said("how many?")], "stream": true, "logprobs": true,
@@ -233,7 +233,7 @@ async fn a_refusal_is_shown_once_in_a_stream_and_again_in_its_replay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_platform_is_told_the_refusal_and_never_gets_an_empty_message() {
+async fn a_platform_gets_the_refusal_and_never_an_empty_message() {
     let b = Scene::bridge([
         refusal(),
         refusal(),
@@ -306,7 +306,7 @@ fn ascii(body: &Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn as_many_characters_as_documented_are_taken_however_many_bytes_they_are() {
+async fn as_many_characters_as_documented_are_accepted_however_many_bytes_they_are() {
     let chat = patient([]).await;
     chat.model.otherwise(Step::say("noted"));
     let world = &chat.world;

@@ -11,7 +11,7 @@ async fn ask(model: &Model, body: Value) -> Reply {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_answers_in_the_order_of_its_script_and_remembers_what_it_was_asked() {
+async fn it_answers_in_the_order_of_its_script_and_keeps_its_requests() {
     let model = Model::start([
         Step::Say("hello there".to_owned()),
         Step::Fail {

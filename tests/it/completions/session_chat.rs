@@ -84,7 +84,7 @@ async fn history_comes_from_the_store_and_only_what_is_new_is_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn any_id_of_a_chain_leads_to_its_tip_and_the_answer_tells_it() {
+async fn any_id_of_a_chain_leads_to_its_tip_and_the_answer_names_it() {
     let chat = Scene::with_prompt([say("one"), say("two"), say("three")]).await;
     for text in ["a long first message that is worth a summary", "second"] {
         chat.ask_in(&[(ID, "mine")], user(text)).await.expect(200);
@@ -130,7 +130,7 @@ async fn a_key_has_one_current_session_and_an_id_never_moves_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_who_speaks_is_answered_in_their_own_chat() {
+async fn a_sender_is_answered_in_their_own_chat() {
     let chat = Scene::with_prompt((0..5).map(|n| say(&n.to_string()))).await;
     let world = &chat.world;
     let admin = &chat.tenant.key;
@@ -167,7 +167,7 @@ async fn a_person_who_speaks_is_answered_in_their_own_chat() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reset_by_policy_is_told() {
+async fn a_reset_by_policy_is_reported() {
     let chat = Scene::with_prompt([say("one"), say("two")]).await;
     let world = &chat.world;
     let admin = &chat.tenant.key;
@@ -235,7 +235,7 @@ async fn one_idempotency_key_for_two_sessions_is_a_conflict() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_events_come_only_to_who_asks_for_them() {
+async fn other_events_come_only_to_clients_that_ask_for_them() {
     let chat = Scene::with_prompt([say("one"), say("two")]).await;
     let plain = chat.ask_in(&[(KEY, "work")], json!({"stream": true})).await;
     assert!(!plain.body.contains("event:"), "{}", plain.body);
@@ -252,7 +252,7 @@ async fn other_events_come_only_to_who_asks_for_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_session_cannot_take_is_refused_and_stores_nothing() {
+async fn messages_that_a_session_cannot_store_are_refused_whole() {
     let chat = Scene::with_prompt([say("one")]).await;
     let assistant_last = json!({"messages": [
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
@@ -301,7 +301,7 @@ async fn what_a_session_cannot_take_is_refused_and_stores_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_model_s_server_learns_the_key_only_where_the_agent_says_so() {
+async fn the_model_s_server_gets_the_key_only_if_the_agent_forwards_it() {
     let chat = Scene::with_prompt([say("one"), say("two")]).await;
     chat.ask_in(&[(KEY, "work")], json!({})).await.expect(200);
     let upstream = json!({

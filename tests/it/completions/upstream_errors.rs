@@ -104,7 +104,7 @@ async fn an_answer_without_a_choice_is_a_failure_of_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_the_server_does_not_take_is_not_tried_again() {
+async fn a_key_that_the_server_refuses_is_not_retried() {
     let chat = Scene::chat([Step::fail(401), Step::fail(403)]).await;
     for _ in [401, 403] {
         let reply = chat.ask_stateless(json!({})).await;

@@ -34,7 +34,7 @@ async fn ask(chat: &Scene, key: &str, headers: &[(&str, &str)], members: Value) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_token_without_a_session_speaks_in_its_users_own_session() {
+async fn a_user_token_without_a_session_writes_to_its_users_own_session() {
     let (chat, ada) = user_chat([Step::say("one"), Step::say("two"), Step::say("three")]).await;
     let plain = ask(&chat, &ada.token, &[], json!({})).await;
     let session = plain.header(SESSION).to_owned();

@@ -102,7 +102,7 @@ async fn thirty_two_compressions_at_once_make_one_child() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_compression_keeps_what_it_must_and_tells_what_it_did() {
+async fn a_compression_keeps_what_it_must_and_reports_what_it_did() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let call =
@@ -288,7 +288,7 @@ async fn a_compression_that_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_compression_is_taken_back_while_nothing_was_said_since() {
+async fn a_compression_is_undone_while_no_message_followed() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let messages = json!([said("one"), answered("two"), said("three")]);

@@ -10,7 +10,7 @@ use crate::support::people::person;
 use crate::support::{Fields, Reply, Tenant, World};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reset_begins_anew_and_the_ended_session_stays_resumable() {
+async fn a_reset_starts_a_new_session_and_the_ended_one_stays_resumable() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let first = append_to_key(&world, &tenant.key, "k", "one")
@@ -199,7 +199,7 @@ async fn set_reset(world: &World, tenant: &Tenant, reset: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_key_begins_anew_when_its_person_comes_back() {
+async fn an_idle_key_restarts_when_its_user_comes_back() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     set_reset(&world, &tenant, json!({"mode": "idle", "idle_minutes": 60})).await;
@@ -271,7 +271,7 @@ async fn an_idle_key_begins_anew_when_its_person_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_day_ends_at_the_hour_of_the_person_s_own_zone() {
+async fn a_day_ends_at_the_hour_of_the_user_s_own_zone() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     person(&world, &tenant, "ada").await;

@@ -142,7 +142,7 @@ async fn a_sweep_that_deleted_something_is_one_audit_entry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_changes_nothing_and_tells_what_the_sweep_then_deletes() {
+async fn a_dry_run_changes_nothing_and_counts_what_the_sweep_then_deletes() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let body = json!({"messages": [said("1"), answered("2"), said("3")]});

@@ -188,7 +188,7 @@ async fn a_message_that_comes_too_late_is_never_acknowledged_and_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_retention_that_is_lengthened_or_taken_away_stops_the_sweep() {
+async fn a_retention_that_is_lengthened_or_removed_stops_the_sweep() {
     let world = World::new().await;
     let tenant = tenant_by_hand(&world).await;
     conversations(&world, &tenant, 9).await;

@@ -43,7 +43,7 @@ async fn a_session_is_made_and_shown_as_the_contract_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bridge_acts_for_the_person_it_names_and_nobody_else() {
+async fn a_bridge_acts_for_the_user_it_names_and_no_other() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let (_, bridge) = world.api_key(&tenant, "bridge").await;
@@ -117,7 +117,7 @@ async fn a_bridge_acts_for_the_person_it_names_and_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_a_person_s_is_there_for_them_and_for_the_tenant_s_readers() {
+async fn a_users_sessions_are_there_for_them_and_for_the_tenants_readers() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;
@@ -186,7 +186,7 @@ async fn what_is_a_person_s_is_there_for_them_and_for_the_tenant_s_readers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_reads_and_speaks_and_does_nothing_else() {
+async fn a_guest_reads_and_writes_and_does_nothing_else() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;
@@ -375,7 +375,7 @@ async fn a_title_an_archive_and_a_pin_hold_for_the_whole_chain() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_retried_creation_makes_one_session_for_each_person() {
+async fn a_retried_creation_makes_one_session_for_each_user() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
     let (_, bridge) = world.api_key(&tenant, "bridge").await;

@@ -73,7 +73,7 @@ async fn everyone_who_is_listed_under_a_name_has_one_key_and_one_session() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn people_who_are_there_are_joined_whole_and_keep_everything() {
+async fn existing_users_are_merged_whole_and_keep_everything() {
     let directory = Directory::with_nodes(2).await;
     let ada = person(&directory.world, &directory.tenant, "ada").await;
     let eve = person(&directory.world, &directory.tenant, "eve").await;
@@ -176,7 +176,7 @@ async fn people_who_are_there_are_joined_whole_and_keep_everything() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_account_that_is_added_to_someone_who_spoke_shares_their_slot() {
+async fn an_identity_that_is_added_to_an_active_user_shares_their_slot() {
     let directory = Directory::new().await;
     let before = directory.write("telegram:5", "hello").await;
     assert_eq!(before["linked"], false);
@@ -260,7 +260,7 @@ async fn an_import_removes_only_what_an_import_linked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_people_linked_themselves_stays_linked_when_the_document_forgets_it() {
+async fn links_that_users_made_stay_when_the_document_drops_them() {
     let directory = Directory::new().await;
     let linked = directory.link("telegram:1", "discord:1").await;
     directory
@@ -294,7 +294,7 @@ async fn what_people_linked_themselves_stays_linked_when_the_document_forgets_it
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_account_moves_between_names_in_one_document() {
+async fn an_identity_moves_between_names_in_one_document() {
     let directory = Directory::new().await;
     directory
         .put(json!({"ann": ["irc:a", "web:x"], "bob": ["irc:b"]}))

@@ -43,7 +43,7 @@ async fn many_imports_at_once_run_one_after_the_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_import_and_people_who_link_and_speak_meanwhile_do_not_meet_halfway() {
+async fn an_import_and_users_who_link_and_write_meanwhile_do_not_meet_halfway() {
     let directory = Directory::with_nodes(2).await;
     let key = directory
         .world

@@ -87,7 +87,7 @@ async fn every_code_that_is_not_good_has_one_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_guesses_is_locked_out_at_three_levels() {
+async fn guessing_is_locked_out_at_three_levels() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
     let key = world.bridge_key(&tenant, &["telegram"]).await;

@@ -94,7 +94,7 @@ async fn linked_by_code_both_old_keys_lead_to_the_shared_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_shows_who_would_be_joined_and_leaves_the_code() {
+async fn a_dry_run_shows_who_would_be_merged_and_leaves_the_code() {
     let two = TwoPlatforms::new().await;
     let code = two.world.mint(&two.bridge_key, "telegram:5").await;
     let body = json!({"code": code, "dry_run": true});
@@ -122,7 +122,7 @@ async fn a_dry_run_shows_who_would_be_joined_and_leaves_the_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_other_account_is_told() {
+async fn every_other_identity_is_notified() {
     let two = TwoPlatforms::new().await;
     two.world
         .link(&two.bridge_key, "telegram:5", "telegram:6")
@@ -171,7 +171,7 @@ async fn every_other_account_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_people_with_logins_are_merged_by_an_admin_alone() {
+async fn two_users_with_logins_are_merged_by_an_admin_alone() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;
@@ -214,7 +214,7 @@ async fn two_people_with_logins_are_merged_by_an_admin_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_has_at_most_a_hundred_accounts_and_twenty_merges_a_day() {
+async fn a_user_has_at_most_a_hundred_identities_and_twenty_merges_a_day() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let accounts: Vec<String> = (0..79).map(|n| format!("irc@net:a{n}")).collect();

@@ -11,7 +11,7 @@ use crate::support::people::person;
 use crate::support::{Fields, Reply, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unlinked_account_reaches_nothing_of_the_other_and_undo_joins_them_again() {
+async fn an_unlinked_identity_reaches_nothing_of_the_other_and_undo_merges_them_again() {
     let two = TwoPlatforms::new().await;
     let linked = two.link().await;
     let shared = linked.text("session_key");
@@ -134,7 +134,7 @@ async fn an_unlinked_account_reaches_nothing_of_the_other_and_undo_joins_them_ag
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_only_one_account_said_goes_with_it_and_an_admin_takes_it_back() {
+async fn an_identity_keeps_what_only_it_said_and_an_admin_undoes_the_unlinking() {
     let mut two = TwoPlatforms::new().await;
     let linked = two.link().await;
     // A conversation under a key of the web account's own, and one in a group on Telegram.
@@ -196,7 +196,7 @@ async fn what_only_one_account_said_goes_with_it_and_an_admin_takes_it_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
+async fn no_message_is_lost_while_identities_are_linked_and_unlinked() {
     let two = TwoPlatforms::new().await;
     let stop = std::sync::atomic::AtomicBool::new(false);
     let sent = std::sync::atomic::AtomicUsize::new(0);
@@ -301,7 +301,7 @@ async fn nothing_that_is_said_while_accounts_are_linked_and_parted_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_parting_is_not_taken_back_over_the_head_of_a_third() {
+async fn an_unlinking_is_not_undone_after_a_third_user_linked_the_identity() {
     let two = TwoPlatforms::new().await;
     let linked = two.link().await;
     let web_id = two.web_id(&linked).await;

@@ -82,7 +82,7 @@ fn append_without_end(pair: &Pair, session: &str, clients: usize) -> JoinSet<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_of_a_tenant_that_wait_for_one_row_take_no_turn_from_its_node() {
+async fn requests_that_wait_for_one_row_cost_no_turn_its_node() {
     let pair = Pair::new([Step::held("one two ", "three")]).await;
     let mut stream = Sse::open(pair.saying(0, "hi", true)).await;
     stream.hears("one two ").await;

@@ -169,7 +169,7 @@ async fn commands(redis: &RedisServer) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redis_is_asked_far_less_often_than_the_service() {
+async fn redis_is_called_far_less_often_than_the_service() {
     let redis = own_redis().await;
     let world = patient_world(1, &redis.url).await;
     let limits = json!({"requests_per_minute": 1000, "requests_per_minute_per_key": 800});

@@ -72,7 +72,7 @@ async fn lines(b: &Scene, session: &str) -> Vec<(String, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
+async fn answers_to_an_erased_user_are_erased_in_shared_conversations_too() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::ZERO));
     let world = &b.world;
@@ -160,7 +160,7 @@ async fn answers_to_an_erased_person_are_erased_where_others_speak_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_with_many_turns_is_erased_in_batches() {
+async fn a_user_with_many_turns_is_erased_in_batches() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::ZERO));
     let begun = says(&b, ADA, "hello").await;

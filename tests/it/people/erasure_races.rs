@@ -22,7 +22,7 @@ use crate::support::people::as_bridge;
 use crate::support::{Fields, Reply, World, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_speaks_while_they_are_erased_is_refused_or_someone_new() {
+async fn a_user_who_writes_while_being_erased_is_refused_or_new() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
     let bridge = world.bridge_key(&tenant, &["telegram"]).await;
@@ -176,7 +176,7 @@ async fn erasing_and_exporting_stay_in_their_tenant_even_without_row_level_secur
 
 /// A look that takes many runs goes on where it stopped, and others who were erased come in between.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_look_for_one_person_does_not_keep_others_waiting() {
+async fn a_long_erasure_of_one_user_does_not_delay_others() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let plant =

@@ -81,7 +81,7 @@ fn contents(messages: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_erased_person_is_in_no_table_any_more() {
+async fn an_erased_user_is_in_no_table_any_more() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let whole = whole_person(&world, &tenant).await;

@@ -170,7 +170,7 @@ async fn an_address_of_whatsapp_is_the_number_in_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_calls_the_responses_api_is_told_what_to_use() {
+async fn callers_of_the_responses_api_are_pointed_to_what_to_use() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     for (method, path) in [

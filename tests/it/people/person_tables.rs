@@ -77,7 +77,7 @@ fn check_listed(found: &[String]) -> Result<(), String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_adds_a_table_with_a_persons_data_says_what_becomes_of_it() {
+async fn every_table_with_data_of_users_is_listed() {
     let database = cluster().new_database().await;
     let mut superuser = cluster().superuser(&database).await;
     let found = tables_of_people(&mut superuser).await;

@@ -29,7 +29,7 @@ async fn agent(world: &World, tenant: &Tenant, changes: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn first_contact_makes_a_person_a_key_and_a_session_and_the_next_finds_them() {
+async fn first_contact_makes_a_user_a_key_and_a_session_and_the_next_finds_them() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
     let key = world.bridge_key(&tenant, &["telegram"]).await;
@@ -73,7 +73,7 @@ async fn first_contact_makes_a_person_a_key_and_a_session_and_the_next_finds_the
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_first_contacts_at_once_are_one_person_with_one_session() {
+async fn a_thousand_first_contacts_at_once_are_one_user_with_one_session() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
     let key = world.bridge_key(&tenant, &["telegram"]).await;
@@ -106,7 +106,7 @@ async fn a_thousand_first_contacts_at_once_are_one_person_with_one_session() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn different_people_have_different_slots_under_every_scope() {
+async fn different_users_have_different_slots_under_every_scope() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     for (scope, expected) in [
@@ -310,7 +310,7 @@ async fn a_bridge_vouches_for_its_platforms_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_resolves_nobody_else() {
+async fn a_user_resolves_no_other() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;
@@ -341,7 +341,7 @@ async fn a_person_resolves_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn presence_tells_when_and_where_each_account_was_heard() {
+async fn presence_shows_when_and_where_each_identity_was_active() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let key = world.bridge_key(&tenant, &["telegram", "slack"]).await;
@@ -443,7 +443,7 @@ async fn buffers(world: &World, tenant: &Tenant, identity: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_known_account_costs_the_same_among_many() {
+async fn a_known_identity_costs_the_same_among_many() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let others = |count: usize, from: usize| {

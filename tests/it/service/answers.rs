@@ -7,7 +7,7 @@ use crate::support::servers::cluster::{scratch_dir, setup};
 use crate::support::{Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn health_and_readiness_are_public_and_tell_names_only() {
+async fn health_and_readiness_are_public_and_show_names_only() {
     let redis = RedisServer::start(&setup(scratch_dir("own-redis")), "pw")
         .await
         .unwrap();

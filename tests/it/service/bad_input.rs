@@ -125,7 +125,7 @@ async fn a_body_that_is_not_json_by_its_type_is_415() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_credential_is_judged_before_the_body() {
+async fn the_credential_is_checked_before_the_body() {
     let world = World::new().await;
     let reply = post_raw(&world, "tl_wrong", "text/plain", b"{".to_vec()).await;
     reply.expect_problem(401, "unauthorized");

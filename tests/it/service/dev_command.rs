@@ -212,7 +212,7 @@ async fn says_each_request_in_one_short_line(dev: &Dev) {
 }
 
 #[test]
-fn dev_says_that_its_port_is_taken_before_it_starts_anything() {
+fn dev_reports_that_its_port_is_in_use_before_it_starts_anything() {
     let dir = scratch_dir("dev-port");
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = taken.local_addr().unwrap().port();

@@ -222,7 +222,7 @@ const SLOW: &str = "
     from conversations, generate_series(1, 1500) n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn batches_that_take_too_long_become_smaller() {
+async fn slow_batches_become_smaller() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let session = world.session(&tenant.key, json!({})).await;
@@ -379,7 +379,7 @@ async fn a_long_job_does_not_keep_another_tenants_waiting() {
 
 /// Without a node, whose loop would take them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_whose_node_died_is_taken_in_its_turn() {
+async fn a_job_whose_node_died_is_claimed_in_its_turn() {
     let database = cluster().new_database().await;
     let plant = "
       delete from jobs;

@@ -211,7 +211,7 @@ async fn no_tenant_is_left_on_a_connection_that_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_too_long_for_a_connection_is_told_to_come_again() {
+async fn a_request_that_waits_too_long_for_a_connection_is_asked_to_retry() {
     let pair = Pair::new().await;
     let db = pair.connect(1).await;
     let [acme, globex] = pair.tenants;
@@ -324,7 +324,7 @@ async fn a_closed_pool_keeps_no_connection_and_gives_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_planned_for_few_rows_is_planned_anew_for_many() {
+async fn a_plan_for_few_rows_is_replaced_for_many() {
     let pair = Pair::new().await;
     let db = pair.connect(1).await;
     let [acme, _] = pair.tenants;

@@ -179,7 +179,7 @@ async fn eight_migrations_at_once_apply_each_migration_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner_that_may_not_create_roles_is_told_the_sql() {
+async fn an_owner_that_may_not_create_roles_gets_the_sql() {
     cluster()
         .admin_sql("create role plain_owner login password 'pw'")
         .await;

@@ -9,13 +9,13 @@ use crate::support::people::as_bridge;
 use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn people_with_equal_ids_never_meet() {
+async fn users_with_equal_ids_never_meet() {
     let world = World::new().await;
     equal_people(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn people_with_equal_ids_never_meet_even_without_row_level_security() {
+async fn users_with_equal_ids_never_meet_even_without_row_level_security() {
     let world = World::new().await;
     disable_row_level_security(&mut world.superuser().await).await;
     equal_people(&world).await;

@@ -33,7 +33,7 @@ async fn a_key_is_shown_once_and_kept_only_as_a_hash() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_for_a_new_key_are_told_with_pointers() {
+async fn rules_for_a_new_key_have_pointers() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     for (body, pointer) in [

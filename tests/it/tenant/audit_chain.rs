@@ -209,7 +209,7 @@ async fn whatever_is_changed_or_removed_is_found_and_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_put_back_alone_and_a_chain_begun_again_are_found() {
+async fn a_restored_head_and_a_restarted_chain_are_found() {
     let world = World::new().await;
     let mut superuser = world.superuser().await;
     let put_back = world.tenant("put back").await;
@@ -254,7 +254,7 @@ async fn a_head_put_back_alone_and_a_chain_begun_again_are_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_that_somebody_else_made_is_never_built_upon() {
+async fn a_foreign_head_is_never_built_upon() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let mut superuser = world.superuser().await;

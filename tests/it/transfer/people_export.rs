@@ -30,7 +30,7 @@ fn list<'a>(document: &'a Value, member: &str) -> &'a Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_export_has_everything_of_a_person_and_no_secret() {
+async fn an_export_has_everything_of_a_user_and_no_secret() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let whole = whole_person(&world, &tenant).await;
@@ -107,7 +107,7 @@ async fn an_export_has_everything_of_a_person_and_no_secret() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_the_person_and_an_admin_export_them() {
+async fn only_the_user_and_an_admin_export_them() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;
@@ -244,7 +244,7 @@ async fn a_long_export_is_streamed_and_what_goes_meanwhile_is_not_in_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_export_breaks_off_when_its_person_is_erased() {
+async fn an_export_breaks_off_when_its_user_is_erased() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;
@@ -271,7 +271,7 @@ async fn an_export_breaks_off_when_its_person_is_erased() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_export_breaks_off_when_the_account_that_reads_it_is_parted() {
+async fn an_export_breaks_off_when_the_identity_that_reads_it_is_unlinked() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;

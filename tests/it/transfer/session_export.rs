@@ -97,7 +97,7 @@ async fn an_export_breaks_off_when_its_conversation_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_export_breaks_off_when_its_end_is_taken_back_or_its_key_revoked() {
+async fn an_export_breaks_off_when_its_last_link_is_undone_or_its_key_revoked() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let key = &tenant.key;
@@ -155,7 +155,7 @@ async fn a_chain_of_many_links_is_exported_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_whom_it_belongs_to_exports_a_conversation_and_reading_another_s_is_told() {
+async fn only_its_owner_exports_a_conversation_and_reading_another_s_is_audited() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let ada = person(&world, &tenant, "ada").await;
@@ -226,7 +226,7 @@ async fn only_whom_it_belongs_to_exports_a_conversation_and_reading_another_s_is
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn markdown_shows_what_was_said_and_lets_nothing_of_it_out_of_its_place() {
+async fn markdown_shows_the_messages_and_lets_none_of_their_text_out_of_its_place() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let key = &tenant.key;

@@ -8,7 +8,7 @@ use crate::support::transfer::{exported, imported, lasting, originals, weather};
 use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_brings_back_their_own_conversation_and_no_changed_one() {
+async fn a_user_imports_their_own_conversation_and_no_changed_one() {
     let world = World::new().await;
     let (tenant, foreign) = (world.tenant("Acme").await, world.tenant("Other").await);
     let ada = person(&world, &tenant, "ada").await;
@@ -92,7 +92,7 @@ async fn a_person_brings_back_their_own_conversation_and_no_changed_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bridge_imports_for_the_person_it_names() {
+async fn a_bridge_imports_for_the_user_it_names() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let (_, bridge) = world.api_key(&tenant, "bridge").await;
@@ -294,7 +294,7 @@ async fn an_import_that_fails_half_way_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_import_takes_the_agent_if_there_is_one_and_obeys_the_key() {
+async fn an_import_uses_the_agent_if_there_is_one_and_obeys_the_key() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let key = &tenant.key;

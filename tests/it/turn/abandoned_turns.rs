@@ -112,7 +112,7 @@ async fn a_turn_that_waits_is_cancelled_although_the_next_one_cannot_be_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn turns_of_a_suspended_tenant_are_stopped_although_somebody_held_their_conversation() {
+async fn turns_of_a_suspended_tenant_are_stopped_although_their_conversation_was_locked() {
     let (chat, _) = waiting().await;
     let mut superuser = chat.world.superuser().await;
     let mut held = superuser.begin().await.unwrap();
@@ -210,7 +210,7 @@ async fn what_a_turn_was_accepted_with_is_kept_until_its_end_only() {
 
 /// Two people with a turn in a conversation of the other are erased at the same time.
 #[tokio::test(flavor = "multi_thread")]
-async fn people_who_speak_in_conversations_of_each_other_are_erased_without_a_deadlock() {
+async fn users_who_write_in_conversations_of_each_other_are_erased_without_a_deadlock() {
     let b = Scene::bridge([Step::Hold, Step::Hold]).await;
     let unwaited = |identity: &str| json!({"identity": identity, "text": "hi", "wait": false});
     let mut users = Vec::new();

@@ -83,7 +83,7 @@ async fn say(b: &Scene, identity: &str, text: &str) -> serde_json::Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_said_after_an_unlink_is_not_shown_to_the_identity_that_left() {
+async fn messages_after_an_unlink_are_not_shown_to_the_unlinked_identity() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::ZERO));
     b.world.link(&b.bridge_key, STAYS, LEAVES).await;

@@ -58,7 +58,7 @@ async fn a_client_that_reads_slowly_does_not_stop_its_turn_and_misses_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_fails_before_it_says_anything_is_asked_again() {
+async fn a_server_that_fails_before_its_first_token_is_retried() {
     let steps = [
         Step::fail(500),
         Step::Echo(NONE),
@@ -74,7 +74,7 @@ async fn a_server_that_fails_before_it_says_anything_is_asked_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_asks_to_wait_again_and_again_fails_the_turn() {
+async fn a_server_that_always_asks_to_wait_fails_the_turn() {
     let chat = Scene::chat([
         Step::fail(429),
         Step::fail(429),

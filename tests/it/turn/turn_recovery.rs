@@ -106,7 +106,7 @@ async fn a_node_that_slept_beyond_its_lease_writes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_told_to_end_finishes_what_ends_soon() {
+async fn a_node_that_shuts_down_finishes_what_ends_soon() {
     let pair = Pair::new([Step::Echo(Duration::from_millis(100))]).await;
     let mut stream = Sse::open(pair.saying(0, "one two three four five six", true)).await;
     stream.hears("you said ").await;
@@ -124,7 +124,7 @@ async fn a_node_that_is_told_to_end_finishes_what_ends_soon() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_told_to_end_hands_over_what_does_not() {
+async fn a_node_that_shuts_down_hands_over_what_does_not() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
     let mut stream = Sse::open(pair.saying(0, "hi", true)).await;
     stream.hears("one two ").await;
@@ -165,7 +165,7 @@ async fn a_client_that_has_seen_nothing_is_given_the_answer_of_the_node_that_too
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tools_whose_node_was_lost_are_told_as_interrupted() {
+async fn tools_whose_node_was_lost_are_stored_as_interrupted() {
     let pair = Pair::new([Step::held("one ", "two"), Step::say("all of it")]).await;
     let mut stream = Sse::open(pair.saying(0, "hi", true)).await;
     stream.hears("one ").await;

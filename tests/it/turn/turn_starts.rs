@@ -31,7 +31,7 @@ async fn say_meanwhile(chat: &Scene, statements: &[&'static str]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_appended_while_a_turn_starts_is_told_to_the_model() {
+async fn what_is_appended_while_a_turn_starts_is_sent_to_the_model() {
     let chat = rested().await;
     let append = [
         "update sessions
@@ -115,7 +115,7 @@ async fn a_transcript_that_the_model_cannot_hold_is_cut_at_its_beginning() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_model_is_told_of_tools_and_notices_as_they_are_stored() {
+async fn the_model_gets_tools_and_notices_as_they_are_stored() {
     let chat = rested().await;
     let call = json!({"id": "a\u{1e}b\u{1f}\"c", "type": "function",
                       "function": {"name": "add", "arguments": "{\"n\": \"\u{1e}\"}"}});

@@ -60,7 +60,7 @@ fn told(chat: &Scene) -> Vec<(String, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_turn_goes_on_with_the_results_that_its_client_brings_to_either_node() {
+async fn a_turn_goes_on_with_the_results_that_its_client_sends_to_either_node() {
     let (chat, turn) = waiting().await;
     let reply = bring(&chat, 1, &[result("b", "two"), result("a", "one")]).await;
     assert_eq!(answer(&reply), echo("look twice"));
@@ -89,7 +89,7 @@ async fn a_turn_goes_on_with_the_results_that_its_client_brings_to_either_node()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn results_that_are_not_brought_are_told_as_interrupted() {
+async fn results_that_never_come_are_stored_as_interrupted() {
     let (chat, _) = waiting().await;
     let reply = bring(&chat, 1, &[result("b", "two")]).await;
     assert_eq!(answer(&reply), echo("look twice"));
@@ -181,7 +181,7 @@ async fn a_client_that_never_comes_back_ends_its_turn_by_the_time_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_queued_before_its_client_was_asked_is_taken_up_when_the_results_came() {
+async fn a_turn_queued_before_its_client_was_asked_starts_after_the_results() {
     let chat = Scene::chat([Step::Hold, calls()]).await;
     chat.model.otherwise(Step::Echo(NONE));
     let body = json!({"messages": [said("look twice")], "tools": tools()});
@@ -223,7 +223,7 @@ async fn a_new_message_also_makes_room_for_what_was_queued_before_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tool_that_nobody_has_is_told_to_the_model() {
+async fn the_model_is_informed_of_a_tool_that_nobody_has() {
     let call = Step::CallTool {
         name: "nothing".to_owned(),
         arguments: json!({}),

@@ -43,7 +43,7 @@ async fn replies(b: &Scene, seconds: u32) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_parted_account_learns_nothing_of_what_it_was_answered_before() {
+async fn an_unlinked_identity_gets_no_answer_from_before() {
     let b = linked([]).await;
     b.reply_to(STAYS, "from who stays").await;
     let said = message(PARTS, "m1", "from who parts");
@@ -86,7 +86,7 @@ async fn a_parted_account_learns_nothing_of_what_it_was_answered_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_parted_account_neither_changes_nor_hears_what_it_had_under_way() {
+async fn an_unlinked_identity_neither_edits_nor_receives_what_was_under_way() {
     let b = linked([Step::Hold]).await;
     let unwaited = |id: &str, text: &str| {
         let mut body = message(PARTS, id, text);
