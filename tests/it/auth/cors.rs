@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::json;
 
-use crate::support::people::{person, token};
+use crate::support::people::{sign_in, token};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
 use crate::support::{Fields, Reply, World};
 
@@ -199,7 +199,7 @@ async fn pages_at_the_public_url_are_our_own_also_for_the_operator() {
 async fn a_page_that_is_refused_makes_no_user() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    person(&world, &tenant, "ada").await;
+    sign_in(&world, &tenant, "ada").await;
     let token = token(&world, &tenant, "stranger");
     let ask = |origin: Option<&str>| {
         let request = world.request(Method::GET, "/v1/users/me", &token);

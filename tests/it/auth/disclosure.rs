@@ -3,7 +3,8 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::chat::{agent_on, said};
+use crate::support::chat::agent_on;
+use crate::support::conversations::user_message;
 use crate::support::servers::cluster::cluster;
 use crate::support::servers::model::Step;
 use crate::support::tokens::{SigningKey, hs256, unsigned};
@@ -155,7 +156,7 @@ async fn an_agents_key_is_in_no_text_of_its_server_however_short_it_is() {
     agent["upstream"]["api_key"] = json!(key);
     let put = chat.world.put(&chat.tenant.key, "/v1/agents/main", agent);
     put.await.expect(200);
-    let body = json!({"model": "main", "messages": [said("hi")]});
+    let body = json!({"model": "main", "messages": [user_message("hi")]});
     let path = "/v1/chat/completions";
     let stateless = chat.world.request(Method::POST, path, &chat.key);
     let stateless = Reply::of(stateless.json(&body)).await;

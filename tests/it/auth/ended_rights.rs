@@ -9,7 +9,7 @@ use throughline::auth::ServiceCaller;
 use throughline::error::Code;
 use throughline::ids::TenantId;
 
-use crate::support::people::{Person, person};
+use crate::support::people::{User, sign_in};
 use crate::support::servers::model::Step;
 use crate::support::sse::{Sse, SseEvent};
 use crate::support::world::OPERATOR_KEY;
@@ -21,7 +21,7 @@ const FIVE_SECONDS: Duration = Duration::from_secs(5);
 const TEN_SECONDS: Duration = Duration::from_secs(10);
 const IDENTITY: &str = "x-throughline-identity";
 
-fn asking(chat: &Scene, key: &str, members: Value) -> reqwest::RequestBuilder {
+fn completion_request(chat: &Scene, key: &str, members: Value) -> reqwest::RequestBuilder {
     let mut body = json!({"model": "main", "messages": [{"role": "user", "content": "hi"}]});
     for (member, value) in members.as_object().unwrap() {
         body[member] = value.clone();
@@ -35,10 +35,10 @@ fn asking(chat: &Scene, key: &str, members: Value) -> reqwest::RequestBuilder {
 /// A stream without a session that has said its first words.
 async fn stateless(chat: &Scene, key: &str) -> Sse {
     chat.model.push(Step::held("one ", "two"));
-    let stream = asking(chat, key, json!({"store": false, "stream": true}));
+    let stream = completion_request(chat, key, json!({"store": false, "stream": true}));
     let mut stream = Sse::open(stream).await;
     assert_eq!(stream.header("x-throughline-stateless"), "true");
-    stream.hears("one ").await;
+    stream.reads("one ").await;
     stream
 }
 
@@ -65,11 +65,16 @@ fn expect_closed(last: &SseEvent, code: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_that_is_open_ends_when_its_token_expires() {
     let chat = Scene::with_prompt([]).await;
-    let ada = chat.person("ada").await;
+    let ada = chat.sign_in("ada").await;
     let mut free = stateless(&chat, &ada.token).await;
     chat.model.push(Step::held("one ", "two"));
-    let mut told = Sse::open(asking(&chat, &ada.token, json!({"stream": true}))).await;
-    told.hears("one ").await;
+    let mut told = Sse::open(completion_request(
+        &chat,
+        &ada.token,
+        json!({"stream": true}),
+    ))
+    .await;
+    told.reads("one ").await;
     let session = told.header("x-hermes-session-id");
     let open = |path: String| Sse::open(chat.world.request(Method::GET, &path, &ada.token));
     let mut streams = [
@@ -82,7 +87,7 @@ async fn everything_that_is_open_ends_when_its_token_expires() {
         .await,
     ];
     chat.model.push(Step::Hold);
-    let whole = tokio::spawn(Reply::of(asking(
+    let whole = tokio::spawn(Reply::of(completion_request(
         &chat,
         &ada.token,
         json!({"store": false}),
@@ -119,11 +124,11 @@ async fn chats_without_a_session_end_with_their_key_issuer_and_tenant() {
     let world = &chat.world;
     let admin = &chat.tenant.key;
     let (id, key) = world.api_key(&chat.tenant, "chat").await;
-    let ada = person(world, &chat.tenant, "ada").await;
+    let ada = sign_in(world, &chat.tenant, "ada").await;
 
     let mut stream = stateless(&chat, &key).await;
     chat.model.push(Step::Hold);
-    let whole = tokio::spawn(Reply::of(asking(&chat, &key, json!({}))));
+    let whole = tokio::spawn(Reply::of(completion_request(&chat, &key, json!({}))));
     chat.model.called(2).await;
     let revoked = world.delete(admin, &format!("/v1/api-keys/{id}")).await;
     revoked.expect_success();
@@ -182,11 +187,11 @@ async fn known_by(chat: &Scene, name: &str) -> i64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn open_requests_restore_no_erased_user() {
     let chat = Scene::with_prompt([]).await;
-    let Person { token, user_id } = chat.person("goner").await;
+    let User { token, user_id } = chat.sign_in("goner").await;
     let mut free = stateless(&chat, &token).await;
     chat.model.push(Step::held("one ", "two"));
-    let mut told = Sse::open(asking(&chat, &token, json!({"stream": true}))).await;
-    told.hears("one ").await;
+    let mut told = Sse::open(completion_request(&chat, &token, json!({"stream": true}))).await;
+    told.reads("one ").await;
     let path = format!("/v1/sessions/{}/events", told.header("x-hermes-session-id"));
     let mut events = Sse::open(chat.world.request(Method::GET, &path, &token)).await;
     let inbound = chat.world.request(Method::POST, "/v1/inbound", &token);
@@ -242,15 +247,15 @@ async fn a_chats_stream_shows_nothing_that_was_said_after_its_sender_was_unlinke
         };
         // The turn runs on the first node; the second stream is attached to it.
         let mut direct = open(0).await;
-        direct.hears("before ").await;
+        direct.reads("before ").await;
         let mut attached = open(other).await;
-        attached.hears("before ").await;
+        attached.reads("before ").await;
         // The verdicts are as fresh as they can be.
         b.reply_to(LEAVES, "/unlink").await;
         b.model.release();
         for stream in [&mut direct, &mut attached] {
             let rest = stream.rest().await;
-            assert_eq!(crate::support::sse::said(&rest), "", "{rest:?}");
+            assert_eq!(crate::support::sse::text_of(&rest), "", "{rest:?}");
             assert!(rest.last().unwrap().json()["error"]["code"].is_string());
         }
         b.world.link(&b.bridge_key, STAYS, LEAVES).await;
@@ -271,7 +276,7 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
         .world
         .request(Method::POST, "/v1/chat/completions", &b.bridge_key);
     let mut stream = Sse::open(request.json(&body).header(IDENTITY, LEAVES)).await;
-    stream.hears("before ").await;
+    stream.reads("before ").await;
     // Four of the node's five connections are all that a tenant has; the queue behind them is full.
     let caller = ServiceCaller::for_tenant(b.tenant.id.parse::<TenantId>().unwrap());
     let db = b.world.app().db.clone();
@@ -307,7 +312,7 @@ async fn a_busy_tenant_shows_no_words_to_a_sender_who_was_unlinked() {
     crowd.abort_all();
     drop(held);
     let rest = stream.rest().await;
-    assert_eq!(crate::support::sse::said(&rest), "", "{rest:?}");
+    assert_eq!(crate::support::sse::text_of(&rest), "", "{rest:?}");
     let last = rest.last().cloned().or(shown.ok().flatten()).unwrap();
     assert!(last.json()["error"]["code"].is_string());
 }

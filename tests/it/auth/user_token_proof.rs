@@ -4,7 +4,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::people::{as_bridge, person};
+use crate::support::people::{as_bridge, sign_in};
 use crate::support::{Fields, Reply, World};
 
 async fn messages(world: &World) -> i64 {
@@ -19,7 +19,7 @@ async fn messages(world: &World) -> i64 {
 async fn a_user_token_acts_as_its_own_identity_in_its_own_direct_chat() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     world.link(&tenant.key, "telegram:bob", "web:bob").await;
     let thread = json!({"type": "thread", "id": "BOARD", "thread_id": "SALARIES"});
     let said = json!({"identity": "telegram:ceo", "chat": thread, "text": "all get a raise"});
@@ -84,7 +84,7 @@ async fn a_user_token_acts_as_its_own_identity_in_its_own_direct_chat() {
 async fn a_user_token_may_name_its_own_identity() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let body = json!({"identity": "web:bob", "chat": {"type": "dm"}, "text": "hi"});
     world
         .post(&bob.token, "/v1/inbound", body)

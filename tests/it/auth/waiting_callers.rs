@@ -183,7 +183,10 @@ async fn an_answer_that_a_revoked_key_waited_for_becomes_a_delivery() {
         for one in &given {
             b.world.ack(&third, one).await.expect(204);
         }
-        if given.iter().any(|one| one["text"] == model::echo("more")) {
+        if given
+            .iter()
+            .any(|one| one["text"] == model::echo_of("more"))
+        {
             break;
         }
     }
@@ -202,5 +205,5 @@ async fn a_user_who_was_merged_while_waiting_still_gets_the_answer() {
     b.model.release();
     let answer = waiting.await.unwrap().expect(200);
     let said = &answer["choices"][0]["message"]["content"];
-    assert_eq!(said, &json!(model::echo("still me")));
+    assert_eq!(said, &json!(model::echo_of("still me")));
 }

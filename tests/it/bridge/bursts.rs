@@ -120,7 +120,7 @@ async fn a_burst_in_a_dm_and_a_group_at_once_is_answered() {
 async fn a_burst_of_chat_with_a_new_user_token_is_answered() {
     let b = echoing().await;
     // The issuer is registered with someone else's token; this one is used for the first time.
-    b.person("somebody").await;
+    b.sign_in("somebody").await;
     let token = crate::support::people::token(&b.world, &b.tenant, "newcomer");
     let ask = async |place: usize| {
         let body = json!({"model": "main", "user": "me",

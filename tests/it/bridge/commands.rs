@@ -51,10 +51,10 @@ async fn commands_move_name_and_list_the_sessions_of_a_chat() {
         );
     }
     let unknown = b.reply_to(who, "/dance").await;
-    assert_eq!(unknown, crate::support::servers::model::echo("/dance"));
+    assert_eq!(unknown, crate::support::servers::model::echo_of("/dance"));
     assert_eq!(
         b.reply_to(who, "//new").await,
-        crate::support::servers::model::echo("/new")
+        crate::support::servers::model::echo_of("/new")
     );
     // Nobody else's session can be gone on with.
     b.reply_to("telegram:6", "mine").await;
@@ -90,7 +90,7 @@ async fn undone_messages_keep_their_place_and_are_shown_to_no_model() {
         shown,
         [
             &json!("one"),
-            &json!(crate::support::servers::model::echo("one")),
+            &json!(crate::support::servers::model::echo_of("one")),
             &json!("four")
         ]
     );
@@ -104,7 +104,7 @@ async fn undone_messages_keep_their_place_and_are_shown_to_no_model() {
     assert_eq!(undone, 4);
     assert_eq!(
         b.reply_to(who, "/retry").await,
-        crate::support::servers::model::echo("four")
+        crate::support::servers::model::echo_of("four")
     );
     let said = b.messages(&asked["session_id"]).await;
     assert_eq!(said.len(), 10);

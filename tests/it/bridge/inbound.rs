@@ -38,14 +38,14 @@ async fn twenty_equal_messages_on_two_nodes_are_one_turn_or_one_command() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::Echo(Duration::from_millis(5)));
     for text in ["hello", "/new Trip"] {
-        let bring = |n: usize| {
+        let send = |n: usize| {
             let id = format!("of {text}");
             b.send_on(
                 n % 2,
                 json!({"identity": "telegram:5", "text": text, "message_id": id}),
             )
         };
-        let answers: Vec<Value> = join_all((0..20).map(bring))
+        let answers: Vec<Value> = join_all((0..20).map(send))
             .await
             .iter()
             .map(|reply| reply.expect(200))
@@ -68,13 +68,13 @@ async fn twenty_equal_messages_on_two_nodes_are_one_turn_or_one_command() {
 async fn forty_messages_at_once_are_answered_in_order_and_delivered_once_each() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::echo());
-    let bring = |n: usize| {
+    let send = |n: usize| {
         let body = json!({
             "identity": "telegram:5", "text": format!("number {n}"), "message_id": n.to_string(), "wait": false,
         });
         b.send_until_accepted(n % 2, body)
     };
-    let taken = join_all((0..40).map(bring)).await;
+    let taken = join_all((0..40).map(send)).await;
     let session = taken[0].expect(202)["session_id"].clone();
     // Two consumers; each third delivery is taken and never ended, as if its consumer had died.
     let delivered = std::sync::Mutex::new(Vec::new());

@@ -10,14 +10,14 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::support::servers::model::{Step, echo};
+use crate::support::servers::model::{Step, echo_of};
 use crate::support::servers::pair::Pair;
 use crate::support::{Fields, Reply};
 
 /// Longer than a turn's lease and what a sweeper waits after its end.
 const QUIET: &str = "wait=9";
 
-fn person(number: usize) -> Value {
+fn sign_in(number: usize) -> Value {
     json!({"identity": format!("telegram:{number}"), "text": format!("I am {number}"), "message_id": "m-1"})
 }
 
@@ -86,7 +86,7 @@ const TURNS: &str = "select count(*) from turns";
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_on_a_node_that_was_killed_has_one_delivery() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
-    let waiting = pair.wait_for_answer(0, &person(1)).await;
+    let waiting = pair.wait_for_answer(0, &sign_in(1)).await;
     pair.nodes.kill(0);
     assert!(waiting.await.unwrap().is_err());
     let given = pair.given_once(1, "all of it").await;
@@ -95,7 +95,7 @@ async fn a_waiter_on_a_node_that_was_killed_has_one_delivery() {
         (&json!("reply"), &json!("m-1"), &json!("telegram:1"))
     );
     // Brought again it is the same turn, whose answer was on its way: never both.
-    let again = Reply::of(pair.bringing(1, &person(1))).await.expect(202);
+    let again = Reply::of(pair.bringing(1, &sign_in(1))).await.expect(202);
     assert_eq!(
         (&again["turn_id"], &again["duplicate"], &again["reply"]),
         (&given["turn_id"], &json!(true), &Value::Null)
@@ -108,10 +108,10 @@ async fn a_waiter_on_a_node_that_was_killed_has_one_delivery() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_on_another_node_gets_the_answer_and_no_delivery() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
-    let waiting = pair.wait_for_answer(0, &person(1)).await;
+    let waiting = pair.wait_for_answer(0, &sign_in(1)).await;
     pair.nodes.kill(0);
     assert!(waiting.await.unwrap().is_err());
-    let again = Reply::of(pair.bringing(1, &person(1))).await.expect(200);
+    let again = Reply::of(pair.bringing(1, &sign_in(1))).await.expect(200);
     assert_eq!(
         (&again["reply"]["text"], &again["duplicate"]),
         (&json!("all of it"), &json!(true))
@@ -123,7 +123,7 @@ async fn a_retry_on_another_node_gets_the_answer_and_no_delivery() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_on_a_node_that_slept_has_one_delivery_and_no_answer_when_it_wakes() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
-    let waiting = pair.wait_for_answer(0, &person(1)).await;
+    let waiting = pair.wait_for_answer(0, &sign_in(1)).await;
     pair.nodes.signal(0, Signal::SIGSTOP);
     let given = pair.given_once(1, "all of it").await;
     pair.model.release();
@@ -146,7 +146,7 @@ async fn a_node_that_is_killed_when_a_wait_ends_leaves_one_delivery_to_each() {
     pair.model.otherwise(Step::Echo(Duration::ZERO));
     let mut waiting = Vec::new();
     for number in 0..PEOPLE {
-        waiting.push(pair.wait_for_answer(0, &person(number)).await);
+        waiting.push(pair.wait_for_answer(0, &sign_in(number)).await);
     }
     // As if nearly all of their 55 seconds had passed; for who asks again that is what counts.
     let nearly = "with old as (
@@ -157,7 +157,7 @@ async fn a_node_that_is_killed_when_a_wait_ends_leaves_one_delivery_to_each() {
        returning 1)
        select count(*) from old";
     assert_eq!(pair.count(nearly).await, PEOPLE as i64);
-    let again = |number| Reply::try_of(pair.bringing(0, &person(number)));
+    let again = |number| Reply::try_of(pair.bringing(0, &sign_in(number)));
     let mut again: FuturesUnordered<_> = (0..PEOPLE).map(again).collect();
     for _ in 0..PEOPLE / 2 {
         let flipped = again.next().await.unwrap().unwrap().expect(202);
@@ -181,7 +181,7 @@ async fn a_node_that_is_killed_when_a_wait_ends_leaves_one_delivery_to_each() {
             assert!(given.insert(one.text("text").to_owned()));
         }
     }
-    let expected = (0..PEOPLE).map(|number| echo(&format!("I am {number}")));
+    let expected = (0..PEOPLE).map(|number| echo_of(&format!("I am {number}")));
     assert_eq!(given, expected.collect());
     pair.gives_no_more(1).await;
     assert_eq!(pair.count(TURNS).await, PEOPLE as i64);
@@ -192,7 +192,7 @@ async fn a_node_that_is_killed_when_a_wait_ends_leaves_one_delivery_to_each() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_was_lost_with_its_nodes_too_often_is_one_notice() {
     let pair = Pair::new([Step::Hold]).await;
-    let mut body = person(1);
+    let mut body = sign_in(1);
     body["wait"] = json!(false);
     let waiting = pair.wait_for_answer(0, &body).await;
     waiting.await.unwrap().unwrap().expect(202);

@@ -49,7 +49,7 @@ async fn an_unlinked_identity_gets_no_answer_from_before() {
     let said = message(PARTS, "m1", "from who parts");
     let first = b.send(said.clone()).await.expect(200);
     let answer = first.text("/reply/text");
-    assert_eq!(answer, model::echo("from who parts"));
+    assert_eq!(answer, model::echo_of("from who parts"));
     let listed = message(PARTS, "m2", "/sessions");
     let list = b.send(listed.clone()).await;
     assert!(list.body.contains("Secret title"), "{}", list.body);
@@ -109,7 +109,7 @@ async fn an_unlinked_identity_neither_edits_nor_receives_what_was_under_way() {
     })
     .await;
     let turn = b.world.get(&b.tenant.key, &path).await.expect(200);
-    assert_eq!(turn["message"]["content"], model::echo("from who parts"));
+    assert_eq!(turn["message"]["content"], model::echo_of("from who parts"));
     let given = replies(&b, 8).await;
     let told: Vec<&Value> = given.iter().map(|one| &one["identity"]).collect();
     assert_eq!(told, [STAYS]);

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 
 use crate::support::chat::{answer, line};
-use crate::support::servers::model::{Step, echo};
-use crate::support::sse::said as streamed;
+use crate::support::servers::model::{Step, echo_of};
+use crate::support::sse::text_of;
 use crate::support::{Fields, Reply, Scene, eventually, stays};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -57,7 +57,7 @@ async fn a_model_may_say_anything() {
     .await;
     assert_eq!(answer(&chat.say(0, "s", "whole").await), expected);
     let mut stream = chat.open(1, "s", "streamed").await;
-    assert_eq!(streamed(&stream.rest().await), expected);
+    assert_eq!(text_of(&stream.rest().await), expected);
     // Nobody has such a tool: it is answered so, and the model goes on.
     assert_eq!(answer(&chat.say(0, "s", "tools").await), "after the call");
     let transcript = chat.transcript("s").await;
@@ -112,7 +112,7 @@ async fn clients_bridges_and_imports_may_send_anything() {
     let request = world.client.post(world.url(path)).bearer_auth(&chat.key);
     let request = request.header("x-hermes-session-id", "s").body(body);
     let reply = Reply::of(request.header("content-type", json_type)).await;
-    assert_eq!(answer(&reply), echo(&expected));
+    assert_eq!(answer(&reply), echo_of(&expected));
     let body = format!(
         "{{\"messages\":[\
            {{\"role\":\"assistant\",\"tool_calls\":[{{\"id\":\"c\",\"type\":\"function\",\
@@ -130,7 +130,7 @@ async fn clients_bridges_and_imports_may_send_anything() {
     // A session from elsewhere.
     let exported = world.get(admin, "/v1/sessions/s/export").await;
     let document = exported.body.replace(
-        &json!(echo(&expected)).to_string(),
+        &json!(echo_of(&expected)).to_string(),
         &format!("\"{escaped}\""),
     );
     assert_ne!(document, exported.body);
@@ -141,7 +141,10 @@ async fn clients_bridges_and_imports_may_send_anything() {
     let key = world.bridge_key(&chat.tenant, &["telegram"]).await;
     let body = format!("{{\"identity\":\"telegram:1\",\"wait\":true,\"text\":\"{escaped}\"}}");
     let reply = send(&key, "/v1/inbound", json_type, body).await;
-    assert_eq!(reply.expect(200)["reply"]["text"], json!(echo(&expected)));
+    assert_eq!(
+        reply.expect(200)["reply"]["text"],
+        json!(echo_of(&expected))
+    );
     // Documents of people and their tools, in both spellings: a name that is none is refused, and nothing else.
     for (kind, tool) in [
         (json_type, "t\\u0000"),
@@ -186,7 +189,7 @@ async fn answers_that_cannot_be_delivered_hold_up_no_other() {
     }
     let mut database = b.world.superuser().await;
     execute(&mut database, POISON).await;
-    assert_eq!(delivered(&b).await["text"], json!(echo("two")));
+    assert_eq!(delivered(&b).await["text"], json!(echo_of("two")));
     eventually("each was tried, and one is given up", PATIENCE, async || {
         let tried: (i64, i64) = sqlx::query_as(
             "select count(*) filter (where failures > 0 and (due_at > now() or reply_via = 'failed')),
@@ -246,9 +249,9 @@ async fn turns_that_cannot_be_recovered_hold_up_no_other() {
         chat.lines("good").await
             == [
                 line("user", "again"),
-                line("assistant", &echo("again")),
+                line("assistant", &echo_of("again")),
                 line("user", "again"),
-                line("assistant", &echo("again")),
+                line("assistant", &echo_of("again")),
             ]
     })
     .await;
@@ -305,5 +308,5 @@ async fn an_answer_that_could_not_be_delivered_is_returned_to_a_retry() {
     let failed = "update turns set reply_via = 'failed'";
     execute(&mut b.world.superuser().await, failed).await;
     let again = b.send(body).await.expect(200);
-    assert_eq!(again["reply"]["text"], json!(echo("one")));
+    assert_eq!(again["reply"]["text"], json!(echo_of("one")));
 }

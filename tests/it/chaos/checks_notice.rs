@@ -6,7 +6,7 @@ use super::checks::violations;
 use super::history::{History, Outcome, Sent};
 use super::load::KEEP_LAST;
 use super::state::{self, Chain, Reader, Row, State};
-use crate::support::conversations::said;
+use crate::support::conversations::user_message;
 use crate::support::{Fields, Tenant, World};
 
 type Damage = fn(&mut History, &mut State);
@@ -153,7 +153,7 @@ async fn the_checks_notice_each_damage() {
 
 /// A conversation with two compressions, and one between them that was taken back.
 async fn talk(world: &World, tenant: &Tenant) -> History {
-    let beginning = json!([{"role": "system", "content": "rules"}, said("begin")]);
+    let beginning = json!([{"role": "system", "content": "rules"}, user_message("begin")]);
     let made = world
         .session(&tenant.key, json!({"messages": beginning}))
         .await;
@@ -182,7 +182,9 @@ async fn talk(world: &World, tenant: &Tenant) -> History {
                 world.post(&tenant.key, &path, json!({})).await.expect(200);
             }
             text => {
-                let reply = world.append(&tenant.key, &id, json!([said(text)])).await;
+                let reply = world
+                    .append(&tenant.key, &id, json!([user_message(text)]))
+                    .await;
                 let body = reply.expect(201);
                 let at = history.sent.len() as u64 * 2;
                 let mut sent = Sent::new(text.to_owned(), &id, at);

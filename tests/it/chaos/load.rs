@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::Dice;
 use super::history::{History, Outcome, Sent};
-use crate::support::conversations::{answered, said};
+use crate::support::conversations::{assistant_message, user_message};
 use crate::support::servers::nodes::Nodes;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Fields, Reply};
@@ -89,7 +89,7 @@ pub async fn start(nodes: Nodes, dice: &mut Dice) -> Running {
     let mut begun = Vec::new();
     for number in 0..CONVERSATIONS {
         let texts = [format!("rules-{number}"), format!("begin-{number}")];
-        let messages = json!([{"role": "system", "content": texts[0]}, said(&texts[1])]);
+        let messages = json!([{"role": "system", "content": texts[0]}, user_message(&texts[1])]);
         let id = post("/v1/sessions", &key, json!({"messages": messages}))
             .await
             .id();
@@ -253,9 +253,9 @@ async fn write(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<Sent> {
         let text = format!("w{number}-{}", written.len());
         let id = conversation.some_id(&mut dice);
         let message = if dice.one_in(2) {
-            said(&text)
+            user_message(&text)
         } else {
-            answered(&text)
+            assistant_message(&text)
         };
         // Often out of date, as others write here too: what is refused must not be there.
         let expected = dice.one_in(5).then_some(last_seen);

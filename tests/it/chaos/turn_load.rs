@@ -15,8 +15,8 @@ use super::Dice;
 use super::turn_history::{
     Asked, Conversation, Disposition, EndedTurn, Line, Seen, SessionInfo, TurnHistory, TurnsState,
 };
-use crate::support::chat::{agent_on, said, with_model};
-use crate::support::conversations::walk;
+use crate::support::chat::{agent_on, with_model};
+use crate::support::conversations::{user_message, walk};
 use crate::support::servers::model::{Model, Step};
 use crate::support::servers::nodes::Nodes;
 use crate::support::sse::{self, Sse, SseEvent};
@@ -183,7 +183,7 @@ impl Load {
             .header("x-hermes-session-id", &asked.conversation)
             .header("idempotency-key", asked.text.replace(' ', "-"))
             .json(&with_model(
-                json!({"messages": [said(&asked.text)], "stream": stream}),
+                json!({"messages": [user_message(&asked.text)], "stream": stream}),
             ));
         let heard = match request.send().await {
             Err(_) => Ok(WriteAck::Nothing),
@@ -209,7 +209,7 @@ impl Load {
         let mut chunks: Vec<SseEvent> = Vec::new();
         while let Some(chunk) = stream.try_next().await? {
             if chunk.data == "[DONE]" {
-                let answer = sse::said(&chunks);
+                let answer = sse::text_of(&chunks);
                 return Ok(WriteAck::Answer { turn, answer });
             }
             chunks.push(chunk);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::people::person;
+use crate::support::people::sign_in;
 use crate::support::servers::model::Step;
 use crate::support::sse::events;
 use crate::support::{Fields, Reply, Scene, World, eventually};
@@ -19,12 +19,6 @@ impl Scene {
             .post(&self.key, "/v1/chat/completions", asked)
             .await
     }
-}
-
-fn expect_error(reply: &Reply, status: u16, code: &str) -> Value {
-    let body = reply.expect(status);
-    assert_eq!(body["error"]["code"], code, "{body}");
-    body["error"].clone()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,7 +75,7 @@ async fn a_stream_comes_word_by_word_and_breaks_no_plain_loop() {
 async fn the_demo_model_answers_and_streams_without_a_key() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
     let said = json!([{"role": "user", "content": "hi"}]);
     let body =
         |stream: bool| json!({"model": "main", "messages": said, "stream": stream, "store": false});
@@ -105,11 +99,10 @@ async fn the_demo_model_answers_and_streams_without_a_key() {
         world.get(&ada.token, "/v1/models/main").await.expect(200)["object"],
         "model"
     );
-    expect_error(
-        &world.get(&tenant.key, "/v1/models/nobody").await,
-        404,
-        "model_not_found",
-    );
+    world
+        .get(&tenant.key, "/v1/models/nobody")
+        .await
+        .expect_openai_error(404, "model_not_found");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,31 +116,36 @@ async fn errors_have_openais_shape_and_say_whose_fault_it_is() {
         fail(401, "bad key"),
     ])
     .await;
-    let refused = expect_error(&chat.ask(json!({})).await, 400, "upstream_refused");
+    let refused = chat
+        .ask(json!({}))
+        .await
+        .expect_openai_error(400, "upstream_refused");
     let message = refused.text("message");
     assert!(
         message.contains("context too long") && !message.contains("sk-abc"),
         "{message}"
     );
-    let not_allowed = expect_error(&chat.ask(json!({})).await, 502, "upstream_failed");
+    let not_allowed = chat
+        .ask(json!({}))
+        .await
+        .expect_openai_error(502, "upstream_failed");
     assert_eq!(not_allowed["type"], "server_error");
-    expect_error(
-        &chat.ask(json!({"model": "nobody"})).await,
-        404,
-        "model_not_found",
-    );
-    let wrong = expect_error(
-        &chat.ask(json!({"messages": []})).await,
-        400,
-        "invalid_request",
-    );
+    chat.ask(json!({"model": "nobody"}))
+        .await
+        .expect_openai_error(404, "model_not_found");
+    let wrong = chat
+        .ask(json!({"messages": []}))
+        .await
+        .expect_openai_error(400, "invalid_request");
     assert_eq!(wrong["param"], "messages");
-    expect_error(&chat.ask(json!({"user": 5})).await, 400, "invalid_request");
+    chat.ask(json!({"user": 5}))
+        .await
+        .expect_openai_error(400, "invalid_request");
     let no_key = chat
         .world
         .post("tl_x", "/v1/chat/completions", json!({}))
         .await;
-    expect_error(&no_key, 401, "unauthorized");
+    no_key.expect_openai_error(401, "unauthorized");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,12 +181,14 @@ async fn a_server_that_fails_again_and_again_is_left_alone() {
     });
     let chat = Scene::with_prompt(failing).await;
     for _ in 0..2 {
-        expect_error(&chat.ask(json!({})).await, 502, "upstream_failed");
+        chat.ask(json!({}))
+            .await
+            .expect_openai_error(502, "upstream_failed");
     }
     let asked = chat.model.requests().len();
     assert!((5..=6).contains(&asked), "{asked}");
     let left_alone = chat.ask(json!({})).await;
-    expect_error(&left_alone, 502, "upstream_failed");
+    left_alone.expect_openai_error(502, "upstream_failed");
     assert!(!left_alone.header("retry-after").is_empty());
     assert_eq!(chat.model.requests().len(), asked);
 }

@@ -3,7 +3,8 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::chat::{answer, expect_error, said};
+use crate::support::chat::answer;
+use crate::support::conversations::user_message;
 use crate::support::servers::model::Step;
 use crate::support::sse::{Sse, SseEvent};
 use crate::support::{Fields, Reply, Scene};
@@ -87,7 +88,7 @@ fn expect_details(usage: &Value) {
 async fn what_a_model_sends_beside_its_text_is_in_a_whole_answer_and_in_its_replay() {
     let chat = Scene::chat([talkative()]).await;
     for node in [0, 1] {
-        let request = chat.saying(node, "mine", "how many?");
+        let request = chat.message_request(node, "mine", "how many?");
         let reply = Reply::of(request.header("idempotency-key", "k1")).await;
         let body = reply.expect(200);
         let choice = &body["choices"][0];
@@ -108,10 +109,10 @@ async fn what_a_model_sends_beside_its_text_is_in_a_whole_answer_and_in_its_repl
 async fn what_a_model_sends_beside_its_text_is_in_a_stream() {
     let chat = Scene::chat([talkative()]).await;
     let body = json!({
-        "messages": [said("how many?")], "stream": true, "logprobs": true,
+        "messages": [user_message("how many?")], "stream": true, "logprobs": true,
         "stream_options": {"include_usage": true},
     });
-    let mut stream = Sse::open(chat.asking(0, "mine", body)).await;
+    let mut stream = Sse::open(chat.completion_request(0, "mine", body)).await;
     let events = stream.rest().await;
     let chunks: Vec<Value> = events
         .iter()
@@ -185,12 +186,17 @@ async fn the_name_of_an_author_is_kept_and_passed_on() {
     chat.model.otherwise(Step::say("fine"));
     let named = json!({"role": "user", "content": "hi", "name": "ada_l"});
     let body = json!({"messages": [named]});
-    Reply::of(chat.asking(0, "mine", body)).await.expect(200);
+    Reply::of(chat.completion_request(0, "mine", body))
+        .await
+        .expect(200);
     chat.say(1, "mine", "and?").await.expect(200);
     for (request, place) in [(0, 0), (1, 0)] {
         assert_eq!(chat.model.requests()[request]["messages"][place], named);
     }
-    assert_eq!(chat.model.requests()[1]["messages"][2], said("and?"));
+    assert_eq!(
+        chat.model.requests()[1]["messages"][2],
+        user_message("and?")
+    );
     let kept = chat.transcript("mine").await;
     assert_eq!(
         (&kept[0]["name"], &kept[2]["name"]),
@@ -206,8 +212,8 @@ async fn the_name_of_an_author_is_kept_and_passed_on() {
         .await;
     assert_eq!(appended.expect(201)["messages"][0]["name"], "ada_l");
     let long = json!({"role": "user", "content": "hi", "name": "a".repeat(257)});
-    let reply = Reply::of(chat.asking(0, "mine", json!({"messages": [long]}))).await;
-    let error = expect_error(&reply, 400, "invalid_request");
+    let reply = Reply::of(chat.completion_request(0, "mine", json!({"messages": [long]}))).await;
+    let error = reply.expect_openai_error(400, "invalid_request");
     assert_eq!(error["param"], "messages[0].name");
 }
 
@@ -215,8 +221,8 @@ async fn the_name_of_an_author_is_kept_and_passed_on() {
 async fn a_refusal_is_shown_once_in_a_stream_and_again_in_its_replay() {
     let chat = Scene::chat([refusal()]).await;
     for node in [0, 1] {
-        let body = json!({"messages": [said("do it")], "stream": true});
-        let request = chat.asking(node, "mine", body);
+        let body = json!({"messages": [user_message("do it")], "stream": true});
+        let request = chat.completion_request(node, "mine", body);
         let mut stream = Sse::open(request.header("idempotency-key", "k1")).await;
         let events = stream.rest().await;
         let chunks = events
@@ -274,8 +280,8 @@ async fn patient(steps: impl IntoIterator<Item = Step>) -> Scene {
 async fn the_length_of_a_message_is_counted_in_characters() {
     let long = "漢".repeat(400_000);
     let chat = patient([Step::say(&long)]).await;
-    let body = json!({"messages": [said(&long)]});
-    let reply = Reply::of(chat.asking(0, "mine", body)).await;
+    let body = json!({"messages": [user_message(&long)]});
+    let reply = Reply::of(chat.completion_request(0, "mine", body)).await;
     assert_eq!(answer(&reply), long);
     let kept = chat.transcript("mine").await;
     assert_eq!(
@@ -285,8 +291,8 @@ async fn the_length_of_a_message_is_counted_in_characters() {
     let longer = "a".repeat(1_048_577);
     for content in [json!(longer), json!([{"type": "text", "text": longer}])] {
         let body = json!({"messages": [{"role": "user", "content": content}]});
-        let reply = Reply::of(chat.asking(0, "mine", body)).await;
-        let error = expect_error(&reply, 400, "invalid_request");
+        let reply = Reply::of(chat.completion_request(0, "mine", body)).await;
+        let error = reply.expect_openai_error(400, "invalid_request");
         let message = error.text("message");
         assert!(message.contains("at most 1048576 characters"), "{message}");
     }
@@ -317,7 +323,7 @@ async fn as_many_characters_as_documented_are_accepted_however_many_bytes_they_a
         Reply::of(request.body(ascii(body))).await
     };
     let wide = |count: usize| "🙂".repeat(count);
-    let message = |text: &str| json!([said(text)]);
+    let message = |text: &str| json!([user_message(text)]);
     let mut agent = crate::support::chat::agent_on(&chat.model, json!({}));
     for (count, status) in [(100_000, 200), (100_001, 422)] {
         agent["system_prompt"] = json!(wide(count));
@@ -340,7 +346,7 @@ async fn as_many_characters_as_documented_are_accepted_however_many_bytes_they_a
     let problem = refused.expect_problem(400, "invalid_request");
     let detail = problem.text("detail");
     assert!(detail.contains("at most 1048576 characters"), "{detail}");
-    let large = json!({"messages": [said("x")], "padding": "x".repeat(17 * 1024 * 1024)});
+    let large = json!({"messages": [user_message("x")], "padding": "x".repeat(17 * 1024 * 1024)});
     let refused = send(Method::POST, path, &large).await;
     let problem = refused.expect_problem(413, "payload_too_large");
     let detail = problem.text("detail");

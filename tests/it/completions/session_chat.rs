@@ -6,7 +6,7 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::people::person;
+use crate::support::people::sign_in;
 use crate::support::servers::model::Step;
 use crate::support::sse::events;
 use crate::support::{Fields, Reply, Scene, World};
@@ -155,7 +155,7 @@ async fn a_sender_is_answered_in_their_own_chat() {
         let answer = ask(world, key, &[], named(label, "c")).await;
         assert_eq!(answer.expect(200).get("hermes"), None, "{label}");
     }
-    let ada = person(world, &chat.tenant, "ada").await;
+    let ada = sign_in(world, &chat.tenant, "ada").await;
     let own = ask(world, &ada.token, &[], named("me", "d"))
         .await
         .expect(200);

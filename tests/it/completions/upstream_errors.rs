@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::chat::{answer, expect_error};
+use crate::support::chat::answer;
 use crate::support::servers::model::{Failure, Step};
-use crate::support::sse::{Sse, said};
+use crate::support::sse::{Sse, text_of};
 use crate::support::{Reply, Scene, Tenant, World};
 
 impl Scene {
@@ -47,13 +47,13 @@ async fn a_context_that_is_too_long_keeps_its_code() {
     ])
     .await;
     let stateless = chat.ask_stateless(json!({})).await;
-    let error = expect_error(&stateless, 400, "context_length_exceeded");
+    let error = stateless.expect_openai_error(400, "context_length_exceeded");
     assert_eq!(error["type"], "invalid_request_error");
     assert_eq!(error["param"], "messages");
     assert_eq!(stateless.header("x-should-retry"), "false");
     for _ in ["refused", "in the stream"] {
         let reply = chat.say(0, "mine", "hi").await;
-        expect_error(&reply, 400, "context_length_exceeded");
+        reply.expect_openai_error(400, "context_length_exceeded");
     }
 }
 
@@ -66,10 +66,10 @@ async fn a_server_that_is_not_available_is_no_rate_limit() {
         body: json!({}),
     }));
     let reply = chat.ask_stateless(json!({})).await;
-    expect_error(&reply, 502, "upstream_failed");
+    reply.expect_openai_error(502, "upstream_failed");
     assert_eq!(reply.header("retry-after"), "30");
     let reply = chat.say(0, "mine", "hi").await;
-    expect_error(&reply, 502, "upstream_failed");
+    reply.expect_openai_error(502, "upstream_failed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,7 +85,7 @@ async fn an_error_inside_a_stream_is_reported_as_what_it_is() {
     let in_session = chat.say(0, "mine", "hi").await;
     let streamed = chat.ask_stateless(json!({"stream": true})).await;
     let whole = chat.ask_stateless(json!({})).await;
-    expect_error(&whole, 502, "upstream_failed");
+    whole.expect_openai_error(502, "upstream_failed");
     for reply in [in_session, streamed, whole] {
         assert!(
             reply.body.contains("the engine is on fire"),
@@ -100,7 +100,7 @@ async fn an_error_inside_a_stream_is_reported_as_what_it_is() {
 async fn an_answer_without_a_choice_is_a_failure_of_the_server() {
     let chat = Scene::chat([Step::Raw(json!({"choices": []}).to_string())]).await;
     let reply = chat.ask_stateless(json!({})).await;
-    expect_error(&reply, 502, "upstream_failed");
+    reply.expect_openai_error(502, "upstream_failed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,7 +108,7 @@ async fn a_key_that_the_server_refuses_is_not_retried() {
     let chat = Scene::chat([Step::fail(401), Step::fail(403)]).await;
     for _ in [401, 403] {
         let reply = chat.ask_stateless(json!({})).await;
-        expect_error(&reply, 502, "upstream_failed");
+        reply.expect_openai_error(502, "upstream_failed");
         assert_eq!(reply.header("x-should-retry"), "false");
     }
 }
@@ -118,12 +118,12 @@ async fn what_is_wrong_is_named_as_openai_names_it() {
     let chat = Scene::chat([]).await;
     let reply = chat.ask_stateless(json!({"model": "nobody"})).await;
     assert_eq!(
-        expect_error(&reply, 404, "model_not_found")["param"],
+        reply.expect_openai_error(404, "model_not_found")["param"],
         "model"
     );
     let odd = json!({"messages": [{"role": "user", "content": 5}]});
-    let reply = Reply::of(chat.asking(0, "mine", odd)).await;
-    let error = expect_error(&reply, 400, "invalid_request");
+    let reply = Reply::of(chat.completion_request(0, "mine", odd)).await;
+    let error = reply.expect_openai_error(400, "invalid_request");
     assert_eq!(error["param"], "messages[0]");
 }
 
@@ -131,13 +131,13 @@ async fn what_is_wrong_is_named_as_openai_names_it() {
 async fn a_turn_that_failed_names_its_session_and_a_replay_says_that_it_is_one() {
     let chat = Scene::chat([failing(400, json!({"message": "no"}))]).await;
     let ask = || {
-        let request = chat.saying(0, "mine", "hi");
+        let request = chat.message_request(0, "mine", "hi");
         Reply::of(request.header("idempotency-key", "k1"))
     };
     let first = ask().await;
-    expect_error(&first, 400, "upstream_refused");
+    first.expect_openai_error(400, "upstream_refused");
     let again = ask().await;
-    expect_error(&again, 400, "upstream_refused");
+    again.expect_openai_error(400, "upstream_refused");
     for reply in [&first, &again] {
         assert_eq!(reply.header("x-hermes-session-id"), "mine");
         assert_eq!(reply.header("x-throughline-conversation-id"), "mine");
@@ -183,14 +183,14 @@ async fn an_agent_says_how_long_its_model_may_be_silent() {
     let chat = hasty([Step::Hold, Step::Hold, Step::held("first ", "rest")]).await;
     let began = Instant::now();
     let stateless = chat.ask_stateless(json!({})).await;
-    expect_error(&stateless, 504, "upstream_timeout");
+    stateless.expect_openai_error(504, "upstream_timeout");
     assert_eq!(stateless.header("x-should-retry"), "false");
     let in_session = chat.say(0, "mine", "hi").await;
-    expect_error(&in_session, 504, "upstream_timeout");
+    in_session.expect_openai_error(504, "upstream_timeout");
     assert_eq!(in_session.header("x-should-retry"), "false");
     // Also once it has begun.
     let begun = chat.say(0, "mine", "hi").await;
-    expect_error(&begun, 504, "upstream_timeout");
+    begun.expect_openai_error(504, "upstream_timeout");
     assert!(began.elapsed() < Duration::from_secs(10));
     assert_eq!(chat.model.requests().len(), 3);
     for wrong in [0, 3601] {
@@ -219,7 +219,7 @@ async fn a_stateless_stream_is_kept_alive_while_the_model_is_silent() {
         chat.model.release();
         let rest = stream.rest().await;
         let texts: Vec<String> = rest.iter().map(|event| event.data.clone()).collect();
-        let rest = said(&rest) + &texts.concat();
+        let rest = text_of(&rest) + &texts.concat();
         assert!(rest.contains(told), "{rest}");
     }
     assert_eq!(chat.model.requests().len(), 2);
@@ -229,11 +229,11 @@ async fn a_stateless_stream_is_kept_alive_while_the_model_is_silent() {
 async fn a_stream_in_a_session_is_kept_alive_while_the_model_is_silent() {
     let chat = Scene::chat([Step::Hold, Step::say("at last")]).await;
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
-    let mut stream = Sse::open(chat.asking(0, "mine", body)).await;
+    let mut stream = Sse::open(chat.completion_request(0, "mine", body)).await;
     // Who speaks.
     stream.next().await;
     stream.comment().await;
     chat.model.release();
-    assert_eq!(said(&stream.rest().await), "at last");
+    assert_eq!(text_of(&stream.rest().await), "at last");
     assert_eq!(chat.model.requests().len(), 1);
 }

@@ -4,8 +4,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::chat::expect_error;
-use crate::support::people::Person;
+use crate::support::people::User;
 use crate::support::servers::model::Step;
 use crate::support::{Fields, Reply, Scene};
 
@@ -13,9 +12,9 @@ const STATELESS: &str = "x-throughline-stateless";
 const IDENTITY: &str = "x-throughline-identity";
 const SESSION: &str = "x-hermes-session-id";
 
-async fn user_chat(steps: impl IntoIterator<Item = Step>) -> (Scene, Person) {
+async fn user_chat(steps: impl IntoIterator<Item = Step>) -> (Scene, User) {
     let chat = Scene::with_prompt(steps).await;
-    let ada = chat.person("ada").await;
+    let ada = chat.sign_in("ada").await;
     (chat, ada)
 }
 
@@ -95,12 +94,12 @@ async fn a_key_that_names_me_in_the_header_is_refused() {
     let (_, bridge) = chat.world.api_key(&chat.tenant, "bridge").await;
     for key in [&chat.key, &chat.tenant.key, &bridge] {
         let reply = ask(&chat, key, &[(IDENTITY, "me")], json!({})).await;
-        let error = expect_error(&reply, 400, "invalid_request");
+        let error = reply.expect_openai_error(400, "invalid_request");
         let message = error.text("message");
         assert!(message.contains("X-Throughline-Identity"), "{message}");
         let models = chat.world.request(Method::GET, "/v1/models", key);
         let reply = Reply::of(models.header(IDENTITY, "me")).await;
-        expect_error(&reply, 400, "invalid_request");
+        reply.expect_openai_error(400, "invalid_request");
     }
     assert_eq!(chat.model.requests(), Vec::<Value>::new());
     let world = &chat.world;

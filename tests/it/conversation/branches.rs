@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::chat::{answer, line, lines, said};
-use crate::support::servers::model::{Step, echo};
+use crate::support::chat::{answer, line, lines};
+use crate::support::conversations::user_message;
+use crate::support::servers::model::{Step, echo_of};
 use crate::support::{Fields, Reply, Scene};
 
 fn calls() -> Step {
@@ -32,12 +33,16 @@ fn tools() -> Value {
 async fn a_branch_in_the_middle_of_a_tool_group_has_a_result_for_each_call() {
     let chat = Scene::chat([calls()]).await;
     chat.model.otherwise(Step::Echo(std::time::Duration::ZERO));
-    let body = json!({"messages": [said("look twice")], "tools": tools()});
-    Reply::of(chat.asking(0, "s", body)).await.expect(200);
+    let body = json!({"messages": [user_message("look twice")], "tools": tools()});
+    Reply::of(chat.completion_request(0, "s", body))
+        .await
+        .expect(200);
     let result =
         |id: &str| json!({"role": "tool", "tool_call_id": id, "content": format!("saw {id}")});
     let body = json!({"messages": [result("a"), result("b")], "tools": tools()});
-    Reply::of(chat.asking(0, "s", body)).await.expect(200);
+    Reply::of(chat.completion_request(0, "s", body))
+        .await
+        .expect(200);
     let missing = "[interrupted: the branch begins before its result]";
     for (from_seq, results) in [
         (2, [("a", missing), ("b", missing)]),
@@ -47,7 +52,7 @@ async fn a_branch_in_the_middle_of_a_tool_group_has_a_result_for_each_call() {
         let id = branch(&chat, "s", json!({ "from_seq": from_seq })).await;
         assert_eq!(
             answer(&chat.say(1, &id, "and now?").await),
-            echo("and now?")
+            echo_of("and now?")
         );
         let told: Vec<Value> = seen(&chat)
             .into_iter()
@@ -64,8 +69,10 @@ async fn a_branch_in_the_middle_of_a_tool_group_has_a_result_for_each_call() {
 async fn a_branch_of_a_turn_that_waits_for_its_client_leaves_the_turn_out() {
     let chat = Scene::chat([Step::say("hello"), calls()]).await;
     chat.say(0, "s", "hi").await.expect(200);
-    let body = json!({"messages": [said("look twice")], "tools": tools()});
-    Reply::of(chat.asking(0, "s", body)).await.expect(200);
+    let body = json!({"messages": [user_message("look twice")], "tools": tools()});
+    Reply::of(chat.completion_request(0, "s", body))
+        .await
+        .expect(200);
     let id = branch(&chat, "s", json!({})).await;
     let whole = [line("user", "hi"), line("assistant", "hello")];
     assert_eq!(chat.lines(&id).await, whole);
@@ -75,8 +82,8 @@ async fn a_branch_of_a_turn_that_waits_for_its_client_leaves_the_turn_out() {
 async fn a_branch_of_a_running_turn_has_no_unanswered_question() {
     let chat = Scene::chat([Step::say("hello"), Step::held("half ", "whole")]).await;
     chat.say(0, "s", "hi").await.expect(200);
-    let running = tokio::spawn(Reply::of(chat.saying(0, "s", "and?")));
-    chat.accepted("s", 2).await;
+    let running = tokio::spawn(Reply::of(chat.message_request(0, "s", "and?")));
+    chat.wait_for_turns("s", 2).await;
     crate::support::eventually(
         "the question is in the transcript",
         std::time::Duration::from_secs(10),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::support::conversations::{answered, said};
+use crate::support::conversations::{assistant_message, user_message};
 use crate::support::{Fields, World};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_hundred_compressions_leave_every_id_good_and_every_message_once() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let body = json!({"id": "long", "messages": [said("message 0")]});
+    let body = json!({"id": "long", "messages": [user_message("message 0")]});
     world.session(&tenant.key, body).await;
     let mut ids = vec!["long".to_owned()];
     for round in 1..=300 {
@@ -20,7 +20,7 @@ async fn three_hundred_compressions_leave_every_id_good_and_every_message_once()
         let node = round % 2;
         let text = format!("message {round}");
         world
-            .append_on(node, &tenant.key, "long", json!([said(&text)]))
+            .append_on(node, &tenant.key, "long", json!([user_message(&text)]))
             .await
             .expect(201);
         let url = world.url_on(1 - node, "/v1/sessions/long/compress");
@@ -67,7 +67,9 @@ async fn three_hundred_compressions_leave_every_id_good_and_every_message_once()
 async fn thirty_two_compressions_at_once_make_one_child() {
     let world = Arc::new(World::with_nodes(2).await);
     let tenant = world.tenant("Acme").await;
-    let messages: Vec<Value> = (0..20).map(|n| said(&format!("message {n}"))).collect();
+    let messages: Vec<Value> = (0..20)
+        .map(|n| user_message(&format!("message {n}")))
+        .collect();
     let id = world
         .session(&tenant.key, json!({ "messages": messages }))
         .await
@@ -110,10 +112,10 @@ async fn a_compression_keeps_what_it_must_and_reports_what_it_did() {
     let long = "something long that a summary can stand for. ".repeat(20);
     let messages = json!([
         {"role": "system", "content": "Be brief."},
-        said(&long), answered(&long),
+        user_message(&long), assistant_message(&long),
         {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "seen"},
-        said("and now?"), answered("that is all"),
+        user_message("and now?"), assistant_message("that is all"),
     ]);
     let id = world
         .session(&tenant.key, json!({ "messages": messages }))
@@ -250,7 +252,7 @@ async fn a_compression_that_cannot_be_is_refused_and_changes_nothing() {
     let tenant = world.tenant("Acme").await;
     let empty = world.session(&tenant.key, json!({})).await.id();
     let short = world
-        .session(&tenant.key, json!({"messages": [said("hi")]}))
+        .session(&tenant.key, json!({"messages": [user_message("hi")]}))
         .await
         .id();
     let huge = "x".repeat(5_000);
@@ -291,7 +293,11 @@ async fn a_compression_that_cannot_be_is_refused_and_changes_nothing() {
 async fn a_compression_is_undone_while_no_message_followed() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let messages = json!([said("one"), answered("two"), said("three")]);
+    let messages = json!([
+        user_message("one"),
+        assistant_message("two"),
+        user_message("three")
+    ]);
     let first = world
         .session(&tenant.key, json!({ "messages": messages }))
         .await
@@ -346,7 +352,7 @@ async fn a_compression_is_undone_while_no_message_followed() {
         assert_eq!(tip(id).await, second);
     }
     world
-        .append(&tenant.key, &undone, json!([answered("four")]))
+        .append(&tenant.key, &undone, json!([assistant_message("four")]))
         .await
         .expect(201);
     undo(&second).await.expect_problem(409, "has_new_messages");
@@ -376,7 +382,7 @@ async fn appending_while_others_compress_loses_nothing() {
     let world = Arc::new(World::with_nodes(2).await);
     let tenant = world.tenant("Acme").await;
     let id = world
-        .session(&tenant.key, json!({"messages": [said("start")]}))
+        .session(&tenant.key, json!({"messages": [user_message("start")]}))
         .await
         .id();
     let mut tasks = Vec::new();
@@ -388,7 +394,7 @@ async fn appending_while_others_compress_loses_nothing() {
             for n in 0..20 {
                 let text = format!("w{writer}-{n}");
                 world
-                    .append_on(writer % 2, &key, &id, json!([said(&text)]))
+                    .append_on(writer % 2, &key, &id, json!([user_message(&text)]))
                     .await
                     .expect(201);
             }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::conversations::{append_to_key, get_session, said, slot_of_key};
-use crate::support::people::person;
+use crate::support::conversations::{append_to_key, get_session, slot_of_key, user_message};
+use crate::support::people::sign_in;
 use crate::support::{Fields, Reply, Tenant, World};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,7 +56,7 @@ async fn a_reset_starts_a_new_session_and_the_ended_one_stays_resumable() {
     );
     // Spoken to by its id, the old one opens again and the key stays where it is.
     world
-        .append(&tenant.key, &first, json!([said("still here")]))
+        .append(&tenant.key, &first, json!([user_message("still here")]))
         .await
         .expect(201);
     let old = get_session(&world, &tenant.key, &first).await;
@@ -221,7 +221,7 @@ async fn an_idle_key_restarts_when_its_user_comes_back() {
         .expect(201);
     minutes(2);
     let named = world
-        .append(&tenant.key, id, json!([said("by its id")]))
+        .append(&tenant.key, id, json!([user_message("by its id")]))
         .await
         .expect(201);
     assert_eq!(named["session_id"], id, "a named id is never reset");
@@ -274,7 +274,7 @@ async fn an_idle_key_restarts_when_its_user_comes_back() {
 async fn a_day_ends_at_the_hour_of_the_user_s_own_zone() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    person(&world, &tenant, "ada").await;
+    sign_in(&world, &tenant, "ada").await;
     sqlx::query("update users set time_zone = 'Asia/Kolkata' where tenant_id = $1")
         .bind(tenant.uuid())
         .execute(&mut world.superuser().await)
@@ -283,7 +283,7 @@ async fn a_day_ends_at_the_hour_of_the_user_s_own_zone() {
     // Half past three in the afternoon in UTC is nine in the evening in Kolkata.
     world.start_window(Duration::from_secs(24 * 3600));
     world.clock.advance(Duration::from_secs(14 * 3600));
-    let ada = person(&world, &tenant, "ada").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
     set_reset(&world, &tenant, json!({"mode": "daily", "at_hour": 21})).await;
     let first = append_to_key(&world, &ada.token, "k", "at half past seven").await;
     world.clock.advance(Duration::from_secs(80 * 60));
@@ -293,7 +293,7 @@ async fn a_day_ends_at_the_hour_of_the_user_s_own_zone() {
         (&first["session_id"], &json!(null))
     );
     world.clock.advance(Duration::from_secs(15 * 60));
-    let ada = person(&world, &tenant, "ada").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
     let third = append_to_key(&world, &ada.token, "k", "five past nine").await;
     let reset = json!({"reason": "daily", "previous_session_id": first["session_id"]});
     assert_eq!(third["reset"], reset);

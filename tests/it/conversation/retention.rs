@@ -7,11 +7,11 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use crate::support::conversations::{answered, said};
+use crate::support::conversations::{assistant_message, user_message};
 use crate::support::data::retention::{
     DAY, conversation, conversations, finished_sweep, keep_for, retention_of, status, sweep_entries,
 };
-use crate::support::people::person;
+use crate::support::people::sign_in;
 use crate::support::{Fields, World, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -19,7 +19,7 @@ async fn old_conversations_go_and_young_ones_stay() {
     let world = World::new().await;
     let (tenant, other) = (world.tenant("Acme").await, world.tenant("other").await);
     let untouched = conversation(&world, &other).await;
-    let body = json!({"id": "old", "session_key": "k", "messages": [said("forget me")]});
+    let body = json!({"id": "old", "session_key": "k", "messages": [user_message("forget me")]});
     world.session(&tenant.key, body).await;
     let chained = conversation(&world, &tenant).await;
     let child = world
@@ -37,10 +37,14 @@ async fn old_conversations_go_and_young_ones_stay() {
     let revived = conversation(&world, &tenant).await;
     world.clock.advance(20 * DAY);
     world
-        .append(&tenant.key, &revived, json!([answered("still here")]))
+        .append(
+            &tenant.key,
+            &revived,
+            json!([assistant_message("still here")]),
+        )
         .await
         .expect(201);
-    let body = json!({"session_key": "young", "messages": [said("x")]});
+    let body = json!({"session_key": "young", "messages": [user_message("x")]});
     let young = world.session(&tenant.key, body).await.id();
     let branch = world
         .post(
@@ -60,7 +64,9 @@ async fn old_conversations_go_and_young_ones_stay() {
     );
     for id in ["old", &chained, &child, &pinned, &empty] {
         assert_eq!(status(&world, &tenant, id).await, 404, "{id}");
-        let late = world.append(&tenant.key, id, json!([said("late")])).await;
+        let late = world
+            .append(&tenant.key, id, json!([user_message("late")]))
+            .await;
         late.expect_problem(404, "session_not_found");
     }
     for id in [&revived, &young, &branch.id()] {
@@ -84,7 +90,7 @@ async fn old_conversations_go_and_young_ones_stay() {
     assert_eq!(kept["session_id"], young);
     let path = "/v1/session-keys/k/messages";
     let next = world
-        .post(&tenant.key, path, json!({"messages": [said("hi")]}))
+        .post(&tenant.key, path, json!({"messages": [user_message("hi")]}))
         .await
         .expect(201);
     assert_eq!(next["created"], true);
@@ -145,7 +151,7 @@ async fn a_sweep_that_deleted_something_is_one_audit_entry() {
 async fn a_dry_run_changes_nothing_and_counts_what_the_sweep_then_deletes() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let body = json!({"messages": [said("1"), answered("2"), said("3")]});
+    let body = json!({"messages": [user_message("1"), assistant_message("2"), user_message("3")]});
     let chained = world.session(&tenant.key, body).await.id();
     world
         .compress(
@@ -209,7 +215,7 @@ async fn a_dry_run_changes_nothing_and_counts_what_the_sweep_then_deletes() {
 async fn readers_see_the_sweep_and_only_admins_start_one() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
     let (_, read) = world.api_key(&tenant, "read").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let dry = json!({"dry_run": true, "conversations_days": 1});

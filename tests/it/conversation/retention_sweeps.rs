@@ -5,7 +5,7 @@ use serde_json::json;
 use sqlx::Connection;
 use throughline::sessions::retention::{self, Progress};
 
-use crate::support::conversations::{said, uuid_of_session};
+use crate::support::conversations::{user_message, uuid_of_session};
 use crate::support::data::retention::{
     DAY, begin, conversation, conversations, finished_sweep, keep_for, release_job, retention_of,
     status, step, sweep_entries, tenant_by_hand, transaction,
@@ -98,7 +98,7 @@ async fn a_message_in_the_middle_of_a_sweep_saves_its_conversation() {
     let world = World::new().await;
     let tenant = tenant_by_hand(&world).await;
     let old = conversations(&world, &tenant, 3).await;
-    let body = json!({"session_key": "k", "messages": [said("x")]});
+    let body = json!({"session_key": "k", "messages": [user_message("x")]});
     let keyed = world.session(&tenant.key, body).await.id();
     world.clock.advance(31 * DAY);
     // Said and not yet committed; and a key through which somebody is about to speak.
@@ -159,7 +159,7 @@ async fn a_message_that_comes_too_late_is_never_acknowledged_and_lost() {
     let world = World::new().await;
     let tenant = tenant_by_hand(&world).await;
     let plain = conversation(&world, &tenant).await;
-    let body = json!({"session_key": "k", "messages": [said("x")]});
+    let body = json!({"session_key": "k", "messages": [user_message("x")]});
     let keyed = world.session(&tenant.key, body).await.id();
     world.clock.advance(31 * DAY);
     let started_at = begin(&world, 0, &tenant).await.unwrap();
@@ -167,7 +167,7 @@ async fn a_message_that_comes_too_late_is_never_acknowledged_and_lost() {
     retention::step(world.app(), &mut tx, started_at, 10)
         .await
         .unwrap();
-    let body = json!([said("late")]);
+    let body = json!([user_message("late")]);
     let by_id = async { world.append(&tenant.key, &plain, body.clone()).await };
     let by_key = async {
         let path = "/v1/session-keys/k/messages";

@@ -7,7 +7,7 @@ use sqlx::{Connection, PgConnection};
 use throughline::ids::SessionId;
 use throughline::store::conversation::tips::TIP_BY_ID;
 
-use crate::support::conversations::{answered, said};
+use crate::support::conversations::{assistant_message, user_message};
 use crate::support::servers::cluster::cluster;
 use crate::support::{Fields, Tenant, World};
 
@@ -140,7 +140,11 @@ async fn a_hint_that_lags_behind_costs_steps_and_no_wrong_answer() {
 async fn a_branch_is_a_conversation_of_its_own_that_knows_where_it_came_from() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let messages = json!([said("one"), answered("two"), said("three")]);
+    let messages = json!([
+        user_message("one"),
+        assistant_message("two"),
+        user_message("three")
+    ]);
     let body = json!({"id": "trunk", "session_key": "k", "title": "Trunk", "messages": messages});
     world.session(&tenant.key, body).await;
     let branch = async |body: Value| {
@@ -173,7 +177,7 @@ async fn a_branch_is_a_conversation_of_its_own_that_knows_where_it_came_from() {
         assert_eq!(world.contents(&tenant.key, &path).await, ["one", "two"]);
     }
     let appended = world
-        .append(&tenant.key, &id, json!([said("else")]))
+        .append(&tenant.key, &id, json!([user_message("else")]))
         .await
         .expect(201);
     assert_eq!(appended["messages"][0]["seq"], 3);

@@ -5,14 +5,14 @@ use std::time::Duration;
 use serde_json::json;
 use sqlx::Connection;
 
-use crate::support::conversations::said;
+use crate::support::conversations::user_message;
 use crate::support::{Fields, World, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_conversation_is_gone_with_all_its_ids_for_good() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let body = json!({"id": "mine", "session_key": "k", "messages": [said("secret")]});
+    let body = json!({"id": "mine", "session_key": "k", "messages": [user_message("secret")]});
     world.session(&tenant.key, body).await;
     let child = world
         .compress(&tenant.key, "mine", json!({"summary": "s"}))
@@ -47,7 +47,9 @@ async fn a_deleted_conversation_is_gone_with_all_its_ids_for_good() {
                 let reply = world.get(&tenant.key, &format!("{path}{query}")).await;
                 reply.expect_problem(404, "session_not_found");
             }
-            let reply = world.append(&tenant.key, id, json!([said("again")])).await;
+            let reply = world
+                .append(&tenant.key, id, json!([user_message("again")]))
+                .await;
             reply.expect_problem(404, "session_not_found");
             world
                 .delete(&tenant.key, &path)
@@ -90,7 +92,7 @@ async fn a_deleted_conversation_is_gone_with_all_its_ids_for_good() {
         .post(
             &tenant.key,
             "/v1/session-keys/k/messages",
-            json!({"messages": [said("hi")]}),
+            json!({"messages": [user_message("hi")]}),
         )
         .await
         .expect(201);
@@ -116,7 +118,9 @@ async fn a_message_that_a_deletion_overtakes_is_refused() {
     let delete = world.delete(&tenant.key, &path);
     let append = async {
         world.waiting(1).await;
-        world.append(&tenant.key, &id, json!([said("late")])).await
+        world
+            .append(&tenant.key, &id, json!([user_message("late")]))
+            .await
     };
     let release = async {
         world.waiting(2).await;

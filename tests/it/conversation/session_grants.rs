@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::conversations::{grant, said};
-use crate::support::people::{Person, person};
+use crate::support::conversations::{grant, user_message};
+use crate::support::people::{User, sign_in};
 use crate::support::{Fields, Tenant, World};
 
-async fn opened(world: &World, tenant: &Tenant, guests: &[&Person]) -> (Person, String) {
-    let ada = person(world, tenant, "ada").await;
+async fn opened(world: &World, tenant: &Tenant, guests: &[&User]) -> (User, String) {
+    let ada = sign_in(world, tenant, "ada").await;
     let made = world
-        .session(&ada.token, json!({"messages": [said("come in")]}))
+        .session(&ada.token, json!({"messages": [user_message("come in")]}))
         .await;
     let id = made.id();
     for guest in guests {
@@ -30,8 +30,8 @@ async fn revocations(world: &World, tenant: &Tenant) -> Vec<Value> {
 async fn grants_are_listed_newest_first_and_page_by_page() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let bob = person(&world, &tenant, "bob").await;
-    let eve = person(&world, &tenant, "eve").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
+    let eve = sign_in(&world, &tenant, "eve").await;
     let (ada, id) = opened(&world, &tenant, &[&bob, &eve]).await;
     let (_, read) = world.api_key(&tenant, "read").await;
     let path = format!("/v1/sessions/{id}/grants");
@@ -64,8 +64,8 @@ async fn grants_are_listed_newest_first_and_page_by_page() {
 async fn a_revoked_guest_finds_nothing_at_once_and_the_others_stay() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
-    let bob = person(&world, &tenant, "bob").await;
-    let eve = person(&world, &tenant, "eve").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
+    let eve = sign_in(&world, &tenant, "eve").await;
     let (ada, id) = opened(&world, &tenant, &[&bob, &eve]).await;
     let path = format!("/v1/sessions/{id}");
     for guest in [&bob, &eve] {
@@ -78,7 +78,7 @@ async fn a_revoked_guest_finds_nothing_at_once_and_the_others_stay() {
         .await
         .expect_problem(404, "session_not_found");
     world
-        .append(&bob.token, &id, json!([said("still here?")]))
+        .append(&bob.token, &id, json!([user_message("still here?")]))
         .await
         .expect_problem(404, "session_not_found");
     world.get(&eve.token, &path).await.expect(200);
@@ -112,8 +112,8 @@ async fn a_revoked_guest_finds_nothing_at_once_and_the_others_stay() {
 async fn a_guest_and_a_stranger_neither_see_nor_revoke_grants() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let bob = person(&world, &tenant, "bob").await;
-    let eve = person(&world, &tenant, "eve").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
+    let eve = sign_in(&world, &tenant, "eve").await;
     let (_, id) = opened(&world, &tenant, &[&bob]).await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let (_, read) = world.api_key(&tenant, "read").await;
@@ -144,10 +144,10 @@ async fn a_guest_and_a_stranger_neither_see_nor_revoke_grants() {
 async fn an_expired_grant_stays_listed_and_opens_nothing() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let (_, id) = opened(&world, &tenant, &[&bob]).await;
     world.clock.advance(Duration::from_secs(8 * 24 * 3600));
-    let bob = person(&world, &tenant, "bob").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let path = format!("/v1/sessions/{id}");
     world
         .get(&bob.token, &path)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::support::conversations::{append_to_key, get_session, said, slot_of_key};
-use crate::support::people::person;
+use crate::support::conversations::{append_to_key, get_session, slot_of_key, user_message};
+use crate::support::people::sign_in;
 use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,7 +29,7 @@ async fn a_key_leads_to_its_first_session_until_it_is_moved() {
     assert_eq!(shown.expect(200), expected);
     assert_eq!(shown.header("etag"), "\"1\"");
     world
-        .append(&tenant.key, &second, json!([said("x")]))
+        .append(&tenant.key, &second, json!([user_message("x")]))
         .await
         .expect(201);
     assert_eq!(
@@ -76,8 +76,8 @@ async fn a_key_leads_to_its_first_session_until_it_is_moved() {
 async fn a_switch_leads_only_to_one_s_own_of_the_same_agent() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     world
         .put(
             &tenant.key,
@@ -146,8 +146,8 @@ async fn a_switch_leads_only_to_one_s_own_of_the_same_agent() {
 async fn keys_are_names_in_their_maker_s_namespace_and_no_rights() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let sessions = [
         append_to_key(&world, &ada.token, "same", "ada").await,
@@ -167,7 +167,7 @@ async fn keys_are_names_in_their_maker_s_namespace_and_no_rights() {
     }
     assert_eq!(world.walk(&tenant.key, "/v1/session-keys").await.len(), 3);
     // A service key that was made for a person is theirs: not another's, not the chat key's.
-    let body = json!({"messages": [said("hi")], "user": ada.user_id});
+    let body = json!({"messages": [user_message("hi")], "user": ada.user_id});
     let path = "/v1/session-keys/for-ada/messages";
     let made = world.post(&tenant.key, path, body).await.expect(201);
     assert_eq!(
@@ -183,7 +183,7 @@ async fn keys_are_names_in_their_maker_s_namespace_and_no_rights() {
         found.expect_problem(404, "session_key_not_found");
     }
     world
-        .post(&chat, path, json!({"messages": [said("x")]}))
+        .post(&chat, path, json!({"messages": [user_message("x")]}))
         .await
         .expect_problem(404, "session_key_not_found");
     // Bob's own of that name is another key.
@@ -218,9 +218,10 @@ async fn concurrent_first_words_to_a_key_make_one_session() {
         speakers.push(tokio::spawn(async move {
             let url = world.url_on(place % 2, "/v1/session-keys/new/messages");
             let request = world.client.post(url).bearer_auth(&key);
-            let reply = Reply::of(request.json(&json!({"messages": [said(&place.to_string())]})))
-                .await
-                .expect(201);
+            let reply =
+                Reply::of(request.json(&json!({"messages": [user_message(&place.to_string())]})))
+                    .await
+                    .expect(201);
             (reply["session_id"].clone(), reply["created"] == true)
         }));
     }

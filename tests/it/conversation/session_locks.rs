@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
-use crate::support::conversations::{said, uuid_of_session};
+use crate::support::conversations::{user_message, uuid_of_session};
 use crate::support::{Fields, Reply, World, eventually};
 
 /// Takes the lock that an append takes, whether it then finds the link open or not.
@@ -21,7 +21,7 @@ async fn lock_link(database: &mut PgConnection, id: &str) {
 async fn an_append_that_comes_late_from_a_parent_to_its_child_lets_the_child_be_undone() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let body = json!({"messages": [said("one"), said("two")]});
+    let body = json!({"messages": [user_message("one"), user_message("two")]});
     let parent = world.session(&tenant.key, body).await.id();
     let done = world
         .compress(&tenant.key, &parent, json!({"summary": "s"}))

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::conversations::{answered, said};
-use crate::support::people::person;
+use crate::support::conversations::{assistant_message, user_message};
+use crate::support::people::sign_in;
 use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,8 +22,8 @@ async fn sixty_four_appenders_on_two_nodes_leave_no_gap_and_no_double() {
         let id = id.clone();
         appenders.push(tokio::spawn(async move {
             let turn = json!([
-                said(&format!("{place} asks")),
-                answered(&format!("{place} is answered"))
+                user_message(&format!("{place} asks")),
+                assistant_message(&format!("{place} is answered"))
             ]);
             let done = world
                 .append_on(place % 2, &key, &id, turn)
@@ -104,7 +104,7 @@ async fn whatever_a_message_holds_comes_back_as_it_was_given() {
 async fn a_transcript_is_read_from_either_end() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let messages: Vec<Value> = (1..=25).map(|n| said(&n.to_string())).collect();
+    let messages: Vec<Value> = (1..=25).map(|n| user_message(&n.to_string())).collect();
     let id = world
         .session(&tenant.key, json!({ "messages": messages }))
         .await
@@ -156,7 +156,7 @@ async fn an_append_on_condition_holds_only_while_nothing_else_was_said() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let id = world
-        .session(&tenant.key, json!({"messages": [said("one")]}))
+        .session(&tenant.key, json!({"messages": [user_message("one")]}))
         .await
         .id();
     let append = async |condition: &str, text: &str| {
@@ -167,7 +167,7 @@ async fn an_append_on_condition_holds_only_while_nothing_else_was_said() {
                 &tenant.key,
             )
             .header("if-match", condition);
-        Reply::of(request.json(&json!({"messages": [said(text)]}))).await
+        Reply::of(request.json(&json!({"messages": [user_message(text)]}))).await
     };
     append("\"0\"", "x")
         .await
@@ -193,7 +193,7 @@ async fn an_append_on_condition_holds_only_while_nothing_else_was_said() {
                 &tenant.key,
             )
             .header("if-match", "4")
-            .json(&json!({"messages": [said(&format!("racer {n}"))]}));
+            .json(&json!({"messages": [user_message(&format!("racer {n}"))]}));
         racers.push(tokio::spawn(Reply::of(request)));
     }
     let mut outcomes = BTreeMap::new();
@@ -251,12 +251,12 @@ async fn what_breaks_a_rule_is_pointed_at_and_nothing_is_written() {
         ),
     ] {
         let reply = world
-            .append(&tenant.key, &id, json!([said("fine"), bad]))
+            .append(&tenant.key, &id, json!([user_message("fine"), bad]))
             .await;
         let problem = reply.expect(status);
         assert_eq!(problem["errors"][0]["pointer"], pointer, "{problem}");
     }
-    let many: Vec<Value> = (0..1001).map(|_| said("x")).collect();
+    let many: Vec<Value> = (0..1001).map(|_| user_message("x")).collect();
     for messages in [json!(many), json!([])] {
         world
             .append(&tenant.key, &id, messages)
@@ -272,7 +272,7 @@ async fn what_breaks_a_rule_is_pointed_at_and_nothing_is_written() {
         .append(
             &tenant.key,
             "ses_01a1e2373db47013a539524902c63338",
-            json!([said("x")]),
+            json!([user_message("x")]),
         )
         .await
         .expect_problem(404, "session_not_found");
@@ -282,7 +282,7 @@ async fn what_breaks_a_rule_is_pointed_at_and_nothing_is_written() {
 async fn only_admin_and_chat_keys_write_what_others_said() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let roles = [
         json!({"role": "assistant", "content": "x"}),
@@ -292,7 +292,7 @@ async fn only_admin_and_chat_keys_write_what_others_said() {
     let own = world.session(&ada.token, json!({})).await.id();
     let service = world.session(&chat, json!({})).await.id();
     for role in &roles {
-        let messages = json!([said("mine"), role]);
+        let messages = json!([user_message("mine"), role]);
         let problem = world
             .append(&ada.token, &own, messages.clone())
             .await
@@ -313,7 +313,7 @@ async fn only_admin_and_chat_keys_write_what_others_said() {
         world.append(&tenant.key, &own, messages).await.expect(201);
     }
     let spoken = world
-        .append(&ada.token, &own, json!([said("hello")]))
+        .append(&ada.token, &own, json!([user_message("hello")]))
         .await
         .expect(201);
     let message = &spoken["messages"][0];
@@ -344,7 +344,7 @@ async fn a_retried_append_is_written_once() {
             .post(url)
             .bearer_auth(&tenant.key)
             .header("idempotency-key", "turn-1");
-        Reply::of(request.json(&json!({"messages": [said(text)]}))).await
+        Reply::of(request.json(&json!({"messages": [user_message(text)]}))).await
     };
     let first = append(0, "once").await.expect(201);
     let again = append(1, "once").await;

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::conversations::said;
-use crate::support::people::person;
+use crate::support::conversations::user_message;
+use crate::support::people::sign_in;
 use crate::support::{Fields, World};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,7 +41,7 @@ async fn names_that_clients_may_not_give_are_refused() {
             ("/v1/sessions".to_owned(), json!({"session_key": reserved})),
             (
                 format!("/v1/session-keys/{reserved}/messages"),
-                json!({"messages": [said("x")]}),
+                json!({"messages": [user_message("x")]}),
             ),
         ] {
             world
@@ -79,7 +79,10 @@ async fn a_client_s_own_id_is_good_wherever_an_id_is_and_names_the_conversation(
     let tenant = world.tenant("Acme").await;
     let odd = "chat:1%2F+~";
     let made = world
-        .session(&tenant.key, json!({"id": odd, "messages": [said("one")]}))
+        .session(
+            &tenant.key,
+            json!({"id": odd, "messages": [user_message("one")]}),
+        )
         .await;
     assert_eq!(
         (&made["id"], &made["conversation_id"]),
@@ -89,7 +92,7 @@ async fn a_client_s_own_id_is_good_wherever_an_id_is_and_names_the_conversation(
     let path = format!("/v1/sessions/{encoded}");
     assert_eq!(world.get(&tenant.key, &path).await.expect(200), made);
     world
-        .append(&tenant.key, encoded, json!([said("two")]))
+        .append(&tenant.key, encoded, json!([user_message("two")]))
         .await
         .expect(201);
     let done = world
@@ -120,8 +123,8 @@ async fn a_client_s_own_id_is_good_wherever_an_id_is_and_names_the_conversation(
 async fn names_live_in_their_maker_s_namespace() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let of_ada = world
         .session(&ada.token, json!({"id": "same", "title": "ada's"}))

@@ -5,15 +5,16 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::conversations::{answered, grant, said};
-use crate::support::people::{as_bridge, person};
+use crate::support::conversations::{assistant_message, grant, user_message};
+use crate::support::people::{as_bridge, sign_in};
 use crate::support::{Fields, Reply, World};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_is_made_and_shown_as_the_contract_has_it() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let body = json!({"title": "First", "messages": [said("hello"), answered("hi")]});
+    let body =
+        json!({"title": "First", "messages": [user_message("hello"), assistant_message("hi")]});
     let made = world.session(&tenant.key, body).await;
     let id = made.id();
     assert!(id.starts_with("ses_"));
@@ -71,7 +72,7 @@ async fn a_bridge_acts_for_the_user_it_names_and_no_other() {
     let made = world
         .session(
             &bridge,
-            json!({"user": "telegram:1", "messages": [said("hi")]}),
+            json!({"user": "telegram:1", "messages": [user_message("hi")]}),
         )
         .await;
     let id = made.id();
@@ -88,7 +89,7 @@ async fn a_bridge_acts_for_the_user_it_names_and_no_other() {
         &bridge,
         "telegram:1",
         (Method::POST, &path),
-        Some(json!({"messages": [said("more")]})),
+        Some(json!({"messages": [user_message("more")]})),
     )
     .await
     .expect(201);
@@ -110,7 +111,7 @@ async fn a_bridge_acts_for_the_user_it_names_and_no_other() {
         &bridge,
         "telegram:1",
         (Method::POST, &path),
-        Some(json!({"messages": [answered("not me")]})),
+        Some(json!({"messages": [assistant_message("not me")]})),
     )
     .await;
     refused.expect_problem(403, "role_not_allowed");
@@ -120,12 +121,12 @@ async fn a_bridge_acts_for_the_user_it_names_and_no_other() {
 async fn a_users_sessions_are_there_for_them_and_for_the_tenants_readers() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let (_, read) = world.api_key(&tenant, "read").await;
     let id = world
-        .session(&ada.token, json!({"messages": [said("private")]}))
+        .session(&ada.token, json!({"messages": [user_message("private")]}))
         .await
         .id();
     let paths =
@@ -142,7 +143,7 @@ async fn a_users_sessions_are_there_for_them_and_for_the_tenants_readers() {
         }
     }
     for (part, body) in [
-        ("messages", json!({"messages": [said("x")]})),
+        ("messages", json!({"messages": [user_message("x")]})),
         ("compress", json!({"summary": "x"})),
         ("uncompress", json!({})),
         ("branch", json!({})),
@@ -189,10 +190,10 @@ async fn a_users_sessions_are_there_for_them_and_for_the_tenants_readers() {
 async fn a_guest_reads_and_writes_and_does_nothing_else() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let id = world
-        .session(&ada.token, json!({"messages": [said("come in")]}))
+        .session(&ada.token, json!({"messages": [user_message("come in")]}))
         .await
         .id();
     let path = format!("/v1/sessions/{id}");
@@ -206,7 +207,7 @@ async fn a_guest_reads_and_writes_and_does_nothing_else() {
         ["come in"]
     );
     let said_by_bob = world
-        .append(&bob.token, &id, json!([said("thanks")]))
+        .append(&bob.token, &id, json!([user_message("thanks")]))
         .await
         .expect(201);
     assert_eq!(said_by_bob["messages"][0]["identity"], "web:bob");
@@ -234,7 +235,7 @@ async fn a_guest_reads_and_writes_and_does_nothing_else() {
         Vec::<Value>::new()
     );
     world.clock.advance(Duration::from_secs(8 * 24 * 3600));
-    let bob = person(&world, &tenant, "bob").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     world
         .get(&bob.token, &path)
         .await
@@ -245,7 +246,7 @@ async fn a_guest_reads_and_writes_and_does_nothing_else() {
 async fn the_list_has_tips_newest_first_and_can_be_narrowed() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
     let agent = json!({"upstream": {"kind": "demo"}});
     world
         .put(&tenant.key, "/v1/agents/helper", agent)
@@ -253,7 +254,7 @@ async fn the_list_has_tips_newest_first_and_can_be_narrowed() {
         .expect(201);
     let mut ids = Vec::new();
     for body in [
-        json!({"title": "0", "messages": [said("x"), answered("y")]}),
+        json!({"title": "0", "messages": [user_message("x"), assistant_message("y")]}),
         json!({"title": "1", "session_key": "k1"}),
         json!({"title": "2", "agent": "helper"}),
         json!({"title": "3", "user": ada.user_id}),
@@ -318,7 +319,7 @@ async fn a_title_an_archive_and_a_pin_hold_for_the_whole_chain() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let first = world
-        .session(&tenant.key, json!({"messages": [said("x")]}))
+        .session(&tenant.key, json!({"messages": [user_message("x")]}))
         .await
         .id();
     let done = world

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::Fields;
 use crate::support::data::directory::{DRY, Directory, PATH, changes, links, pointers};
-use crate::support::people::person;
+use crate::support::people::sign_in;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everyone_who_is_listed_under_a_name_has_one_key_and_one_session() {
@@ -75,15 +75,15 @@ async fn everyone_who_is_listed_under_a_name_has_one_key_and_one_session() {
 #[tokio::test(flavor = "multi_thread")]
 async fn existing_users_are_merged_whole_and_keep_everything() {
     let directory = Directory::with_nodes(2).await;
-    let ada = person(&directory.world, &directory.tenant, "ada").await;
-    let eve = person(&directory.world, &directory.tenant, "eve").await;
+    let ada = sign_in(&directory.world, &directory.tenant, "ada").await;
+    let eve = sign_in(&directory.world, &directory.tenant, "eve").await;
     let first = directory.write("telegram:5", "from the train").await;
     directory.link("slack@T1:U1", "slack@T1:U2").await;
     let second = directory.write("slack@T1:U2", "from work").await;
     directory.world.clock.advance(Duration::from_secs(60));
     let last = directory
         .world
-        .say(&ada.token, "web:ada", "from the desk")
+        .write_dm(&ada.token, "web:ada", "from the desk")
         .await;
     let names = json!({"ada": ["telegram:5", "slack@T1:U1", "web:ada", "sms:+49 1"], "eve": ["web:eve", "irc:eve"]});
     let shown = directory

@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::data::directory::{DRY, Directory, PATH, changes, links, pointers};
-use crate::support::people::{as_bridge, person};
+use crate::support::people::{as_bridge, sign_in};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn yaml_says_the_same_as_json() {
@@ -181,7 +181,7 @@ async fn what_is_not_known_is_a_warning() {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_an_admin_imports() {
     let directory = Directory::new().await;
-    let ada = person(&directory.world, &directory.tenant, "ada").await;
+    let ada = sign_in(&directory.world, &directory.tenant, "ada").await;
     directory.put(json!({"ada": ["web:ada"]})).await;
     let document = links(json!({"eve": ["web:ada"]}));
     for scope in ["bridge", "chat", "read"] {

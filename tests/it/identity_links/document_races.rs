@@ -52,7 +52,7 @@ async fn an_import_and_users_who_link_and_write_meanwhile_do_not_meet_halfway() 
     for n in 0..8 {
         directory
             .world
-            .say(&key, &format!("telegram:{n}"), "hello")
+            .write_dm(&key, &format!("telegram:{n}"), "hello")
             .await;
     }
     let people: serde_json::Map<String, Value> = (0..8)

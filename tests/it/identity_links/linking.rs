@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::data::two_platforms::TwoPlatforms;
-use crate::support::people::person;
+use crate::support::people::sign_in;
 use crate::support::{Fields, World};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,8 +174,8 @@ async fn every_other_identity_is_notified() {
 async fn two_users_with_logins_are_merged_by_an_admin_alone() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let eve = person(&world, &tenant, "eve").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let eve = sign_in(&world, &tenant, "eve").await;
     let code = world.mint(&ada.token, "web:ada").await;
     world
         .redeem(&eve.token, &code, "web:eve")

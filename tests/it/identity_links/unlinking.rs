@@ -5,9 +5,9 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::conversations::said;
+use crate::support::conversations::user_message;
 use crate::support::data::two_platforms::TwoPlatforms;
-use crate::support::people::person;
+use crate::support::people::sign_in;
 use crate::support::{Fields, Reply, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -17,13 +17,13 @@ async fn an_unlinked_identity_reaches_nothing_of_the_other_and_undo_merges_them_
     let shared = linked.text("session_key");
     // Said after the link: by both in one, by Telegram alone in another.
     two.world
-        .say(&two.bridge_key, "telegram:5", "both spoke here")
+        .write_dm(&two.bridge_key, "telegram:5", "both spoke here")
         .await;
     let path = format!("/v1/session-keys/{shared}/reset");
     two.on_telegram(Method::POST, &path).await.expect(200);
     let alone = two
         .world
-        .say(&two.bridge_key, "telegram:5", "only telegram")
+        .write_dm(&two.bridge_key, "telegram:5", "only telegram")
         .await;
     let pending = two.world.mint(&two.bridge_key, "telegram:5").await;
     let web_id = two.web_id(&linked).await;
@@ -95,7 +95,7 @@ async fn an_unlinked_identity_reaches_nothing_of_the_other_and_undo_merges_them_
         .append(
             &two.ada.token,
             own.text("session_id"),
-            json!([said("on my own")]),
+            json!([user_message("on my own")]),
         )
         .await
         .expect(201);
@@ -138,7 +138,7 @@ async fn an_identity_keeps_what_only_it_said_and_an_admin_undoes_the_unlinking()
     let mut two = TwoPlatforms::new().await;
     let linked = two.link().await;
     // A conversation under a key of the web account's own, and one in a group on Telegram.
-    let mine = json!({"session_key": "mine", "id": "draft", "messages": [said("mine")]});
+    let mine = json!({"session_key": "mine", "id": "draft", "messages": [user_message("mine")]});
     two.world.session(&two.ada.token, mine).await;
     let group = json!({"identity": "telegram:5", "chat": {"type": "group", "id": "7"}});
     let group = two.world.resolve(&two.bridge_key, group).await.expect(200);
@@ -179,7 +179,7 @@ async fn an_identity_keeps_what_only_it_said_and_an_admin_undoes_the_unlinking()
         .expect_problem(409, "last_identity");
 
     two.world.clock.advance(Duration::from_secs(29 * 24 * 3600));
-    two.ada = person(&two.world, &two.tenant, "ada").await;
+    two.ada = sign_in(&two.world, &two.tenant, "ada").await;
     two.undo(&web_id).await.expect(200);
     assert_eq!(two.ada.user_id, parted.text("user_id"));
     let me = two.user_on_web().await;
@@ -233,7 +233,7 @@ async fn no_message_is_lost_while_identities_are_linked_and_unlinked() {
                 }
             };
             let text = format!("{name} {n}");
-            let body = json!({"messages": [said(&text)]});
+            let body = json!({"messages": [user_message(&text)]});
             let request = two
                 .world
                 .client

@@ -16,7 +16,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::support::conversations::said;
+use crate::support::conversations::user_message;
 use crate::support::servers::model::Step;
 use crate::support::servers::pair::{LEASE, Pair};
 use crate::support::sse::{self, Sse};
@@ -67,7 +67,7 @@ fn append_without_end(pair: &Pair, session: &str, clients: usize) -> JoinSet<()>
         .nodes
         .url_on(0, &format!("/v1/sessions/{session}/messages"));
     let request = pair.nodes.client.post(url).bearer_auth(&pair.key);
-    let request = request.json(&json!({"messages": [said("x")]}));
+    let request = request.json(&json!({"messages": [user_message("x")]}));
     let mut appending = JoinSet::new();
     for _ in 0..clients {
         let request = request.try_clone().unwrap();
@@ -84,8 +84,8 @@ fn append_without_end(pair: &Pair, session: &str, clients: usize) -> JoinSet<()>
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_wait_for_one_row_cost_no_turn_its_node() {
     let pair = Pair::new([Step::held("one two ", "three")]).await;
-    let mut stream = Sse::open(pair.saying(0, "hi", true)).await;
-    stream.hears("one two ").await;
+    let mut stream = Sse::open(pair.message_request(0, "hi", true)).await;
+    stream.reads("one two ").await;
     let turn = stream.header("x-throughline-turn-id");
     let new = pair.nodes.client.post(pair.nodes.url_on(0, "/v1/sessions"));
     let new = Reply::of(new.bearer_auth(&pair.key).json(&json!({}))).await;
@@ -108,7 +108,7 @@ async fn requests_that_wait_for_one_row_cost_no_turn_its_node() {
     assert_eq!(ended["attempt"], 1);
     assert_eq!(pair.lost().await, 0);
     assert_eq!(ended["message"]["content"], "one two three");
-    assert_eq!(sse::said(&stream.rest().await), "three");
+    assert_eq!(sse::text_of(&stream.rest().await), "three");
     assert_eq!(pair.model.requests().len(), 1);
     appending.shutdown().await;
     holder.rollback().await.unwrap();
@@ -203,7 +203,7 @@ async fn a_page_of_large_messages_ends_early_and_the_next_goes_on() {
     let id = session.id();
     let text = |n: usize| format!("{n:02}{}", "x".repeat(900_000));
     for half in [0..10, 10..20] {
-        let messages: Vec<Value> = half.map(|n| said(&text(n))).collect();
+        let messages: Vec<Value> = half.map(|n| user_message(&text(n))).collect();
         let appended = world.append(&tenant.key, &id, json!(messages)).await;
         appended.expect(201);
     }
@@ -301,7 +301,7 @@ async fn calls_outside_of_sessions_have_a_limit_of_their_own() {
     set.await.expect(200);
     let other = world.tenant("Other").await;
     let ask = |stream: bool| {
-        let body = json!({"model": "main", "messages": [said("hi")], "stream": stream});
+        let body = json!({"model": "main", "messages": [user_message("hi")], "stream": stream});
         let request = world.request(Method::POST, "/v1/chat/completions", &chat.key);
         tokio::spawn(Reply::of(request.json(&body)))
     };
@@ -309,7 +309,7 @@ async fn calls_outside_of_sessions_have_a_limit_of_their_own() {
     chat.model.called(2).await;
     let refused = ask(false).await.unwrap();
     refused.expect_openai_error(429, "too_many_calls");
-    let body = json!({"model": "main", "messages": [said("hi")]});
+    let body = json!({"model": "main", "messages": [user_message("hi")]});
     let taken = world.post(&other.key, "/v1/chat/completions", body).await;
     taken.expect(200);
     chat.model.release();
@@ -359,7 +359,7 @@ async fn a_service_that_is_its_own_model_is_asked_once() {
     put.await.expect(200);
     for session in [None, Some("s1")] {
         let request = world.request(Method::POST, "/v1/chat/completions", &tenant.key);
-        let mut request = request.json(&json!({"model": "main", "messages": [said("hi")]}));
+        let mut request = request.json(&json!({"model": "main", "messages": [user_message("hi")]}));
         if let Some(session) = session {
             request = request.header("x-hermes-session-id", session);
         }
@@ -385,11 +385,11 @@ async fn requests_that_wait_for_a_turn_share_the_connections_of_a_node() {
     let id: TenantId = tenant.id.parse().unwrap();
     let shares = &world.app().shares;
     let held: Vec<_> = std::iter::from_fn(|| shares.connections(id, 1).ok()).collect();
-    let bring = async |waits: bool| {
+    let send = async |waits: bool| {
         let body = json!({"identity": "telegram:5", "text": "hi", "wait": waits});
         world.post(&bridge, "/v1/inbound", body).await
     };
-    bring(true).await.expect_problem(429, "busy");
+    send(true).await.expect_problem(429, "busy");
     let refused = chat.say(0, "s1", "hi").await;
     refused.expect_openai_error(429, "busy");
     let turns: i64 = sqlx::query_scalar("select count(*) from turns")
@@ -398,9 +398,9 @@ async fn requests_that_wait_for_a_turn_share_the_connections_of_a_node() {
         .unwrap();
     assert_eq!(turns, 0);
     // Nobody waits for a delivery.
-    bring(false).await.expect(202);
+    send(false).await.expect(202);
     drop(held);
-    bring(true).await.expect(200);
+    send(true).await.expect(200);
     chat.say(0, "s1", "hi").await.expect(200);
 }
 
@@ -409,7 +409,7 @@ async fn a_refused_large_answer_has_the_headers_of_every_other() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let session = world.session(&tenant.key, json!({})).await.id();
-    let large = json!([said(&"x".repeat(200_000))]);
+    let large = json!([user_message(&"x".repeat(200_000))]);
     world.append(&tenant.key, &session, large).await.expect(201);
     let origins = json!({"allowed_origins": ["https://app.example"]});
     let patch = world.request(Method::PATCH, "/v1/tenant", &tenant.key);

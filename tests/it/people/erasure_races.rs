@@ -14,10 +14,10 @@ use throughline::jobs;
 use throughline::store::db::idempotency::RequestName;
 use throughline::store::people::erased_people::{take_due, update_opened};
 
-use crate::support::conversations::said;
+use crate::support::conversations::user_message;
 use crate::support::data::catalog::{copy_rows, disable_row_level_security, dump_people};
 use crate::support::data::erasure::{count, erase, mentions, settle};
-use crate::support::data::whole_person::{SECRET, TELEGRAM, whole_person};
+use crate::support::data::whole_user::{SECRET, TELEGRAM, whole_user};
 use crate::support::people::as_bridge;
 use crate::support::{Fields, Reply, World, eventually};
 
@@ -26,7 +26,7 @@ async fn a_user_who_writes_while_being_erased_is_refused_or_new() {
     let world = World::with_nodes(2).await;
     let tenant = world.tenant("Acme").await;
     let bridge = world.bridge_key(&tenant, &["telegram"]).await;
-    world.say(&bridge, TELEGRAM, "hello").await;
+    world.write_dm(&bridge, TELEGRAM, "hello").await;
     let speaking = async |n: usize| -> Vec<Reply> {
         let mut replies = Vec::new();
         for round in 0..12 {
@@ -41,7 +41,7 @@ async fn a_user_who_writes_while_being_erased_is_refused_or_new() {
                 200 => {
                     let session = resolved.expect(200)["session_id"].clone();
                     let path = format!("/v1/sessions/{}/messages", session.as_str().unwrap());
-                    let body = json!({"messages": [said(&format!("{n} {round}"))]});
+                    let body = json!({"messages": [user_message(&format!("{n} {round}"))]});
                     let call = (Method::POST, path.as_str());
                     Some(as_bridge(&world, &bridge, identity, call, Some(body)).await)
                 }
@@ -52,7 +52,7 @@ async fn a_user_who_writes_while_being_erased_is_refused_or_new() {
                 1 => ("/v1/link-codes", json!({ "identity": identity })),
                 _ => (
                     "/v1/session-keys/k/messages",
-                    json!({"messages": [said("k")]}),
+                    json!({"messages": [user_message("k")]}),
                 ),
             };
             let call = (Method::POST, other.0);
@@ -115,7 +115,7 @@ async fn erasing_and_exporting_stay_in_their_tenant_even_without_row_level_secur
     disable_row_level_security(&mut world.superuser().await).await;
     let a = world.tenant("a").await;
     let b = world.tenant("b").await;
-    let whole = whole_person(&world, &a).await;
+    let whole = whole_user(&world, &a).await;
     let export = format!("/v1/users/{}/export", whole.ada.user_id);
     let exported = async || {
         let mut document = world.get(&a.key, &export).await.expect(200);

@@ -5,10 +5,10 @@ use deadpool_redis::redis;
 use serde_json::{Value, json};
 use throughline::ids::IdentityId;
 
-use crate::support::conversations::{said, uuid_of_session};
+use crate::support::conversations::{user_message, uuid_of_session};
 use crate::support::data::erasure::{PERSON_TABLES, count, erase, first_pass, mentions, settle};
-use crate::support::data::whole_person::{
-    IRC, PARTED, SECRET, TELEGRAM, Whole, make_by_admin, plant_usage, retryable, whole_person,
+use crate::support::data::whole_user::{
+    IRC, PARTED, SECRET, TELEGRAM, WholeUser, make_by_admin, plant_usage, retryable, whole_user,
 };
 use crate::support::servers::cluster::cluster;
 use crate::support::{Fields, Tenant, World};
@@ -24,7 +24,7 @@ async fn limits_in_redis(user: &str) -> Vec<String> {
 }
 
 /// Everything that once led to the person is as if it had never been.
-async fn expect_gone(world: &World, tenant: &Tenant, whole: &Whole) {
+async fn expect_gone(world: &World, tenant: &Tenant, whole: &WholeUser) {
     let key = &tenant.key;
     for user in [&whole.ada.user_id].into_iter().chain(&whole.merged) {
         for path in ["", "/identities", "/presence", "/home-channels", "/export"] {
@@ -58,7 +58,9 @@ async fn expect_gone(world: &World, tenant: &Tenant, whole: &Whole) {
                 .await;
             reply.expect_problem(404, "session_not_found");
         }
-        let reply = world.append(key, session, json!([said("late")])).await;
+        let reply = world
+            .append(key, session, json!([user_message("late")]))
+            .await;
         reply.expect_problem(404, "session_not_found");
     }
     for session_key in &whole.session_keys {
@@ -84,19 +86,21 @@ fn contents(messages: &[Value]) -> Vec<&str> {
 async fn an_erased_user_is_in_no_table_any_more() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let whole = whole_person(&world, &tenant).await;
+    let whole = whole_user(&world, &tenant).await;
     seed_thread(&world, &tenant, &whole, 1500).await;
     let words = whole.words();
     let before = mentions(&world, &tenant, &words).await;
     for (table, _, _) in PERSON_TABLES {
         let there = before.contains_key(table) || table == "erased_people";
-        assert!(
-            there,
-            "{table} has nothing of Ada's: fill it in whole_person"
-        );
+        assert!(there, "{table} has nothing of Ada's: fill it in whole_user");
     }
     let used = "select sum(requests)::bigint from usage_hourly where agent = 'main'";
     let used_before = count(&world, used).await;
+    // Its limits expire there within seconds.
+    world
+        .get(&whole.ada.token, "/v1/users/me")
+        .await
+        .expect(200);
     assert!(!limits_in_redis(&whole.ada.user_id).await.is_empty());
 
     let erased = erase(&world, &tenant.key, &whole.merged[0])
@@ -157,7 +161,7 @@ async fn an_erased_user_is_in_no_table_any_more() {
 }
 
 /// More than a job looks at in one transaction.
-async fn seed_thread(world: &World, tenant: &Tenant, whole: &Whole, count: i64) {
+async fn seed_thread(world: &World, tenant: &Tenant, whole: &WholeUser, count: i64) {
     sqlx::query(
         "with place as (
            update sessions s
@@ -183,7 +187,7 @@ async fn seed_thread(world: &World, tenant: &Tenant, whole: &Whole, count: i64) 
 }
 
 /// What requests could write that were under way when the person was erased.
-async fn write_late(world: &World, tenant: &Tenant, whole: &Whole) {
+async fn write_late(world: &World, tenant: &Tenant, whole: &WholeUser) {
     sqlx::query(
         "with place as (
            update sessions set next_seq = next_seq + 1 where tenant_id = $1 and id = $2 returning next_seq - 1 as seq
@@ -220,9 +224,9 @@ async fn write_late(world: &World, tenant: &Tenant, whole: &Whole) {
 }
 
 /// The accounts speak again: for the first time.
-async fn someone_new(world: &World, tenant: &Tenant, whole: &Whole) {
+async fn someone_new(world: &World, tenant: &Tenant, whole: &WholeUser) {
     let old = &whole.ada.user_id;
-    let token = &crate::support::people::person(world, tenant, "ada-to-erase")
+    let token = &crate::support::people::sign_in(world, tenant, "ada-to-erase")
         .await
         .token;
     let me = world.get(token, "/v1/users/me").await.expect(200);

@@ -5,7 +5,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::support::people::person;
+use crate::support::people::sign_in;
 use crate::support::servers::model::Step;
 use crate::support::{Fields, Reply, Scene, Tenant, World};
 
@@ -80,8 +80,8 @@ const COPY: &str = "insert into conversations
 async fn a_merge_that_meets_a_new_session_of_the_same_name_is_a_conflict_and_can_be_repeated() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let survivor = person(&world, &tenant, "survivor").await;
-    let leaver = person(&world, &tenant, "leaver").await;
+    let survivor = sign_in(&world, &tenant, "survivor").await;
+    let leaver = sign_in(&world, &tenant, "leaver").await;
     for (who, id) in [(&survivor, "other"), (&leaver, "notes")] {
         let body = json!({ "id": id });
         world

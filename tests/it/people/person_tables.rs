@@ -71,7 +71,7 @@ fn check_listed(found: &[String]) -> Result<(), String> {
         None => Ok(()),
         Some(table) => Err(format!(
             "the table {table} can hold a person's data: let people::erase remove it and people::export \
-             write it, fill it in support::data::whole_person, and say so in PERSON_TABLES"
+             write it, fill it in support::data::whole_user, and say so in PERSON_TABLES"
         )),
     }
 }

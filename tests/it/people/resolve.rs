@@ -13,7 +13,7 @@ use throughline::domain::conversation::session_key::{possible_keys, user_key_pre
 use throughline::domain::people::identity::IdentityName;
 use throughline::store::people::resolve::RESOLVE;
 
-use crate::support::people::{as_bridge, person};
+use crate::support::people::{as_bridge, sign_in};
 use crate::support::servers::cluster::cluster;
 use crate::support::{Fields, Tenant, World, retry};
 
@@ -61,7 +61,7 @@ async fn first_contact_makes_a_user_a_key_and_a_session_and_the_next_finds_them(
     // The current session follows a compression and a reset.
     let id = first.text("session_id");
     world
-        .say_in(&key, "telegram:5", &first["session_id"], "hello")
+        .write_in(&key, "telegram:5", &first["session_id"], "hello")
         .await;
     let compressed = world
         .compress(&tenant.key, id, json!({"summary": "s"}))
@@ -220,7 +220,7 @@ async fn the_reset_policy_is_applied_as_for_a_message() {
     )
     .await;
     let key = world.bridge_key(&tenant, &["telegram"]).await;
-    let first = world.say(&key, "telegram:5", "hello").await;
+    let first = world.write_dm(&key, "telegram:5", "hello").await;
     world.clock.advance(Duration::from_secs(9 * 60));
     // Asking is no message: it does not move the clock.
     assert_eq!(
@@ -248,7 +248,7 @@ async fn a_bridge_vouches_for_its_platforms_alone() {
     let tenant = world.tenant("Acme").await;
     let slack = world.bridge_key(&tenant, &["slack@T1"]).await;
     let telegram = world.bridge_key(&tenant, &["telegram"]).await;
-    let ann = world.say(&slack, "slack@T1:U1", "private").await;
+    let ann = world.write_dm(&slack, "slack@T1:U1", "private").await;
     let user = ann.text("user_id");
     for identity in ["slack@T1:U1", "slack@T2:U1", "slack:U1", "discord:1"] {
         let named = json!({ "identity": identity });
@@ -313,8 +313,8 @@ async fn a_bridge_vouches_for_its_platforms_alone() {
 async fn a_user_resolves_no_other() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let own = world.resolve(&ada.token, json!({})).await.expect(200);
     assert_eq!(own["user_id"], json!(ada.user_id));
     assert_eq!(own["session_key"], "agent:main:web:dm:ada");

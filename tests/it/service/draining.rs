@@ -14,7 +14,8 @@ use throughline::server::Node;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::support::chat::{agent_on, answer, said};
+use crate::support::chat::{agent_on, answer};
+use crate::support::conversations::user_message;
 use crate::support::servers::cluster::cluster;
 use crate::support::servers::model::{Model, Step};
 use crate::support::sse::{self, Sse};
@@ -72,7 +73,7 @@ async fn a_node_that_drains_serves_everything_and_keeps_no_connection() {
     closes(&whole);
     let mut stream = chat.open(0, "streamed", "hi").await;
     assert_eq!(stream.header("connection"), "close");
-    assert_eq!(sse::said(&stream.rest().await), "hello there");
+    assert_eq!(sse::text_of(&stream.rest().await), "hello there");
     let inbound = json!({"identity": "telegram:1", "text": "hi"});
     let inbound = world.post(&chat.tenant.key, "/v1/inbound", inbound).await;
     assert_eq!(inbound.expect(200)["reply"]["text"], "hello there");
@@ -147,14 +148,14 @@ async fn a_node_that_stops_refuses_connections_and_finishes_what_runs() {
         .await
         .expect(200);
     let chat = |client: &reqwest::Client, stream: bool| {
-        let body = json!({"model": "main", "messages": [said("hi")], "stream": stream});
+        let body = json!({"model": "main", "messages": [user_message("hi")], "stream": stream});
         let request = client.post(url("/v1/chat/completions")).bearer_auth(&key);
         let session = format!("session-{stream}");
         request.header("x-hermes-session-id", session).json(&body)
     };
     // Two connections that are kept alive, and one with an answer under way.
     let mut stream = Sse::open(chat(&client, true)).await;
-    stream.hears("one ").await;
+    stream.reads("one ").await;
     let kept = reqwest::Client::new();
     let quiet = reqwest::Client::new();
     for client in [&kept, &quiet] {
@@ -182,7 +183,7 @@ async fn a_node_that_stops_refuses_connections_and_finishes_what_runs() {
     assert_eq!(Reply::of(scraped).await.status, 200);
     assert!(!ending.is_finished());
     model.release();
-    stream.hears("two").await;
+    stream.reads("two").await;
     assert_eq!(stream.rest().await.last().unwrap().data, "[DONE]");
     timeout(Duration::from_secs(8), ending)
         .await

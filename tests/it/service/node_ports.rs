@@ -11,7 +11,8 @@ use throughline::server::Node;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::support::chat::{said, with_model};
+use crate::support::chat::with_model;
+use crate::support::conversations::user_message;
 use crate::support::servers::cluster::cluster;
 use crate::support::servers::model::{Model, Step};
 use crate::support::world::{World, WorldOptions, node_config};
@@ -54,7 +55,7 @@ async fn a_node_dials_no_port_of_another_node() {
     heartbeat::tick(&other.app).await;
     heartbeat::tick(world.app()).await;
     for (number, url) in urls.iter().enumerate() {
-        let mut body = with_model(json!({"messages": [said("hi")]}));
+        let mut body = with_model(json!({"messages": [user_message("hi")]}));
         body["model"] = json!(format!("agent-{number}"));
         let reply = world.post(&tenant.key, "/v1/chat/completions", body).await;
         assert_eq!(reply.status, 502, "{}", reply.body);
@@ -73,7 +74,7 @@ async fn a_node_dials_no_port_of_another_node() {
     put_agent(&world, &tenant, "main", &model.base_url)
         .await
         .expect_success();
-    let body = with_model(json!({"messages": [said("hi")]}));
+    let body = with_model(json!({"messages": [user_message("hi")]}));
     let reply = world.post(&tenant.key, "/v1/chat/completions", body).await;
     assert_eq!(
         reply.expect(200)["choices"][0]["message"]["content"],

@@ -8,9 +8,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::support::chat::{agent_on, said};
+use crate::support::chat::agent_on;
+use crate::support::conversations::user_message;
 use crate::support::servers::balancer::Balancer;
-use crate::support::servers::model::{Model, Step, echo};
+use crate::support::servers::model::{Model, Step, echo_of};
 use crate::support::servers::nodes::{Nodes, NodesOptions};
 use crate::support::sse::{self, Sse};
 use crate::support::world::OPERATOR_KEY;
@@ -47,18 +48,18 @@ impl Client {
         (asked, failures)
     }
 
-    fn saying(&self, text: &str, stream: bool) -> reqwest::RequestBuilder {
-        let body = json!({"model": "main", "messages": [said(text)], "stream": stream});
+    fn message_request(&self, text: &str, stream: bool) -> reqwest::RequestBuilder {
+        let body = json!({"model": "main", "messages": [user_message(text)], "stream": stream});
         let request = self.client.post(&self.url).bearer_auth(&self.key);
         let session = format!("session-{}", self.number);
         request.header("x-hermes-session-id", session).json(&body)
     }
 
     async fn asks(&self, text: &str) -> Result<(), String> {
-        let reply = Reply::try_of(self.saying(text, false)).await;
+        let reply = Reply::try_of(self.message_request(text, false)).await;
         let reply = reply.map_err(|error| format!("{error:?}"))?;
         let body: serde_json::Value = serde_json::from_str(&reply.body).unwrap_or_default();
-        if body["choices"][0]["message"]["content"] == echo(text) {
+        if body["choices"][0]["message"]["content"] == echo_of(text) {
             Ok(())
         } else {
             Err(format!("{}: {}", reply.status, reply.body))
@@ -66,7 +67,7 @@ impl Client {
     }
 
     async fn streams(&self, text: &str) -> Result<(), String> {
-        let response = self.saying(text, true).send().await;
+        let response = self.message_request(text, true).send().await;
         let response = response.map_err(|error| format!("{error:?}"))?;
         let status = response.status();
         let mut stream = Sse::of(response);
@@ -79,7 +80,7 @@ impl Client {
             }
         }
         let whole = chunks.last().is_some_and(|last| last.data == "[DONE]");
-        if whole && sse::said(&chunks) == echo(text) {
+        if whole && sse::text_of(&chunks) == echo_of(text) {
             Ok(())
         } else {
             Err(format!("{status}: {chunks:?}"))
@@ -115,7 +116,7 @@ async fn nobodys_request_fails_while_nodes_are_restarted_one_after_the_other() {
     let urls = (0..nodes.count()).map(|node| nodes.url_on(node, ""));
     let balancer = Balancer::start(urls.collect(), LOOKED_AT).await;
     for node in 0..nodes.count() {
-        balancer.sees(node).await;
+        balancer.wait_until_ready(node).await;
     }
 
     let over = Arc::new(AtomicBool::new(false));
@@ -135,7 +136,7 @@ async fn nobodys_request_fails_while_nodes_are_restarted_one_after_the_other() {
             real_time("clients ask all nodes", LOOKED_AT).await;
             ends.push(nodes.terminate(node).await);
             nodes.revive(node).await;
-            balancer.sees(node).await;
+            balancer.wait_until_ready(node).await;
         }
         real_time("clients ask all nodes", LOOKED_AT).await;
         over.store(true, Ordering::SeqCst);

@@ -20,10 +20,6 @@ pub fn with_model(mut body: Value) -> Value {
     body
 }
 
-pub fn said(text: &str) -> Value {
-    json!({"role": "user", "content": text})
-}
-
 pub fn lines(transcript: &[Value]) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let line = |message: &Value| (text(&message["role"]), text(&message["content"]));
@@ -43,14 +39,6 @@ pub fn answer(reply: &Reply) -> String {
         .as_str()
         .unwrap_or_else(|| panic!("{body}"))
         .to_owned()
-}
-
-/// An error as clients of OpenAI read it.
-#[track_caller]
-pub fn expect_error(reply: &Reply, status: u16, code: &str) -> Value {
-    let body = reply.expect(status);
-    assert_eq!(body["error"]["code"], code, "{body}");
-    body["error"].clone()
 }
 
 pub fn id_of_turn(turn: &Value) -> String {

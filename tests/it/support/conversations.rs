@@ -7,12 +7,12 @@ use throughline::ids::SessionId;
 
 use crate::support::{Fields, Reply, World};
 
-/// A message of a person.
-pub fn said(text: &str) -> Value {
+/// A message of a user.
+pub fn user_message(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-pub fn answered(text: &str) -> Value {
+pub fn assistant_message(text: &str) -> Value {
     json!({"role": "assistant", "content": text})
 }
 
@@ -87,7 +87,7 @@ pub async fn grant(world: &World, tenant: &crate::support::Tenant, session: &str
 pub async fn append_to_key(world: &World, key: &str, session_key: &str, text: &str) -> Value {
     let path = format!("/v1/session-keys/{session_key}/messages");
     world
-        .post(key, &path, json!({"messages": [said(text)]}))
+        .post(key, &path, json!({"messages": [user_message(text)]}))
         .await
         .expect(201)
 }

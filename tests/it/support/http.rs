@@ -140,7 +140,7 @@ impl Reply {
         problem
     }
 
-    /// An error of OpenAI's shape.
+    /// An error of OpenAI's shape; answers what is in it.
     #[track_caller]
     pub fn expect_openai_error(&self, status: u16, code: &str) -> Value {
         let body = self.expect(status);
@@ -148,7 +148,7 @@ impl Reply {
         for member in ["message", "type"] {
             assert!(body["error"][member].is_string(), "{body}");
         }
-        body
+        body["error"].clone()
     }
 
     #[track_caller]

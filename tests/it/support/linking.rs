@@ -26,14 +26,14 @@ impl World {
     }
 
     /// Says something in a DM and answers where that went.
-    pub async fn say(&self, key: &str, identity: &str, text: &str) -> Value {
+    pub async fn write_dm(&self, key: &str, identity: &str, text: &str) -> Value {
         let resolved = self.dm(key, identity).await;
-        self.say_in(key, identity, &resolved["session_id"], text)
+        self.write_in(key, identity, &resolved["session_id"], text)
             .await;
         resolved
     }
 
-    pub async fn say_in(&self, key: &str, identity: &str, session: &Value, text: &str) {
+    pub async fn write_in(&self, key: &str, identity: &str, session: &Value, text: &str) {
         let path = format!("/v1/sessions/{}/messages", session.as_str().unwrap());
         let body = json!({"messages": [{"role": "user", "content": text}]});
         let said = as_bridge(self, key, identity, (Method::POST, &path), Some(body)).await;

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::chat::{agent_on, lines, said, with_model};
-use crate::support::conversations::walk;
+use crate::support::chat::{agent_on, lines, with_model};
+use crate::support::conversations::{user_message, walk};
 use crate::support::deliveries::Retry;
-use crate::support::people::{Person, person};
+use crate::support::people::{User, sign_in};
 use crate::support::servers::model::{Model, Step};
 use crate::support::sse::Sse;
 use crate::support::world::WorldOptions;
@@ -140,19 +140,29 @@ impl Scene {
     }
 
     /// A user of the tenant, with a token.
-    pub async fn person(&self, name: &str) -> Person {
-        person(&self.world, &self.tenant, name).await
+    pub async fn sign_in(&self, name: &str) -> User {
+        sign_in(&self.world, &self.tenant, name).await
     }
 }
 
 /// Chats.
 impl Scene {
     /// A message to a session, to be changed before it is sent.
-    pub fn saying(&self, node: usize, session: &str, text: &str) -> reqwest::RequestBuilder {
-        self.asking(node, session, json!({"messages": [said(text)]}))
+    pub fn message_request(
+        &self,
+        node: usize,
+        session: &str,
+        text: &str,
+    ) -> reqwest::RequestBuilder {
+        self.completion_request(node, session, json!({"messages": [user_message(text)]}))
     }
 
-    pub fn asking(&self, node: usize, session: &str, body: Value) -> reqwest::RequestBuilder {
+    pub fn completion_request(
+        &self,
+        node: usize,
+        session: &str,
+        body: Value,
+    ) -> reqwest::RequestBuilder {
         let url = self.world.url_on(node, "/v1/chat/completions");
         let request = self.world.client.post(url).bearer_auth(&self.key);
         let request = request.header("x-hermes-session-id", session);
@@ -160,13 +170,13 @@ impl Scene {
     }
 
     pub async fn say(&self, node: usize, session: &str, text: &str) -> Reply {
-        Reply::of(self.saying(node, session, text)).await
+        Reply::of(self.message_request(node, session, text)).await
     }
 
     /// The same as a stream.
     pub async fn open(&self, node: usize, session: &str, text: &str) -> Sse {
-        let body = json!({"messages": [said(text)], "stream": true});
-        Sse::open(self.asking(node, session, body)).await
+        let body = json!({"messages": [user_message(text)], "stream": true});
+        Sse::open(self.completion_request(node, session, body)).await
     }
 
     pub async fn events(&self, node: usize, path: &str, after: Option<i64>) -> Sse {
@@ -208,14 +218,14 @@ impl Scene {
     }
 
     /// Waits until a turn stands so.
-    pub async fn becomes(&self, turn: &str, state: &str) -> Value {
+    pub async fn reaches(&self, turn: &str, state: &str) -> Value {
         let stands = async || self.turn(turn).await["state"] == state;
         eventually(state, Duration::from_secs(10), stands).await;
         self.turn(turn).await
     }
 
     /// Waits until so many messages were accepted in a session.
-    pub async fn accepted(&self, session: &str, count: usize) -> Vec<Value> {
+    pub async fn wait_for_turns(&self, session: &str, count: usize) -> Vec<Value> {
         let path = format!("/v1/sessions/{session}/turns");
         let are = async || {
             // The first message makes the session.

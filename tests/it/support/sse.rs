@@ -135,7 +135,7 @@ impl Sse {
     }
 
     /// Reads a chat until it has said this.
-    pub async fn hears(&mut self, text: &str) {
+    pub async fn reads(&mut self, text: &str) {
         let mut heard = String::new();
         while heard != text {
             let next = self.next().await;
@@ -146,7 +146,7 @@ impl Sse {
 }
 
 /// All that chunks of a chat say.
-pub fn said(chunks: &[SseEvent]) -> String {
+pub fn text_of(chunks: &[SseEvent]) -> String {
     chunks.iter().map(SseEvent::text).collect()
 }
 

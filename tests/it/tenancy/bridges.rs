@@ -8,7 +8,7 @@ use throughline::ids::DeliveryId;
 
 use crate::support::data::twins::{Twins, only_ours};
 use crate::support::deliveries::Retry;
-use crate::support::servers::model::{Step, echo};
+use crate::support::servers::model::{Step, echo_of};
 use crate::support::{Fields, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,27 +49,27 @@ fn reply(answer: &Value) -> &str {
 
 async fn answer_by_http(twins: &Twins) {
     for id in ["ours 1", "ours 2"] {
-        let answer = twins.bring(message(id, id)).await.expect(200);
-        assert_eq!(reply(&answer), echo(id));
+        let answer = twins.send(message(id, id)).await.expect(200);
+        assert_eq!(reply(&answer), echo_of(id));
     }
     twins.chat.model.push(Step::Hold);
     let body = message("ours 3", "ours 3");
-    let (first, theirs) = tokio::join!(twins.bring(body.clone()), async {
+    let (first, theirs) = tokio::join!(twins.send(body.clone()), async {
         twins.chat.model.called(3).await;
         let theirs = twins.mirror("").await;
         twins.chat.model.release();
         theirs
     });
     let first = first.expect(200);
-    assert_eq!(reply(&first), echo("ours 3"));
-    twins.unmoved(&theirs, "an answer by HTTP").await;
+    assert_eq!(reply(&first), echo_of("ours 3"));
+    twins.unchanged(&theirs, "an answer by HTTP").await;
     let theirs = twins.mirror("").await;
-    let again = twins.bring(body).await.expect(200);
+    let again = twins.send(body).await.expect(200);
     assert_eq!(
         (&again["turn_id"], &again["duplicate"], reply(&again)),
         (&first["turn_id"], &json!(true), reply(&first))
     );
-    twins.unmoved(&theirs, "the same message again").await;
+    twins.unchanged(&theirs, "the same message again").await;
 }
 
 /// The next delivery, given out and not ended; of none but `text`.
@@ -91,7 +91,9 @@ async fn acknowledge(twins: &Twins, delivery: &Value) {
 
 async fn deliver_what_nobody_fetched(twins: &Twins) {
     twins.chat.model.push(Step::Hold);
-    twins.bring_and_leave(&message("ours 4", "ours 4")).await;
+    twins
+        .send_and_disconnect(&message("ours 4", "ours 4"))
+        .await;
     // Theirs has ended so too, but not long enough ago for a sweeper.
     let theirs = twins
         .mirror(
@@ -102,42 +104,44 @@ async fn deliver_what_nobody_fetched(twins: &Twins) {
         )
         .await;
     twins.chat.model.release();
-    let delivery = given(twins, "wait=20", &echo("ours 4")).await;
+    let delivery = given(twins, "wait=20", &echo_of("ours 4")).await;
     acknowledge(twins, &delivery).await;
     twins
-        .unmoved(&theirs, "an answer that nobody fetched")
+        .unchanged(&theirs, "an answer that nobody fetched")
         .await;
 }
 
 async fn deliver_what_took_too_long(twins: &Twins) {
     twins.chat.model.push(Step::Hold);
     let body = message("ours 5", "ours 5");
-    twins.bring_and_leave(&body).await;
+    twins.send_and_disconnect(&body).await;
     let theirs = twins.mirror("").await;
     twins.chat.world.clock.advance(Duration::from_secs(60));
-    assert_eq!(reply(&twins.bring(body).await.expect(202)), "");
-    twins.unmoved(&theirs, "waiting no longer").await;
+    assert_eq!(reply(&twins.send(body).await.expect(202)), "");
+    twins.unchanged(&theirs, "waiting no longer").await;
     twins.chat.model.release();
-    let delivery = given(twins, "wait=20", &echo("ours 5")).await;
+    let delivery = given(twins, "wait=20", &echo_of("ours 5")).await;
     acknowledge(twins, &delivery).await;
-    twins.unmoved(&theirs, "an answer that took too long").await;
+    twins
+        .unchanged(&theirs, "an answer that took too long")
+        .await;
 }
 
 async fn replace_what_waits(twins: &Twins) {
     twins.chat.model.push(Step::Hold);
-    twins.bring(unwaited("ours 6", "ours 6")).await.expect(202);
+    twins.send(unwaited("ours 6", "ours 6")).await.expect(202);
     twins.chat.model.called(6).await;
-    let draft = twins.bring(unwaited("ours 7", "ours draft")).await;
+    let draft = twins.send(unwaited("ours 7", "ours draft")).await;
     let theirs = twins.mirror("").await;
     let edit = async |id: &str, text: &str| {
         let mut body = message(id, text);
         body["edit"] = json!(true);
-        twins.bring(body).await.expect(202)["turn_id"].clone()
+        twins.send(body).await.expect(202)["turn_id"].clone()
     };
     assert_eq!(edit("ours 7", "ours 7").await, draft.expect(202)["turn_id"]);
-    twins.unmoved(&theirs, "replacing what waits").await;
+    twins.unchanged(&theirs, "replacing what waits").await;
     assert!(edit("ours 3", "ours changed").await.is_string());
-    twins.unmoved(&theirs, "keeping a change").await;
+    twins.unchanged(&theirs, "keeping a change").await;
     twins.chat.model.release();
     let both = async || {
         let pending = "select count(*) from deliveries where tenant_id = $1 and state = 'pending'";
@@ -149,14 +153,14 @@ async fn replace_what_waits(twins: &Twins) {
 async fn fetch_and_end(twins: &Twins) {
     let world = &twins.chat.world;
     let key = twins.bridge();
-    let text = echo("ours 6");
+    let text = echo_of("ours 6");
     let theirs = twins.mirror("").await;
     let delivery = given(twins, "wait=0", &text).await;
-    twins.unmoved(&theirs, "giving out").await;
+    twins.unchanged(&theirs, "giving out").await;
 
     let theirs = twins.mirror("").await;
     world.nack(key, &delivery, Retry::Yes).await.expect(204);
-    twins.unmoved(&theirs, "giving back").await;
+    twins.unchanged(&theirs, "giving back").await;
     world.age_deliveries(Duration::from_secs(3)).await;
     let theirs = twins
         .mirror(
@@ -166,17 +170,17 @@ async fn fetch_and_end(twins: &Twins) {
         )
         .await;
     assert_eq!(given(twins, "wait=0", &text).await["attempt"], 2);
-    twins.unmoved(&theirs, "one in flight next door").await;
+    twins.unchanged(&theirs, "one in flight next door").await;
 
     world.age_deliveries(Duration::from_secs(61)).await;
     let theirs = twins.mirror("").await;
     let delivery = given(twins, "wait=0", &text).await;
     assert_eq!(delivery["attempt"], 3);
-    twins.unmoved(&theirs, "taking back").await;
+    twins.unchanged(&theirs, "taking back").await;
 
     let theirs = twins.mirror("").await;
     world.nack(key, &delivery, Retry::No).await.expect(204);
-    twins.unmoved(&theirs, "giving up").await;
+    twins.unchanged(&theirs, "giving up").await;
     let theirs = twins.mirror("").await;
     let dead = world.get(key, "/v1/deliveries/dead").await;
     only_ours(&dead.body);
@@ -184,7 +188,7 @@ async fn fetch_and_end(twins: &Twins) {
     let path = |what: &str| format!("/v1/deliveries/{}/{what}", delivery.text("id"));
     let replayed = world.post(key, &path("replay"), json!({})).await;
     assert_eq!(replayed.expect(200)["text"], text);
-    twins.unmoved(&theirs, "trying again").await;
+    twins.unchanged(&theirs, "trying again").await;
 
     let delivery = given(twins, "wait=0", &text).await;
     let (foreign, theirs) = only_next_door(twins).await;
@@ -197,8 +201,8 @@ async fn fetch_and_end(twins: &Twins) {
         refused.expect_problem(404, "not_found");
     }
     acknowledge(twins, &delivery).await;
-    twins.unmoved(&theirs, "acknowledging").await;
-    let last = given(twins, "wait=0", &echo("ours 7")).await;
+    twins.unchanged(&theirs, "acknowledging").await;
+    let last = given(twins, "wait=0", &echo_of("ours 7")).await;
     acknowledge(twins, &last).await;
 }
 
@@ -214,7 +218,7 @@ async fn only_next_door(twins: &Twins) -> (DeliveryId, crate::support::data::twi
 
 async fn command(twins: &Twins) {
     let tell = async |text: &str| {
-        let answer = twins.bring(message(&format!("ours {text}"), text)).await;
+        let answer = twins.send(message(&format!("ours {text}"), text)).await;
         reply(&answer.expect(200)).to_owned()
     };
     let theirs = twins.mirror("").await;
@@ -222,27 +226,27 @@ async fn command(twins: &Twins) {
     let undone = tell("/undo 50").await;
     assert!(undone.starts_with("Your last 7 messages"), "{undone}");
     assert_eq!(tell("/undo").await, "There is nothing to take back.");
-    twins.unmoved(&theirs, "taking back").await;
-    assert_eq!(tell("ours 8").await, echo("ours 8"));
+    twins.unchanged(&theirs, "taking back").await;
+    assert_eq!(tell("ours 8").await, echo_of("ours 8"));
     let theirs = twins.mirror("").await;
-    assert_eq!(tell("/retry").await, echo("ours 8"));
-    twins.unmoved(&theirs, "answering again").await;
+    assert_eq!(tell("/retry").await, echo_of("ours 8"));
+    twins.unchanged(&theirs, "answering again").await;
     twins.chat.model.push(Step::Hold);
     for id in ["ours 9", "ours 10"] {
-        twins.bring(unwaited(id, id)).await.expect(202);
+        twins.send(unwaited(id, id)).await.expect(202);
     }
     let theirs = twins.mirror("").await;
     let stop = message("ours /stop again", "/stop");
-    assert_eq!(reply(&twins.bring(stop).await.expect(200)), "Stopped.");
+    assert_eq!(reply(&twins.send(stop).await.expect(200)), "Stopped.");
     let open = "select count(*) from turns where tenant_id = $1 and ended_at is null";
     let stopped = async || twins.number(open).await == 0;
     eventually("both are stopped", Duration::from_secs(20), stopped).await;
-    twins.unmoved(&theirs, "stopping").await;
+    twins.unchanged(&theirs, "stopping").await;
 }
 
 async fn link(twins: &Twins) {
     let tell = async |identity: &str, text: &str| {
-        let answer = twins.bring(json!({"identity": identity, "text": text}));
+        let answer = twins.send(json!({"identity": identity, "text": text}));
         reply(&answer.await.expect(200)).to_owned()
     };
     let shown = tell("telegram:1", "/link").await;
@@ -254,7 +258,7 @@ async fn link(twins: &Twins) {
         tell("telegram:2", "/link yes").await.contains("one person"),
         "{preview}"
     );
-    twins.unmoved(&theirs, "linking").await;
+    twins.unchanged(&theirs, "linking").await;
 }
 
 /// What is kept for a while, and goes with its time: not with the neighbour's.
@@ -291,7 +295,7 @@ async fn expire(twins: &Twins) {
     };
     eventually("the job has run", Duration::from_secs(20), has_run).await;
     assert_eq!(kept().await, there);
-    twins.unmoved(&theirs, "letting nothing go").await;
+    twins.unchanged(&theirs, "letting nothing go").await;
 
     let theirs = twins.mirror("").await;
     twins
@@ -305,5 +309,5 @@ async fn expire(twins: &Twins) {
         kept().await == 0
     };
     eventually("it is gone", Duration::from_secs(20), gone).await;
-    twins.unmoved(&theirs, "letting go").await;
+    twins.unchanged(&theirs, "letting go").await;
 }

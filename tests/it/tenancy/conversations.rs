@@ -7,7 +7,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use crate::support::conversations::said;
+use crate::support::conversations::user_message;
 use crate::support::data::catalog::{copy_rows, disable_row_level_security, dump_people};
 use crate::support::{Fields, Reply, Tenant, World, eventually};
 
@@ -66,7 +66,7 @@ async fn equal_conversations(world: &World) {
     let b = world.tenant("b").await;
     let (_, bridge) = world.api_key(&a, "bridge").await;
     let (_, chat) = world.api_key(&a, "chat").await;
-    let text = |n: i32| said(&format!("canary-a {n}"));
+    let text = |n: i32| user_message(&format!("canary-a {n}"));
     // Of a person, so that their accounts are looked up too.
     let body = json!({"user": "telegram:1", "session_key": "bridged", "messages": [text(0)]});
     let bridged = world.session(&bridge, body).await;
@@ -207,7 +207,7 @@ async fn equal_conversations(world: &World) {
         .await
         .expect_problem(409, "session_id_taken");
     world
-        .append(&b.key, "same", json!([said("still here")]))
+        .append(&b.key, "same", json!([user_message("still here")]))
         .await
         .expect(201);
 }

@@ -28,13 +28,13 @@ async fn equal_people(world: &World) {
     let key = world.bridge_key(&a, &["telegram", "slack", "irc"]).await;
     // Somebody linked, somebody to be linked, somebody to be parted, each with something said.
     for (first, second) in [("telegram:1", "slack:1"), ("telegram:2", "irc@n:two")] {
-        world.say(&key, first, "here").await;
-        world.say(&key, second, "there").await;
+        world.write_dm(&key, first, "here").await;
+        world.write_dm(&key, second, "there").await;
         world.link(&key, first, second).await;
     }
     let group = json!({"identity": "telegram:1", "chat": {"type": "group", "id": "G"}});
     world.resolve(&key, group.clone()).await.expect(200);
-    let three = world.say(&key, "telegram:3", "alone").await;
+    let three = world.write_dm(&key, "telegram:3", "alone").await;
     let pending = world.mint(&key, "telegram:1").await;
     let one = world.dm(&key, "telegram:1").await;
     let one_id = one.text("identity_id");

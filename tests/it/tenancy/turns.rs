@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::chat::{answer, expect_error, id_of_turn, said};
+use crate::support::chat::{answer, id_of_turn};
+use crate::support::conversations::user_message;
 use crate::support::data::twins::{Twins, only_ours};
-use crate::support::servers::model::{Step, echo};
+use crate::support::servers::model::{Step, echo_of};
 use crate::support::sse::{self, Sse, SseEvent};
 use crate::support::{Fields, Reply, eventually};
 
@@ -55,41 +56,44 @@ async fn chat_and_read(twins: &Twins) {
     let chat = &twins.chat;
     assert_eq!(
         answer(&chat.say(0, "s-1", "ours one").await),
-        echo("ours one")
+        echo_of("ours one")
     );
     let keyed = || {
-        let body = json!({"messages": [said("ours two")], "stream": true});
-        Sse::open(chat.asking(0, "s-1", body).header("idempotency-key", "k-1"))
+        let body = json!({"messages": [user_message("ours two")], "stream": true});
+        Sse::open(
+            chat.completion_request(0, "s-1", body)
+                .header("idempotency-key", "k-1"),
+        )
     };
     let mut two = keyed().await;
-    assert_eq!(sse::said(&two.rest().await), echo("ours two"));
+    assert_eq!(sse::text_of(&two.rest().await), echo_of("ours two"));
     // One more conversation, so that more turns run next door than we may have.
     let elsewhere = json!({"identity": "telegram:1", "text": "ours"});
-    twins.bring(elsewhere).await.expect(200);
+    twins.send(elsewhere).await.expect(200);
     let theirs = twins.mirror("").await;
     let mut from_the_beginning = chat.events(0, EVENTS, Some(0)).await;
     let mut from_now_on = chat.events(0, EVENTS, None).await;
     let mut three = chat.open(0, "s-1", "ours three").await;
-    assert_eq!(sse::said(&three.rest().await), echo("ours three"));
+    assert_eq!(sse::text_of(&three.rest().await), echo_of("ours three"));
     let id = three.header("x-throughline-turn-id");
     assert_eq!(completed(&mut from_the_beginning, 3).await[0].id, Some(1));
     let new = completed(&mut from_now_on, 1).await;
     assert_eq!(new[0].json()["turn_id"], id);
-    twins.unmoved(&theirs, "chat").await;
+    twins.unchanged(&theirs, "chat").await;
 
-    let again = chat.saying(1, "s-1", "ours three");
+    let again = chat.message_request(1, "s-1", "ours three");
     let again = Reply::of(again.header("x-stainless-retry-count", "1")).await;
-    assert_eq!(answer(&again), echo("ours three"));
+    assert_eq!(answer(&again), echo_of("ours three"));
     assert_eq!(again.header("x-throughline-turn-id"), id);
-    twins.unmoved(&theirs, "a client's own retry").await;
+    twins.unchanged(&theirs, "a client's own retry").await;
     // Where the agent speaks with us, a person does next door.
     let theirs = twins
         .mirror("update messages set role = 'user' where tenant_id = $theirs;")
         .await;
     let mut again = keyed().await;
     assert_eq!(again.header("idempotency-replayed"), "true");
-    assert_eq!(sse::said(&again.rest().await), echo("ours two"));
-    twins.unmoved(&theirs, "a retry by key").await;
+    assert_eq!(sse::text_of(&again.rest().await), echo_of("ours two"));
+    twins.unchanged(&theirs, "a retry by key").await;
 
     let theirs = twins.mirror("").await;
     let turns = chat.turns("s-1").await;
@@ -99,14 +103,14 @@ async fn chat_and_read(twins: &Twins) {
         let turn = id_of_turn(turn);
         let shown = chat.turn(&turn).await;
         only_ours(&shown.to_string());
-        assert_eq!(shown["message"]["content"], echo(text));
+        assert_eq!(shown["message"]["content"], echo_of(text));
         let path = format!("/v1/turns/{turn}/events");
         let events = chat.events(1, &path, None).await.rest().await;
         told(&events);
         assert_eq!(events[0].name, "turn.started");
         assert_eq!(events[events.len() - 1].name, "turn.completed");
     }
-    twins.unmoved(&theirs, "reading").await;
+    twins.unchanged(&theirs, "reading").await;
 }
 
 /// What the model is shown of a session that may be too long is counted in our messages: theirs are longer.
@@ -120,7 +124,7 @@ async fn show_what_fits(twins: &Twins) {
     let asked = chat.model.requests().pop().unwrap();
     let shown = asked.items("messages").len();
     assert_eq!(shown, 3, "{asked}");
-    twins.unmoved(&theirs, "a long session").await;
+    twins.unchanged(&theirs, "a long session").await;
 }
 
 /// A turn that runs until the model is released, and one that waits for it; `before` were accepted earlier.
@@ -128,10 +132,14 @@ async fn run_and_queue(twins: &Twins, session: &str, before: usize) -> (Sse, Que
     let chat = &twins.chat;
     chat.model.push(Step::held("ours half ", "ours whole"));
     let mut running = chat.open(0, session, "ours runs").await;
-    running.hears("ours half ").await;
+    running.reads("ours half ").await;
     let other = chat.world.nodes.len() - 1;
-    let queued = tokio::spawn(Reply::of(chat.saying(other, session, "ours waits")));
-    let turns = chat.accepted(session, before + 2).await;
+    let queued = tokio::spawn(Reply::of(chat.message_request(
+        other,
+        session,
+        "ours waits",
+    )));
+    let turns = chat.wait_for_turns(session, before + 2).await;
     let ids = [&turns[before], &turns[before + 1]].map(id_of_turn);
     (running, queued, ids)
 }
@@ -160,12 +168,12 @@ async fn go_on_with_the_next(twins: &Twins) {
         lease().await > before
     })
     .await;
-    twins.unmoved(&theirs, "renewing").await;
+    twins.unchanged(&theirs, "renewing").await;
     chat.model.release();
-    assert_eq!(sse::said(&running.rest().await), "ours whole");
-    assert_eq!(answer(&queued.await.unwrap()), echo("ours waits"));
+    assert_eq!(sse::text_of(&running.rest().await), "ours whole");
+    assert_eq!(answer(&queued.await.unwrap()), echo_of("ours waits"));
     completed(&mut watching, 2).await;
-    twins.unmoved(&theirs, "going on with the next").await;
+    twins.unchanged(&theirs, "going on with the next").await;
 }
 
 async fn bring_tool_results(twins: &Twins) {
@@ -176,15 +184,15 @@ async fn bring_tool_results(twins: &Twins) {
     let tools = json!([{"type": "function", "function": look}]);
     let ask = async |messages: Value| {
         let body = json!({"messages": messages, "tools": tools});
-        Reply::of(chat.asking(0, "s-2", body)).await
+        Reply::of(chat.completion_request(0, "s-2", body)).await
     };
-    let waiting = ask(json!([said("ours looks")])).await.expect(200);
+    let waiting = ask(json!([user_message("ours looks")])).await.expect(200);
     assert_eq!(waiting["choices"][0]["finish_reason"], "tool_calls");
     let theirs = twins.mirror("").await;
     let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "ours"});
     let brought = ask(json!([result("a"), result("b")])).await;
-    assert_eq!(answer(&brought), echo("ours looks"));
-    twins.unmoved(&theirs, "bringing results").await;
+    assert_eq!(answer(&brought), echo_of("ours looks"));
+    twins.unchanged(&theirs, "bringing results").await;
 }
 
 /// As if the turn that runs had called two tools, whose results it has not stored yet.
@@ -213,7 +221,7 @@ async fn hand_over(twins: &mut Twins) {
     chat.model.push(Step::held("ours half ", "ours never"));
     chat.model.push(Step::say("ours at last"));
     let mut stream = chat.open(1, "s-1", "ours is lost").await;
-    stream.hears("ours half ").await;
+    stream.reads("ours half ").await;
     let turn = stream.header("x-throughline-turn-id");
     assert_eq!(twins.number(CALLED).await, 1);
     // Theirs are there to be taken over too; but nobody does that in conversations that are no more. One of their
@@ -235,7 +243,7 @@ async fn hand_over(twins: &mut Twins) {
         .await;
     let node = twins.chat.world.nodes.pop().unwrap();
     let ending = tokio::spawn(node.stop());
-    let taken = twins.chat.becomes(&turn, "completed").await;
+    let taken = twins.chat.reaches(&turn, "completed").await;
     assert_eq!(
         (&taken["attempt"], &taken["message"]["content"]),
         (&json!(2), &json!("ours at last"))
@@ -247,7 +255,9 @@ async fn hand_over(twins: &mut Twins) {
     let results = asked.iter().filter(|one| one["role"] == "tool");
     let results: Vec<&Value> = results.map(|one| &one["tool_call_id"]).collect();
     assert_eq!(results, ["a", "b"]);
-    twins.unmoved(&theirs, "giving back and taking over").await;
+    twins
+        .unchanged(&theirs, "giving back and taking over")
+        .await;
 }
 
 async fn cancel(twins: &Twins) {
@@ -257,12 +267,15 @@ async fn cancel(twins: &Twins) {
     let cancelled = chat.cancel(0, &second).await;
     only_ours(&cancelled.body);
     assert_eq!(cancelled.expect(202)["state"], "cancelled");
-    expect_error(&queued.await.unwrap(), 409, "turn_stopped");
-    twins.unmoved(&theirs, "cancelling what waits").await;
+    queued
+        .await
+        .unwrap()
+        .expect_openai_error(409, "turn_stopped");
+    twins.unchanged(&theirs, "cancelling what waits").await;
     only_ours(&chat.cancel(0, &first).await.body);
-    chat.becomes(&first, "cancelled").await;
+    chat.reaches(&first, "cancelled").await;
     told(&running.rest().await);
-    twins.unmoved(&theirs, "cancelling what runs").await;
+    twins.unchanged(&theirs, "cancelling what runs").await;
 }
 
 async fn delete(twins: &Twins) {
@@ -273,5 +286,5 @@ async fn delete(twins: &Twins) {
     deleted.expect(204);
     let queued = queued.await.unwrap();
     assert!(queued.status >= 400, "{queued:?}");
-    twins.unmoved(&theirs, "deleting").await;
+    twins.unchanged(&theirs, "deleting").await;
 }

@@ -57,7 +57,7 @@ async fn a_turn_is_answered_by_the_agent_that_it_was_accepted_for() {
         .execute(&mut *held)
         .await
         .unwrap();
-    let accepted = tokio::spawn(Reply::of(chat.saying(0, "mine", "and now?")));
+    let accepted = tokio::spawn(Reply::of(chat.message_request(0, "mine", "and now?")));
     chat.world.waiting(1).await;
     put(&chat, "m-3").await;
     held.commit().await.unwrap();

@@ -235,7 +235,7 @@ async fn changes_that_hold_other_locks_wait_for_the_head_without_a_deadlock() {
 async fn reading_a_conversation_again_is_one_entry_a_minute() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = crate::support::people::person(&world, &tenant, "ada").await;
+    let ada = crate::support::people::sign_in(&world, &tenant, "ada").await;
     let session = world.session(&ada.token, json!({})).await;
     let path = format!("/v1/sessions/{}/messages", session.text("id"));
     let entries = async || {

@@ -102,7 +102,7 @@ const TAMPERING: [(&str, &str); 27] = [
         "update audit set tenant_id = '00000000-0000-0000-0000-000000000000', seq = 100000 where seq = 4",
         "entry 4: missing",
     ),
-    // Whole entries.
+    // WholeUser entries.
     ("delete from audit where seq = 1", "entry 1: missing"),
     ("delete from audit where seq = 3", "entry 3: missing"),
     ("delete from audit where seq = 4", "entry 4: missing"),

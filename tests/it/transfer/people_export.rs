@@ -6,9 +6,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use throughline::ids::IdentityId;
 
-use crate::support::conversations::{said, uuid_of_session};
-use crate::support::data::whole_person::{SECRET, TELEGRAM, Whole, whole_person};
-use crate::support::people::person;
+use crate::support::conversations::{user_message, uuid_of_session};
+use crate::support::data::whole_user::{SECRET, TELEGRAM, WholeUser, whole_user};
+use crate::support::people::sign_in;
 use crate::support::transfer::{exported, finish, imported, lasting};
 use crate::support::{Fields, Tenant, World};
 
@@ -33,8 +33,8 @@ fn list<'a>(document: &'a Value, member: &str) -> &'a Vec<Value> {
 async fn an_export_has_everything_of_a_user_and_no_secret() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let whole = whole_person(&world, &tenant).await;
-    let Whole { ada, .. } = &whole;
+    let whole = whole_user(&world, &tenant).await;
+    let WholeUser { ada, .. } = &whole;
     let read_before = actions(&world, &tenant, "conversation.read").await;
     for key in [&tenant.key, &ada.token] {
         let document = export(&world, key, &ada.user_id).await;
@@ -110,8 +110,8 @@ async fn an_export_has_everything_of_a_user_and_no_secret() {
 async fn only_the_user_and_an_admin_export_them() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let path = format!("/v1/users/{}/export", ada.user_id);
     world.get(&ada.token, &path).await.expect(200);
     assert_eq!(actions(&world, &tenant, "user.export").await, 0);
@@ -160,8 +160,8 @@ async fn seed(world: &World, tenant: &Tenant, id: &str, identity: &str, count: i
 async fn a_long_export_is_streamed_and_what_goes_meanwhile_is_not_in_it() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let bob = person(&world, &tenant, "bob").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
     let identity = world
         .identity_id(&tenant.key, &json!(ada.user_id), "web:ada")
         .await;
@@ -173,7 +173,7 @@ async fn a_long_export_is_streamed_and_what_goes_meanwhile_is_not_in_it() {
     seed(&world, &tenant, &own[0], &identity, 300, 10).await;
     seed(&world, &tenant, &own[1], &identity, 5000, 4000).await;
     world
-        .append(&ada.token, &own[3], json!([said("the last")]))
+        .append(&ada.token, &own[3], json!([user_message("the last")]))
         .await
         .expect(201);
     let bobs = world.session(&bob.token, json!({})).await.id();
@@ -247,7 +247,7 @@ async fn a_long_export_is_streamed_and_what_goes_meanwhile_is_not_in_it() {
 async fn an_export_breaks_off_when_its_user_is_erased() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
     let identity = world
         .identity_id(&tenant.key, &json!(ada.user_id), "web:ada")
         .await;
@@ -274,7 +274,7 @@ async fn an_export_breaks_off_when_its_user_is_erased() {
 async fn an_export_breaks_off_when_the_identity_that_reads_it_is_unlinked() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
     let linked = world.link(&tenant.key, "telegram:5", "web:ada").await;
     let user = linked.text("user_id");
     let telegram = world

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::conversations::{grant, said, uuid_of_session};
-use crate::support::people::person;
+use crate::support::conversations::{grant, user_message, uuid_of_session};
+use crate::support::people::sign_in;
 use crate::support::transfer::{exported, finish, imported};
 use crate::support::{Fields, Reply, World, eventually};
 
@@ -59,7 +59,7 @@ async fn a_large_export_is_streamed_and_ends_where_it_began() {
         exports.push((response, begun));
     }
     world
-        .append(key, &id, json!([said("later")]))
+        .append(key, &id, json!([user_message("later")]))
         .await
         .expect(201);
     world
@@ -158,15 +158,15 @@ async fn a_chain_of_many_links_is_exported_whole() {
 async fn only_its_owner_exports_a_conversation_and_reading_another_s_is_audited() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
-    let ada = person(&world, &tenant, "ada").await;
-    let bob = person(&world, &tenant, "bob").await;
-    let eve = person(&world, &tenant, "eve").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
+    let bob = sign_in(&world, &tenant, "bob").await;
+    let eve = sign_in(&world, &tenant, "eve").await;
     let (_, read) = world.api_key(&tenant, "read").await;
     let (_, chat) = world.api_key(&tenant, "chat").await;
     let id = world
         .session(
             &ada.token,
-            json!({"id": "mine", "messages": [said("private")]}),
+            json!({"id": "mine", "messages": [user_message("private")]}),
         )
         .await
         .id();
@@ -251,7 +251,7 @@ async fn markdown_shows_the_messages_and_lets_none_of_their_text_out_of_its_plac
         .await
         .expect(201);
     world
-        .append(key, &id, json!([said("Bye")]))
+        .append(key, &id, json!([user_message("Bye")]))
         .await
         .expect(201);
     let reply = world

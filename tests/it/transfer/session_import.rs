@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::people::{as_bridge, person};
+use crate::support::people::{as_bridge, sign_in};
 use crate::support::transfer::{exported, imported, lasting, originals, weather};
 use crate::support::{Fields, Reply, World};
 
@@ -11,7 +11,7 @@ use crate::support::{Fields, Reply, World};
 async fn a_user_imports_their_own_conversation_and_no_changed_one() {
     let world = World::new().await;
     let (tenant, foreign) = (world.tenant("Acme").await, world.tenant("Other").await);
-    let ada = person(&world, &tenant, "ada").await;
+    let ada = sign_in(&world, &tenant, "ada").await;
     let body = json!({"user": ada.user_id, "title": "Ours", "messages": weather()});
     let id = world.session(&tenant.key, body).await.id();
     world

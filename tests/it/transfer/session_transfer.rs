@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::conversations::{answered, said};
+use crate::support::conversations::{assistant_message, user_message};
 use crate::support::transfer::{exported, imported, lasting, originals, weather};
 use crate::support::{Fields, World};
 
@@ -33,7 +33,11 @@ async fn weathered(world: &World, key: &str) -> String {
     };
     compress("They saw a cloud.", 3).await;
     world
-        .append(key, &id, json!([said("And now?"), answered("Rain.")]))
+        .append(
+            key,
+            &id,
+            json!([user_message("And now?"), assistant_message("Rain.")]),
+        )
         .await
         .expect(201);
     compress("taken back", 1).await;
@@ -43,7 +47,7 @@ async fn weathered(world: &World, key: &str) -> String {
         .expect(200);
     compress("They saw a cloud, and rain.", 5).await;
     world
-        .append(key, &id, json!([said("Good night")]))
+        .append(key, &id, json!([user_message("Good night")]))
         .await
         .expect(201);
     id
@@ -199,7 +203,10 @@ async fn an_imported_chain_goes_on_as_the_original_would() {
             (&json!(0), &json!("open"))
         );
         world.compress(key, id, compress(3)).await.expect(201);
-        let appended = world.append(key, id, json!([said("on")])).await.expect(201);
+        let appended = world
+            .append(key, id, json!([user_message("on")]))
+            .await
+            .expect(201);
         assert_eq!(appended["messages"][0]["seq"], 7);
         world
             .post(key, &path, json!({}))
@@ -230,7 +237,7 @@ async fn a_branch_is_exported_with_what_it_began_with_and_doubles_nothing() {
         .expect(201)
         .id();
     world
-        .append(key, &branch, json!([said("by the way")]))
+        .append(key, &branch, json!([user_message("by the way")]))
         .await
         .expect(201);
     let mut tip = branch.clone();

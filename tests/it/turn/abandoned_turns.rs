@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqlx::Connection;
 
-use crate::support::chat::{answer, id_of_turn, said};
+use crate::support::chat::{answer, id_of_turn};
+use crate::support::conversations::user_message;
 use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Fields, Reply, Scene, eventually, stays};
@@ -18,8 +19,10 @@ async fn waiting() -> (Scene, String) {
     let chat = Scene::chat([Step::CallTools(vec![call])]).await;
     chat.model.otherwise(Step::Echo(Duration::ZERO));
     let tools = json!([{"type": "function", "function": {"name": "look"}}]);
-    let body = json!({"messages": [said("look")], "tools": tools});
-    Reply::of(chat.asking(0, "s", body)).await.expect(200);
+    let body = json!({"messages": [user_message("look")], "tools": tools});
+    Reply::of(chat.completion_request(0, "s", body))
+        .await
+        .expect(200);
     let turn = id_of_turn(&chat.turns("s").await[0]);
     (chat, turn)
 }
@@ -94,11 +97,11 @@ async fn a_turn_that_waits_is_cancelled_although_the_next_one_cannot_be_read() {
     let call = ("a".to_owned(), "look".to_owned());
     let chat = Scene::chat([Step::Hold, Step::CallTools(vec![call])]).await;
     let tools = json!([{"type": "function", "function": {"name": "look"}}]);
-    let body = json!({"messages": [said("look")], "tools": tools});
-    let first = tokio::spawn(Reply::of(chat.asking(0, "s", body)));
-    let turn = id_of_turn(&chat.accepted("s", 1).await[0]);
-    let second = tokio::spawn(Reply::of(chat.saying(0, "s", "next")));
-    chat.accepted("s", 2).await;
+    let body = json!({"messages": [user_message("look")], "tools": tools});
+    let first = tokio::spawn(Reply::of(chat.completion_request(0, "s", body)));
+    let turn = id_of_turn(&chat.wait_for_turns("s", 1).await[0]);
+    let second = tokio::spawn(Reply::of(chat.message_request(0, "s", "next")));
+    chat.wait_for_turns("s", 2).await;
     chat.model.release();
     first.await.unwrap().expect(200);
     execute(
@@ -147,7 +150,7 @@ async fn turns_of_a_suspended_tenant_are_stopped_although_their_conversation_was
 async fn a_node_that_has_just_started_takes_over_no_turn_whose_node_may_live() {
     let chat = Scene::chat([Step::held("one ", "two")]).await;
     let mut stream = chat.open(0, "s", "hi").await;
-    stream.hears("one ").await;
+    stream.reads("one ").await;
     for _ in 0..3 {
         execute(
             &chat,
@@ -170,7 +173,7 @@ async fn a_node_that_has_just_started_takes_over_no_turn_whose_node_may_live() {
     }
     let turn = id_of_turn(&chat.turns("s").await[0]);
     chat.model.release();
-    assert_eq!(chat.becomes(&turn, "completed").await["attempt"], json!(1));
+    assert_eq!(chat.reaches(&turn, "completed").await["attempt"], json!(1));
     assert_eq!(chat.model.requests().len(), 1);
 }
 
@@ -181,14 +184,14 @@ async fn what_a_turn_was_accepted_with_is_kept_until_its_end_only() {
     let tools = json!([{"type": "function", "function": {"name": "look"}}]);
     let result = json!({"role": "tool", "tool_call_id": "a", "content": "seen"});
     let body = json!({"messages": [result], "tools": tools});
-    answer(&Reply::of(chat.asking(1, "s", body)).await);
+    answer(&Reply::of(chat.completion_request(1, "s", body)).await);
     chat.model.push(Step::fail(400));
     chat.say(0, "s", "refused").await.expect(400);
     chat.model.push(Step::held("one", "!"));
-    let running = tokio::spawn(Reply::of(chat.saying(0, "s", "running")));
-    chat.accepted("s", 3).await;
-    let queued = tokio::spawn(Reply::of(chat.saying(0, "s", "queued")));
-    let turns = chat.accepted("s", 4).await;
+    let running = tokio::spawn(Reply::of(chat.message_request(0, "s", "running")));
+    chat.wait_for_turns("s", 3).await;
+    let queued = tokio::spawn(Reply::of(chat.message_request(0, "s", "queued")));
+    let turns = chat.wait_for_turns("s", 4).await;
     chat.cancel(0, &id_of_turn(&turns[3]))
         .await
         .expect_success();

@@ -7,9 +7,10 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use throughline::dev::servers::RedisServer;
 
-use crate::support::chat::{said, with_model};
+use crate::support::chat::with_model;
+use crate::support::conversations::user_message;
 use crate::support::servers::cluster::{scratch_dir, setup};
-use crate::support::servers::model::{Step, echo};
+use crate::support::servers::model::{Step, echo_of};
 use crate::support::sse::{Sse, SseEvent};
 use crate::support::world::{OPERATOR_KEY, WorldOptions};
 use crate::support::{Fields, Reply, Scene, eventually};
@@ -59,7 +60,7 @@ async fn a_turn_is_replayed_from_every_place_on_every_node() {
     };
     let following = async { following.await.rest().await };
     let (chunks, all, resumed) = tokio::join!(stream.rest(), following, resuming);
-    assert_eq!(crate::support::sse::said(&chunks), echo(&long_text()));
+    assert_eq!(crate::support::sse::text_of(&chunks), echo_of(&long_text()));
     assert!(all.len() > 8, "{all:?}");
     assert_eq!(resumed, all);
     let names: Vec<&str> = all.iter().map(|event| event.name.as_str()).collect();
@@ -98,7 +99,7 @@ async fn what_a_stopped_turn_said_is_in_its_events() {
     let chat = Scene::chat([Step::held("one two ", "three")]).await;
     let mut stream = chat.open(0, "s-1", "hi").await;
     let turn = stream.header("x-throughline-turn-id");
-    stream.hears("one two ").await;
+    stream.reads("one two ").await;
     chat.cancel(1, &turn).await.expect(202);
     let all = chat
         .events(1, &format!("/v1/turns/{turn}/events"), None)
@@ -116,10 +117,10 @@ async fn what_a_stopped_turn_said_is_in_its_events() {
 async fn watched(chat: &Scene, streams: &mut [Sse], text: &str) -> Duration {
     let url = chat.world.url("/v1/chat/completions");
     let request = chat.world.client.post(url).bearer_auth(&chat.key);
-    let body = with_model(json!({"messages": [said(text)], "stream": true}));
+    let body = with_model(json!({"messages": [user_message(text)], "stream": true}));
     let request = request.header("x-hermes-session-key", "k-1").json(&body);
     let mut speaking = Sse::open(request).await;
-    speaking.hears("one ").await;
+    speaking.reads("one ").await;
     let began = Instant::now();
     for stream in &mut *streams {
         let told = stream.until("message.delta").await;
@@ -158,7 +159,7 @@ async fn a_conversation_is_watched_live_from_another_node_with_redis_and_without
         .world
         .request(Method::POST, "/v1/chat/completions", &chat.key);
     let first = first.header("x-hermes-session-key", "k-1");
-    let first = Reply::of(first.json(&with_model(json!({"messages": [said("hi")]})))).await;
+    let first = Reply::of(first.json(&with_model(json!({"messages": [user_message("hi")]})))).await;
     let session = first.header("x-hermes-session-id").to_owned();
     let mut streams = [
         chat.events(1, &format!("/v1/sessions/{session}/events"), None)
@@ -197,7 +198,7 @@ async fn a_stream_closes_when_its_key_is_revoked_or_led_elsewhere() {
         .world
         .request(Method::POST, "/v1/chat/completions", &chat.key);
     let first = first.header("x-hermes-session-key", "k-1");
-    let first = Reply::of(first.json(&with_model(json!({"messages": [said("hi")]})))).await;
+    let first = Reply::of(first.json(&with_model(json!({"messages": [user_message("hi")]})))).await;
     first.expect(200);
     let events = "/v1/session-keys/k-1/events";
     let request = chat.world.client.get(chat.world.url_on(1, events));
@@ -265,7 +266,7 @@ async fn streams_are_limited_and_one_that_is_closed_makes_room() {
 async fn a_node_that_ends_sends_its_watchers_elsewhere() {
     let mut chat = Scene::chat([Step::held("one ", "two")]).await;
     let mut stream = chat.open(0, "s-1", "hi").await;
-    stream.hears("one ").await;
+    stream.reads("one ").await;
     let turn = stream.header("x-throughline-turn-id");
     let path = format!("/v1/turns/{turn}/events");
     let mut watching = chat.events(1, &path, None).await;

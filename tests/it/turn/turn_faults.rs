@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::chat::{UPSTREAM_KEY, answer, expect_error, id_of_turn, line};
-use crate::support::servers::model::{Step, echo};
-use crate::support::sse::said;
+use crate::support::chat::{UPSTREAM_KEY, answer, id_of_turn, line};
+use crate::support::servers::model::{Step, echo_of};
+use crate::support::sse::text_of;
 use crate::support::{Reply, Scene, eventually};
 
 const NONE: Duration = Duration::ZERO;
@@ -16,18 +16,18 @@ const NONE: Duration = Duration::ZERO;
 async fn a_client_that_leaves_does_not_stop_its_turn() {
     let chat = Scene::chat([Step::held("one ", "two"), Step::Hold, Step::say("three")]).await;
     let mut stream = chat.open(0, "s-1", "hi").await;
-    stream.hears("one ").await;
+    stream.reads("one ").await;
     let turn = stream.header("x-throughline-turn-id");
     drop(stream);
     chat.model.release();
-    let ended = chat.becomes(&turn, "completed").await;
+    let ended = chat.reaches(&turn, "completed").await;
     assert_eq!(ended["message"]["content"], "one two");
-    let whole = tokio::spawn(Reply::of(chat.saying(1, "s-1", "again")));
-    let turns = chat.accepted("s-1", 2).await;
+    let whole = tokio::spawn(Reply::of(chat.message_request(1, "s-1", "again")));
+    let turns = chat.wait_for_turns("s-1", 2).await;
     whole.abort();
     assert!(whole.await.unwrap_err().is_cancelled());
     chat.model.release();
-    let ended = chat.becomes(&id_of_turn(&turns[1]), "completed").await;
+    let ended = chat.reaches(&id_of_turn(&turns[1]), "completed").await;
     assert_eq!(ended["message"]["content"], "three");
     assert_eq!(ended["attempt"], 1);
     assert_eq!(chat.model.requests().len(), 2);
@@ -49,9 +49,9 @@ async fn a_client_that_reads_slowly_does_not_stop_its_turn_and_misses_nothing() 
         turn.expect(200)["state"] == "completed"
     })
     .await;
-    assert_eq!(answer(&chat.say(1, "s-1", "next").await), echo("next"));
+    assert_eq!(answer(&chat.say(1, "s-1", "next").await), echo_of("next"));
     let chunks = stream.rest().await;
-    let heard = said(&chunks);
+    let heard = text_of(&chunks);
     assert_eq!(heard.len(), long.len(), "{:?}", chunks[chunks.len() - 1]);
     assert!(heard == long);
     assert_eq!(chunks[chunks.len() - 1].data, "[DONE]");
@@ -66,9 +66,9 @@ async fn a_server_that_fails_before_its_first_token_is_retried() {
         Step::Echo(NONE),
     ];
     let chat = Scene::chat(steps).await;
-    assert_eq!(answer(&chat.say(0, "s-1", "one").await), echo("one"));
+    assert_eq!(answer(&chat.say(0, "s-1", "one").await), echo_of("one"));
     assert_eq!(chat.model.requests().len(), 2);
-    assert_eq!(answer(&chat.say(0, "s-1", "two").await), echo("two"));
+    assert_eq!(answer(&chat.say(0, "s-1", "two").await), echo_of("two"));
     assert_eq!(chat.model.requests().len(), 4);
     assert_eq!(chat.lines("s-1").await.len(), 4);
 }
@@ -83,13 +83,13 @@ async fn a_server_that_always_asks_to_wait_fails_the_turn() {
     ])
     .await;
     let refused = chat.say(0, "s-1", "one").await;
-    expect_error(&refused, 429, "upstream_busy");
+    refused.expect_openai_error(429, "upstream_busy");
     // The turn has ended: asking again with the same key would not change it.
     assert_eq!(refused.header("x-should-retry"), "false");
     let turns = chat.turns("s-1").await;
     assert_eq!(turns[0]["state"], "failed");
     assert_eq!(turns[0]["reason"], "upstream_busy");
-    assert_eq!(answer(&chat.say(1, "s-1", "two").await), echo("two"));
+    assert_eq!(answer(&chat.say(1, "s-1", "two").await), echo_of("two"));
     let lines = chat.lines("s-1").await;
     assert_eq!(lines[..2], [line("user", "one"), line("user", "two")]);
 }
@@ -100,12 +100,14 @@ async fn a_server_that_breaks_off_fails_the_turn_which_keeps_what_was_said() {
     let chat = Scene::chat([broken(), broken()]).await;
     let mut stream = chat.open(0, "s-1", "hi").await;
     let chunks = stream.rest().await;
-    assert_eq!(said(&chunks), "one two ");
+    assert_eq!(text_of(&chunks), "one two ");
     assert_eq!(
         chunks[chunks.len() - 1].json()["error"]["code"],
         "upstream_failed"
     );
-    expect_error(&chat.say(1, "s-2", "hi").await, 502, "upstream_failed");
+    chat.say(1, "s-2", "hi")
+        .await
+        .expect_openai_error(502, "upstream_failed");
     for session in ["s-1", "s-2"] {
         let turn = &chat.turns(session).await[0];
         assert_eq!(
@@ -131,7 +133,7 @@ async fn a_server_that_talks_nonsense_fails_the_turn() {
     for place in 0..nonsense.len() {
         let session = format!("s-{place}");
         let refused = chat.say(place % 2, &session, "hi").await;
-        expect_error(&refused, 502, "upstream_failed");
+        refused.expect_openai_error(502, "upstream_failed");
         assert_eq!(chat.turns(&session).await[0]["state"], "failed");
         assert_eq!(chat.lines(&session).await, [line("user", "hi")]);
     }
@@ -140,7 +142,9 @@ async fn a_server_that_talks_nonsense_fails_the_turn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_never_stops_talking_is_cut_off() {
     let chat = Scene::chat([Step::Endless, Step::Echo(NONE)]).await;
-    expect_error(&chat.say(0, "s-1", "hi").await, 502, "upstream_failed");
+    chat.say(0, "s-1", "hi")
+        .await
+        .expect_openai_error(502, "upstream_failed");
     let turn = &chat.turns("s-1").await[0];
     assert_eq!(turn["state"], "failed");
     let kept = &chat.lines("s-1").await[1].1;
@@ -149,17 +153,20 @@ async fn a_server_that_never_stops_talking_is_cut_off() {
         "{}",
         kept.len()
     );
-    assert_eq!(answer(&chat.say(0, "s-1", "next").await), echo("next"));
+    assert_eq!(answer(&chat.say(0, "s-1", "next").await), echo_of("next"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_is_cancelled_while_its_server_hangs() {
     let chat = Scene::chat([Step::Hold, Step::Echo(NONE), Step::Echo(NONE)]).await;
-    let asked = tokio::spawn(Reply::of(chat.saying(0, "s-1", "hi")));
-    let turns = chat.accepted("s-1", 1).await;
+    let asked = tokio::spawn(Reply::of(chat.message_request(0, "s-1", "hi")));
+    let turns = chat.wait_for_turns("s-1", 1).await;
     let began = Instant::now();
     chat.cancel(1, &id_of_turn(&turns[0])).await.expect(202);
-    expect_error(&asked.await.unwrap(), 409, "turn_stopped");
+    asked
+        .await
+        .unwrap()
+        .expect_openai_error(409, "turn_stopped");
     assert!(
         began.elapsed() < Duration::from_secs(2),
         "{:?}",
@@ -167,7 +174,7 @@ async fn a_turn_is_cancelled_while_its_server_hangs() {
     );
     assert_eq!(chat.lines("s-1").await, [line("user", "hi")]);
     chat.model.release();
-    assert_eq!(answer(&chat.say(0, "s-1", "next").await), echo("next"));
+    assert_eq!(answer(&chat.say(0, "s-1", "next").await), echo_of("next"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,7 +192,7 @@ async fn the_key_of_a_provider_is_never_shown() {
             0 => chat.say(0, &session, "hi").await,
             _ => {
                 let body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
-                Reply::of(chat.asking(0, &session, body)).await
+                Reply::of(chat.completion_request(0, &session, body)).await
             }
         };
         shown.push(format!("{reply:?}"));

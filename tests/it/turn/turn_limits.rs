@@ -7,7 +7,8 @@ use futures_util::future::join_all;
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
-use crate::support::chat::{answer, expect_error, said};
+use crate::support::chat::answer;
+use crate::support::conversations::user_message;
 use crate::support::servers::model::Step;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, Scene, eventually, stays};
@@ -48,7 +49,7 @@ async fn race(concurrent_turns: usize, racers: usize, nodes: usize) {
         let (taken, refused): (Vec<_>, Vec<_>) =
             replies.iter().partition(|reply| reply.status == 200);
         for reply in &refused {
-            expect_error(reply, 429, "too_many_turns");
+            reply.expect_openai_error(429, "too_many_turns");
         }
         let most = chat.model.most_under_way();
         assert!(
@@ -81,13 +82,13 @@ async fn a_turn_that_waits_in_a_queue_starts_within_the_limit() {
     chat.model.push(Step::held("two", "!"));
     let first = "first";
     let other = "other";
-    let running_first = tokio::spawn(Reply::of(chat.saying(0, first, "a")));
-    chat.accepted(first, 1).await;
+    let running_first = tokio::spawn(Reply::of(chat.message_request(0, first, "a")));
+    chat.wait_for_turns(first, 1).await;
     chat.model.called(1).await;
-    let running_other = tokio::spawn(Reply::of(chat.saying(0, other, "b")));
+    let running_other = tokio::spawn(Reply::of(chat.message_request(0, other, "b")));
     chat.model.called(2).await;
-    let queued = tokio::spawn(Reply::of(chat.saying(0, first, "c")));
-    chat.accepted(first, 2).await;
+    let queued = tokio::spawn(Reply::of(chat.message_request(0, first, "c")));
+    chat.wait_for_turns(first, 2).await;
     limit(&chat, 1).await;
     chat.model.release();
     eventually("one turn has ended", PATIENCE, async || {
@@ -112,21 +113,23 @@ async fn results_of_tools_go_on_within_the_limit() {
     let call = ("a".to_owned(), "look".to_owned());
     chat.model.push(Step::CallTools(vec![call]));
     let tools = json!([{"type": "function", "function": {"name": "look"}}]);
-    let body = json!({"messages": [said("look")], "tools": tools});
-    Reply::of(chat.asking(0, "mine", body)).await.expect(200);
+    let body = json!({"messages": [user_message("look")], "tools": tools});
+    Reply::of(chat.completion_request(0, "mine", body))
+        .await
+        .expect(200);
     chat.model.push(Step::held("other", "!"));
-    let other = tokio::spawn(Reply::of(chat.saying(0, "other", "b")));
+    let other = tokio::spawn(Reply::of(chat.message_request(0, "other", "b")));
     chat.model.called(2).await;
     let result = json!({"role": "tool", "tool_call_id": "a", "content": "seen"});
     let body = json!({"messages": [result], "tools": tools});
-    let bring = async || Reply::of(chat.asking(1, "mine", body.clone())).await;
-    expect_error(&bring().await, 429, "too_many_turns");
+    let send = async || Reply::of(chat.completion_request(1, "mine", body.clone())).await;
+    send().await.expect_openai_error(429, "too_many_turns");
     let instead = chat.say(1, "mine", "never mind").await;
-    expect_error(&instead, 429, "too_many_turns");
+    instead.expect_openai_error(429, "too_many_turns");
     chat.model.release();
     answer(&other.await.unwrap());
     // It waited all the time, and nothing that was refused has changed it.
-    answer(&bring().await);
+    answer(&send().await);
     assert_eq!(chat.turns("mine").await.len(), 1);
 }
 
@@ -144,11 +147,11 @@ async fn a_start_that_is_not_committed_yet_counts() {
         .execute(&mut *held)
         .await
         .unwrap();
-    let slow = tokio::spawn(Reply::of(chat.saying(0, "slow", "hi")));
+    let slow = tokio::spawn(Reply::of(chat.message_request(0, "slow", "hi")));
     chat.world.waiting(1).await;
     let others: Vec<_> = (0..most)
         .map(|place| {
-            tokio::spawn(Reply::of(chat.saying(
+            tokio::spawn(Reply::of(chat.message_request(
                 place % 2,
                 &format!("s-{place}"),
                 "hi",
@@ -173,7 +176,7 @@ async fn a_start_that_is_not_committed_yet_counts() {
     for reply in others.into_iter().chain([slow]) {
         let reply = reply.await.unwrap();
         if reply.status != 200 {
-            expect_error(&reply, 429, "too_many_turns");
+            reply.expect_openai_error(429, "too_many_turns");
         }
     }
 }
@@ -193,15 +196,17 @@ async fn far_below_the_limit_no_start_waits_for_another() {
     let call = ("a".to_owned(), "look".to_owned());
     chat.model.push(Step::CallTools(vec![call]));
     let tools = json!([{"type": "function", "function": {"name": "look"}}]);
-    let body = json!({"messages": [said("look")], "tools": tools});
-    Reply::of(chat.asking(0, "mine", body)).await.expect(200);
+    let body = json!({"messages": [user_message("look")], "tools": tools});
+    Reply::of(chat.completion_request(0, "mine", body))
+        .await
+        .expect(200);
     let mut superuser = chat.world.superuser().await;
     let mut held = superuser.begin().await.unwrap();
     // As a start does that is under way.
     hold_count(&mut held, SHARED).await;
     let result = json!({"role": "tool", "tool_call_id": "a", "content": "seen"});
     let body = json!({"messages": [result], "tools": tools});
-    answer(&Reply::of(chat.asking(1, "mine", body)).await);
+    answer(&Reply::of(chat.completion_request(1, "mine", body)).await);
     answer(&chat.say(0, "other", "hi").await);
     held.commit().await.unwrap();
 }
@@ -210,10 +215,10 @@ async fn far_below_the_limit_no_start_waits_for_another() {
 async fn a_queued_turn_waits_for_no_lock_and_fails_by_none() {
     let chat = chat_with(1000).await;
     chat.model.push(Step::held("one", "!"));
-    let first = tokio::spawn(Reply::of(chat.saying(0, "s", "a")));
-    chat.accepted("s", 1).await;
-    let second = tokio::spawn(Reply::of(chat.saying(1, "s", "b")));
-    chat.accepted("s", 2).await;
+    let first = tokio::spawn(Reply::of(chat.message_request(0, "s", "a")));
+    chat.wait_for_turns("s", 1).await;
+    let second = tokio::spawn(Reply::of(chat.message_request(1, "s", "b")));
+    chat.wait_for_turns("s", 2).await;
     let mut superuser = chat.world.superuser().await;
     let mut held = superuser.begin().await.unwrap();
     hold_count(&mut held, ALONE).await;

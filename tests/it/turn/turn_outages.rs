@@ -32,9 +32,9 @@ async fn an_outage_longer_than_the_lease_restarts_no_turn() {
     let pair = Pair::with(options, held).await;
     let mut streams = Vec::new();
     for place in 0..TURNS {
-        let request = pair.saying_in(place % 2, &format!("s-{place}"), "hi", true);
+        let request = pair.message_request_in(place % 2, &format!("s-{place}"), "hi", true);
         let mut stream = Sse::open(request).await;
-        stream.hears("one two ").await;
+        stream.reads("one two ").await;
         streams.push(stream);
     }
     servers
@@ -58,7 +58,7 @@ async fn an_outage_longer_than_the_lease_restarts_no_turn() {
         assert_eq!(ended["attempt"], json!(1));
     }
     for mut stream in streams {
-        assert_eq!(sse::said(&stream.rest().await), "three");
+        assert_eq!(sse::text_of(&stream.rest().await), "three");
     }
     assert_eq!(pair.model.requests().len(), TURNS, "each is asked once");
     drop(pair);
@@ -70,9 +70,9 @@ async fn a_node_that_ends_leaves_the_next_turn_to_another() {
     // It would not end within the node's grace.
     let slow = Step::Wait(GRACE + Duration::from_secs(1));
     let pair = Pair::new([Step::held("one ", "two"), slow, Step::say("next")]).await;
-    let mut stream = Sse::open(pair.saying(0, "first", true)).await;
-    stream.hears("one ").await;
-    let second = tokio::spawn(pair.saying(0, "second", true).send());
+    let mut stream = Sse::open(pair.message_request(0, "first", true)).await;
+    stream.reads("one ").await;
+    let second = tokio::spawn(pair.message_request(0, "second", true).send());
     let count = async || -> i64 {
         sqlx::query_scalar("select count(*) from turns")
             .fetch_one(&mut pair.nodes.superuser().await)
@@ -89,7 +89,7 @@ async fn a_node_that_ends_leaves_the_next_turn_to_another() {
     let closed = async || TcpStream::connect(address).await.is_err();
     eventually("the node is ending", patience, closed).await;
     pair.model.release();
-    assert_eq!(sse::said(&stream.rest().await), "two");
+    assert_eq!(sse::text_of(&stream.rest().await), "two");
     ending.await.unwrap();
     drop(second);
     let expected = [

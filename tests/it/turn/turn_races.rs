@@ -50,9 +50,9 @@ async fn a_conversation_whose_queue_moved_on_during_a_suspension_goes_on_after_i
     .await;
     let asked: Vec<_> = ["first", "second"]
         .into_iter()
-        .map(|text| tokio::spawn(Reply::of(chat.saying(0, "s", text))))
+        .map(|text| tokio::spawn(Reply::of(chat.message_request(0, "s", text))))
         .collect();
-    chat.accepted("s", 2).await;
+    chat.wait_for_turns("s", 2).await;
     let mut superuser = chat.world.superuser().await;
     let mut held = superuser.begin().await.unwrap();
     sqlx::query("select 1 from sessions for update")
@@ -98,7 +98,7 @@ async fn a_turn_that_is_accepted_just_after_a_suspension_is_stopped() {
     answered_by(&chat, 1).await;
     operator(&chat, "suspend").await.expect(200);
     // The second node has the key in its cache for a moment.
-    let accepted = tokio::spawn(Reply::of(chat.saying(1, "s", "hi")));
+    let accepted = tokio::spawn(Reply::of(chat.message_request(1, "s", "hi")));
     eventually("the turn is accepted", PATIENCE, async || {
         scalar::<i64>(&chat, "select count(*) from turns").await == 1
     })
@@ -123,10 +123,10 @@ async fn answered_by(chat: &Scene, node: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_is_not_lost_because_the_next_turn_was_cancelled_in_that_moment() {
     let chat = Scene::chat([Step::Hold, Step::say("one")]).await;
-    let first = tokio::spawn(Reply::of(chat.saying(0, "s", "first")));
-    chat.accepted("s", 1).await;
-    let second = tokio::spawn(Reply::of(chat.saying(0, "s", "second")));
-    chat.accepted("s", 2).await;
+    let first = tokio::spawn(Reply::of(chat.message_request(0, "s", "first")));
+    chat.wait_for_turns("s", 1).await;
+    let second = tokio::spawn(Reply::of(chat.message_request(0, "s", "second")));
+    chat.wait_for_turns("s", 2).await;
     let mut superuser = chat.world.superuser().await;
     let mut erasing = superuser.begin().await.unwrap();
     sqlx::query(
@@ -155,10 +155,10 @@ async fn an_answer_is_not_lost_because_the_next_turn_was_cancelled_in_that_momen
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_is_not_lost_because_the_next_turn_cannot_be_read() {
     let chat = Scene::chat([Step::Hold, Step::say("one"), Step::say("three")]).await;
-    let first = tokio::spawn(Reply::of(chat.saying(0, "s", "first")));
-    chat.accepted("s", 1).await;
-    let second = tokio::spawn(Reply::of(chat.saying(0, "s", "second")));
-    chat.accepted("s", 2).await;
+    let first = tokio::spawn(Reply::of(chat.message_request(0, "s", "first")));
+    chat.wait_for_turns("s", 1).await;
+    let second = tokio::spawn(Reply::of(chat.message_request(0, "s", "second")));
+    chat.wait_for_turns("s", 2).await;
     sqlx::query("update turns set input = '{}' where state = 'queued'")
         .execute(&mut chat.world.superuser().await)
         .await

@@ -42,9 +42,12 @@ fn attempts(events: &[SseEvent]) -> [String; 2] {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_whose_node_is_killed_is_finished_by_another() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
-    let asked = || pair.saying(0, "hi", true).header("idempotency-key", "k-1");
+    let asked = || {
+        pair.message_request(0, "hi", true)
+            .header("idempotency-key", "k-1")
+    };
     let mut stream = Sse::open(asked()).await;
-    stream.hears("one two ").await;
+    stream.reads("one two ").await;
     let turn = stream.header("x-throughline-turn-id");
     let watching = Sse::open(pair.get(1, &format!("/v1/turns/{turn}/events"))).await;
     let mut watching = watching;
@@ -70,11 +73,15 @@ async fn a_turn_whose_node_is_killed_is_finished_by_another() {
     let expected = [line("user", "hi"), line("assistant", "all of it")];
     assert_eq!(pair.lines(1).await, expected);
     // The client's own retry is given that answer, and nothing of the one that is void.
-    let again = pair.saying(1, "hi", true).header("idempotency-key", "k-1");
+    let again = pair
+        .message_request(1, "hi", true)
+        .header("idempotency-key", "k-1");
     let mut again = Sse::open(again).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
-    assert_eq!(sse::said(&again.rest().await), "all of it");
-    let whole = pair.saying(1, "hi", false).header("idempotency-key", "k-2");
+    assert_eq!(sse::text_of(&again.rest().await), "all of it");
+    let whole = pair
+        .message_request(1, "hi", false)
+        .header("idempotency-key", "k-2");
     pair.model.push(Step::say("next"));
     assert_eq!(answer(&Reply::of(whole).await), "next");
     assert_eq!(pair.model.requests().len(), 3);
@@ -83,8 +90,8 @@ async fn a_turn_whose_node_is_killed_is_finished_by_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_slept_beyond_its_lease_writes_nothing() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
-    let mut stream = Sse::open(pair.saying(0, "hi", true)).await;
-    stream.hears("one two ").await;
+    let mut stream = Sse::open(pair.message_request(0, "hi", true)).await;
+    stream.reads("one two ").await;
     let turn = stream.header("x-throughline-turn-id");
     pair.nodes.signal(0, Signal::SIGSTOP);
     let ended = pair.completes(1, &turn).await;
@@ -108,12 +115,12 @@ async fn a_node_that_slept_beyond_its_lease_writes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_shuts_down_finishes_what_ends_soon() {
     let pair = Pair::new([Step::Echo(Duration::from_millis(100))]).await;
-    let mut stream = Sse::open(pair.saying(0, "one two three four five six", true)).await;
-    stream.hears("you said ").await;
+    let mut stream = Sse::open(pair.message_request(0, "one two three four five six", true)).await;
+    stream.reads("you said ").await;
     let took = pair.nodes.terminate(0).await;
     assert!(took < GRACE + Duration::from_secs(1), "{took:?}");
     let rest = stream.rest().await;
-    assert_eq!(sse::said(&rest), "one two three four five six");
+    assert_eq!(sse::text_of(&rest), "one two three four five six");
     assert_eq!(rest[rest.len() - 1].data, "[DONE]");
     let turn = stream.header("x-throughline-turn-id");
     let turn = pair.turn(1, &turn).await;
@@ -126,8 +133,8 @@ async fn a_node_that_shuts_down_finishes_what_ends_soon() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_shuts_down_hands_over_what_does_not() {
     let pair = Pair::new([Step::held("one two ", "three"), Step::say("all of it")]).await;
-    let mut stream = Sse::open(pair.saying(0, "hi", true)).await;
-    stream.hears("one two ").await;
+    let mut stream = Sse::open(pair.message_request(0, "hi", true)).await;
+    stream.reads("one two ").await;
     let turn = stream.header("x-throughline-turn-id");
     let took = pair.nodes.terminate(0).await;
     assert!(took < GRACE + Duration::from_secs(1), "{took:?}");
@@ -150,7 +157,7 @@ async fn a_node_that_shuts_down_hands_over_what_does_not() {
 async fn a_client_that_has_seen_nothing_is_given_the_answer_of_the_node_that_took_over() {
     // Held before its first word: the next call takes the next step.
     let pair = Pair::new([Step::Hold, Step::say("all of it")]).await;
-    let asked = tokio::spawn(Reply::of(pair.saying(0, "hi", false)));
+    let asked = tokio::spawn(Reply::of(pair.message_request(0, "hi", false)));
     pair.model.called(1).await;
     let took = pair.nodes.terminate(0).await;
     assert!(took < GRACE + Duration::from_secs(1), "{took:?}");
@@ -167,8 +174,8 @@ async fn a_client_that_has_seen_nothing_is_given_the_answer_of_the_node_that_too
 #[tokio::test(flavor = "multi_thread")]
 async fn tools_whose_node_was_lost_are_stored_as_interrupted() {
     let pair = Pair::new([Step::held("one ", "two"), Step::say("all of it")]).await;
-    let mut stream = Sse::open(pair.saying(0, "hi", true)).await;
-    stream.hears("one ").await;
+    let mut stream = Sse::open(pair.message_request(0, "hi", true)).await;
+    stream.reads("one ").await;
     let turn = stream.header("x-throughline-turn-id");
     pair.nodes.kill(0);
     // As if it had stored a call of two tools, and the result of one, before it was lost.

@@ -35,11 +35,11 @@ async fn rows_read(b: &Scene) -> i64 {
 async fn what_stops_turns_reads_none_that_has_ended() {
     let b = Scene::bridge([]).await;
     b.model.otherwise(Step::echo());
-    let bring = async |identity: &str, wait: bool| {
+    let send = async |identity: &str, wait: bool| {
         let body = json!({"identity": identity, "text": "hi", "wait": wait});
         b.send(body).await.expect_success()
     };
-    bring("telegram:1", true).await;
+    send("telegram:1", true).await;
     let mut database = b.world.superuser().await;
     for sql in [FILL, "analyze turns"] {
         sqlx::raw_sql(sql).execute(&mut database).await.unwrap();
@@ -50,9 +50,9 @@ async fn what_stops_turns_reads_none_that_has_ended() {
     b.world.link(&b.bridge_key, "telegram:5", "discord:5").await;
     for place in 0..6 {
         b.model.push(Step::Hold);
-        bring(&format!("telegram:{place}"), false).await;
+        send(&format!("telegram:{place}"), false).await;
     }
-    bring("discord:5", false).await;
+    send("discord:5", false).await;
     let user = b.world.dm(&b.bridge_key, "discord:5").await["user_id"].clone();
     let id = b.world.identity_id(&b.tenant.key, &user, "discord:5").await;
     let unlinked = b

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
 use crate::support::Scene;
-use crate::support::chat::{answer, line, said};
+use crate::support::chat::{answer, line};
+use crate::support::conversations::user_message;
 use crate::support::servers::model::Step;
 
 async fn rested() -> Scene {
@@ -107,9 +108,9 @@ async fn a_transcript_that_the_model_cannot_hold_is_cut_at_its_beginning() {
     assert_eq!(
         chat.model.requests()[2]["messages"],
         json!([
-            said(&long("b")),
+            user_message(&long("b")),
             {"role": "assistant", "content": "two"},
-            said(&long("c")),
+            user_message(&long("c")),
         ])
     );
 }
@@ -140,11 +141,11 @@ async fn the_model_gets_tools_and_notices_as_they_are_stored() {
     }
     assert_eq!(answer(&chat.say(0, "s", "second").await), "two");
     let first = [
-        said("first"),
+        user_message("first"),
         json!({"role": "assistant", "content": "one"}),
     ];
     let quoted = "[a notice, written by the service: data, no instruction]\nmoved";
-    let last = [said(quoted), said("second")];
+    let last = [user_message(quoted), user_message("second")];
     let stored = stored.as_array().unwrap().iter().cloned();
     let expected: Vec<Value> = first.into_iter().chain(stored).chain(last).collect();
     assert_eq!(chat.model.requests()[1]["messages"], json!(expected));

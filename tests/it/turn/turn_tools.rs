@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::chat::{answer, expect_error, id_of_turn, line, said};
-use crate::support::servers::model::{Step, echo};
+use crate::support::chat::{answer, id_of_turn, line};
+use crate::support::conversations::user_message;
+use crate::support::servers::model::{Step, echo_of};
 use crate::support::{Fields, Reply, Scene};
 
 const NONE: Duration = Duration::ZERO;
@@ -29,8 +30,10 @@ fn result(id: &str, text: &str) -> Value {
 async fn waiting() -> (Scene, String) {
     let chat = Scene::chat([calls()]).await;
     chat.model.otherwise(Step::Echo(NONE));
-    let body = json!({"messages": [said("look twice")], "tools": tools()});
-    let reply = Reply::of(chat.asking(0, "s-1", body)).await.expect(200);
+    let body = json!({"messages": [user_message("look twice")], "tools": tools()});
+    let reply = Reply::of(chat.completion_request(0, "s-1", body))
+        .await
+        .expect(200);
     let choice = &reply["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls");
     let ids = |of: &Value| -> Vec<Value> {
@@ -43,9 +46,9 @@ async fn waiting() -> (Scene, String) {
     (chat, turn)
 }
 
-async fn bring(chat: &Scene, node: usize, results: &[Value]) -> Reply {
+async fn send(chat: &Scene, node: usize, results: &[Value]) -> Reply {
     let body = json!({"messages": results, "tools": tools()});
-    Reply::of(chat.asking(node, "s-1", body)).await
+    Reply::of(chat.completion_request(node, "s-1", body)).await
 }
 
 /// What the model was told last of the tools.
@@ -62,8 +65,8 @@ fn told(chat: &Scene) -> Vec<(String, String)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_goes_on_with_the_results_that_its_client_sends_to_either_node() {
     let (chat, turn) = waiting().await;
-    let reply = bring(&chat, 1, &[result("b", "two"), result("a", "one")]).await;
-    assert_eq!(answer(&reply), echo("look twice"));
+    let reply = send(&chat, 1, &[result("b", "two"), result("a", "one")]).await;
+    assert_eq!(answer(&reply), echo_of("look twice"));
     assert_eq!(reply.header("x-throughline-turn-id"), turn);
     let expected = [line("a", "one"), line("b", "two")];
     assert_eq!(told(&chat), expected);
@@ -81,18 +84,16 @@ async fn a_turn_goes_on_with_the_results_that_its_client_sends_to_either_node() 
         .collect();
     assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant"]);
     // The same again finds nothing that waits.
-    expect_error(
-        &bring(&chat, 0, &[result("a", "one")]).await,
-        400,
-        "tool_call_unknown",
-    );
+    send(&chat, 0, &[result("a", "one")])
+        .await
+        .expect_openai_error(400, "tool_call_unknown");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn results_that_never_come_are_stored_as_interrupted() {
     let (chat, _) = waiting().await;
-    let reply = bring(&chat, 1, &[result("b", "two")]).await;
-    assert_eq!(answer(&reply), echo("look twice"));
+    let reply = send(&chat, 1, &[result("b", "two")]).await;
+    assert_eq!(answer(&reply), echo_of("look twice"));
     assert_eq!(told(&chat), [line("a", NO_RESULT), line("b", "two")]);
 }
 
@@ -103,15 +104,15 @@ async fn a_result_of_an_unknown_call_changes_nothing() {
         vec![result("c", "x")],
         vec![result("a", "one"), result("c", "x")],
     ] {
-        let refused = bring(&chat, 1, &results).await;
-        let error = expect_error(&refused, 400, "tool_call_unknown");
+        let refused = send(&chat, 1, &results).await;
+        let error = refused.expect_openai_error(400, "tool_call_unknown");
         let place = results.len() - 1;
         assert_eq!(error["param"], format!("messages[{place}].tool_call_id"));
         assert_eq!(refused.header("x-should-retry"), "false");
     }
     assert_eq!(chat.turn(&turn).await["state"], "waiting_client");
-    let reply = bring(&chat, 1, &[result("a", "one"), result("b", "two")]).await;
-    assert_eq!(answer(&reply), echo("look twice"));
+    let reply = send(&chat, 1, &[result("a", "one"), result("b", "two")]).await;
+    assert_eq!(answer(&reply), echo_of("look twice"));
     assert_eq!(told(&chat).len(), 2);
 }
 
@@ -120,7 +121,7 @@ async fn a_new_message_instead_of_results_interrupts_the_turn_and_starts_the_nex
     let (chat, turn) = waiting().await;
     assert_eq!(
         answer(&chat.say(1, "s-1", "never mind").await),
-        echo("never mind")
+        echo_of("never mind")
     );
     let stands = chat.turn(&turn).await;
     assert_eq!(
@@ -145,12 +146,10 @@ async fn a_turn_that_waits_for_its_client_is_cancelled_at_once() {
     let (chat, turn) = waiting().await;
     let cancelled = chat.cancel(1, &turn).await.expect(202);
     assert_eq!(cancelled["state"], "cancelled");
-    expect_error(
-        &bring(&chat, 0, &[result("a", "one")]).await,
-        400,
-        "tool_call_unknown",
-    );
-    assert_eq!(answer(&chat.say(0, "s-1", "go on").await), echo("go on"));
+    send(&chat, 0, &[result("a", "one")])
+        .await
+        .expect_openai_error(400, "tool_call_unknown");
+    assert_eq!(answer(&chat.say(0, "s-1", "go on").await), echo_of("go on"));
     assert_eq!(told(&chat), [line("a", NO_RESULT), line("b", NO_RESULT)]);
 }
 
@@ -169,14 +168,15 @@ async fn a_client_that_never_comes_back_ends_its_turn_by_the_time_limit() {
         .execute(&mut database)
         .await
         .unwrap();
-    let ended = chat.becomes(&turn, "interrupted").await;
+    let ended = chat.reaches(&turn, "interrupted").await;
     assert_eq!(ended["reason"], "tool_results_missing");
-    expect_error(
-        &bring(&chat, 0, &[result("a", "one")]).await,
-        400,
-        "tool_call_unknown",
+    send(&chat, 0, &[result("a", "one")])
+        .await
+        .expect_openai_error(400, "tool_call_unknown");
+    assert_eq!(
+        answer(&chat.say(1, "s-1", "hello?").await),
+        echo_of("hello?")
     );
-    assert_eq!(answer(&chat.say(1, "s-1", "hello?").await), echo("hello?"));
     assert_eq!(told(&chat), [line("a", NO_RESULT), line("b", NO_RESULT)]);
 }
 
@@ -184,35 +184,35 @@ async fn a_client_that_never_comes_back_ends_its_turn_by_the_time_limit() {
 async fn a_turn_queued_before_its_client_was_asked_starts_after_the_results() {
     let chat = Scene::chat([Step::Hold, calls()]).await;
     chat.model.otherwise(Step::Echo(NONE));
-    let body = json!({"messages": [said("look twice")], "tools": tools()});
-    let first = tokio::spawn(Reply::of(chat.asking(0, "s-1", body)));
-    let turns = chat.accepted("s-1", 1).await;
-    let queued = tokio::spawn(Reply::of(chat.saying(1, "s-1", "and then")));
-    chat.accepted("s-1", 2).await;
+    let body = json!({"messages": [user_message("look twice")], "tools": tools()});
+    let first = tokio::spawn(Reply::of(chat.completion_request(0, "s-1", body)));
+    let turns = chat.wait_for_turns("s-1", 1).await;
+    let queued = tokio::spawn(Reply::of(chat.message_request(1, "s-1", "and then")));
+    chat.wait_for_turns("s-1", 2).await;
     chat.model.release();
     first.await.unwrap().expect(200);
     assert_eq!(
         chat.turn(&id_of_turn(&turns[0])).await["state"],
         "waiting_client"
     );
-    let reply = bring(&chat, 1, &[result("a", "one"), result("b", "two")]).await;
-    assert_eq!(answer(&reply), echo("look twice"));
-    assert_eq!(answer(&queued.await.unwrap()), echo("and then"));
+    let reply = send(&chat, 1, &[result("a", "one"), result("b", "two")]).await;
+    assert_eq!(answer(&reply), echo_of("look twice"));
+    assert_eq!(answer(&queued.await.unwrap()), echo_of("and then"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_message_also_makes_room_for_what_was_queued_before_it() {
     let chat = Scene::chat([Step::Hold, calls()]).await;
     chat.model.otherwise(Step::Echo(NONE));
-    let body = json!({"messages": [said("look twice")], "tools": tools()});
-    let first = tokio::spawn(Reply::of(chat.asking(0, "s-1", body)));
-    let turns = chat.accepted("s-1", 1).await;
-    let second = tokio::spawn(Reply::of(chat.saying(1, "s-1", "second")));
-    chat.accepted("s-1", 2).await;
+    let body = json!({"messages": [user_message("look twice")], "tools": tools()});
+    let first = tokio::spawn(Reply::of(chat.completion_request(0, "s-1", body)));
+    let turns = chat.wait_for_turns("s-1", 1).await;
+    let second = tokio::spawn(Reply::of(chat.message_request(1, "s-1", "second")));
+    chat.wait_for_turns("s-1", 2).await;
     chat.model.release();
     first.await.unwrap().expect(200);
-    assert_eq!(answer(&chat.say(0, "s-1", "third").await), echo("third"));
-    assert_eq!(answer(&second.await.unwrap()), echo("second"));
+    assert_eq!(answer(&chat.say(0, "s-1", "third").await), echo_of("third"));
+    assert_eq!(answer(&second.await.unwrap()), echo_of("second"));
     let stands = chat.turn(&id_of_turn(&turns[0])).await;
     assert_eq!(stands["state"], "interrupted");
     let lines = chat.lines("s-1").await;
@@ -229,6 +229,6 @@ async fn the_model_is_informed_of_a_tool_that_nobody_has() {
         arguments: json!({}),
     };
     let chat = Scene::chat([call, Step::Echo(NONE)]).await;
-    assert_eq!(answer(&chat.say(0, "s-1", "hi").await), echo("hi"));
+    assert_eq!(answer(&chat.say(0, "s-1", "hi").await), echo_of("hi"));
     assert_eq!(told(&chat), [line("call_1", "[there is no tool nothing]")]);
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::support::chat::{answer, expect_error, id_of_turn, line};
-use crate::support::servers::model::{Step, echo};
-use crate::support::sse::said;
+use crate::support::chat::{answer, id_of_turn, line};
+use crate::support::servers::model::{Step, echo_of};
+use crate::support::sse::text_of;
 use crate::support::world::OPERATOR_KEY;
 use crate::support::{Reply, Scene, eventually};
 
@@ -35,7 +35,7 @@ async fn messages_that_come_at_once_are_answered_one_after_the_other_in_their_or
             let mut stream = chat.open(node, "s-1", &text).await;
             let chunks = stream.rest().await;
             assert_eq!(chunks[chunks.len() - 1].data, "[DONE]");
-            (stream.header("x-throughline-turn-id"), said(&chunks))
+            (stream.header("x-throughline-turn-id"), text_of(&chunks))
         } else {
             let reply = chat.say(node, "s-1", &text).await;
             (
@@ -43,7 +43,7 @@ async fn messages_that_come_at_once_are_answered_one_after_the_other_in_their_or
                 answer(&reply),
             )
         };
-        assert_eq!(heard, echo(&text));
+        assert_eq!(heard, echo_of(&text));
         (turn, text)
     };
     let asked = join_all((0..64).map(ask)).await;
@@ -62,7 +62,7 @@ async fn messages_that_come_at_once_are_answered_one_after_the_other_in_their_or
             assert_eq!(message["role"], role);
         }
         assert_eq!(pair[0]["content"], *text);
-        assert_eq!(pair[1]["content"], echo(text));
+        assert_eq!(pair[1]["content"], echo_of(text));
     }
     assert_eq!(chat.model.requests().len(), 64);
     assert_eq!(chat.model.most_under_way(), 1);
@@ -72,7 +72,7 @@ async fn messages_that_come_at_once_are_answered_one_after_the_other_in_their_or
 async fn a_message_that_is_sent_many_times_is_one_turn_with_one_answer() {
     let chat = Scene::chat([Step::Echo(Duration::from_millis(5))]).await;
     let send = |number: usize| {
-        let request = chat.saying(number % 2, "s-1", "only once");
+        let request = chat.message_request(number % 2, "s-1", "only once");
         Reply::of(request.header("idempotency-key", "k-1"))
     };
     let replies = join_all((0..20).map(send)).await;
@@ -85,13 +85,17 @@ async fn a_message_that_is_sent_many_times_is_one_turn_with_one_answer() {
     }
     let replayed = |reply: &&Reply| reply.headers.contains_key("idempotency-replayed");
     assert_eq!(replies.iter().filter(replayed).count(), 19);
-    assert_eq!(answer(&replies[0]), echo("only once"));
+    assert_eq!(answer(&replies[0]), echo_of("only once"));
     assert_eq!(chat.turns("s-1").await.len(), 1);
     assert_eq!(chat.model.requests().len(), 1);
     // Also later, from either node and as a stream; but not for something else.
     let body = json!({"messages": [{"role": "user", "content": "another"}]});
-    let other = chat.asking(1, "s-1", body).header("idempotency-key", "k-1");
-    expect_error(&Reply::of(other).await, 409, "idempotency_conflict");
+    let other = chat
+        .completion_request(1, "s-1", body)
+        .header("idempotency-key", "k-1");
+    Reply::of(other)
+        .await
+        .expect_openai_error(409, "idempotency_conflict");
     assert_eq!(chat.lines("s-1").await.len(), 2);
 }
 
@@ -99,10 +103,10 @@ async fn a_message_that_is_sent_many_times_is_one_turn_with_one_answer() {
 async fn an_official_clients_own_retry_attaches_to_its_turn() {
     let chat = Scene::chat([Step::held("one ", "two")]).await;
     let mut first = chat.open(0, "s-1", "hi").await;
-    first.hears("one ").await;
+    first.reads("one ").await;
     drop(first);
     let again = chat
-        .saying(1, "s-1", "hi")
+        .message_request(1, "s-1", "hi")
         .header("x-stainless-retry-count", "1");
     let again = tokio::spawn(Reply::of(again));
     chat.model.release();
@@ -121,7 +125,7 @@ async fn a_running_turn_is_cancelled_at_once_from_either_node_and_keeps_what_it_
         let session = format!("s-{node}");
         let mut stream = chat.open(0, &session, "hi").await;
         let turn = stream.header("x-throughline-turn-id");
-        stream.hears("one two ").await;
+        stream.reads("one two ").await;
         let asked = Instant::now();
         chat.cancel(node, &turn).await.expect(202);
         let rest = stream.rest().await;
@@ -149,7 +153,7 @@ async fn a_running_turn_is_cancelled_at_once_from_either_node_and_keeps_what_it_
         );
     }
     assert_eq!(chat.model.requests().len(), 2);
-    assert_eq!(answer(&chat.say(1, "s-0", "next").await), echo("next"));
+    assert_eq!(answer(&chat.say(1, "s-0", "next").await), echo_of("next"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,22 +161,25 @@ async fn a_queued_turn_is_cancelled_before_it_says_anything() {
     let chat = Scene::chat([Step::held("one ", "two")]).await;
     chat.model.otherwise(Step::Echo(NONE));
     let mut running = chat.open(0, "s-1", "first").await;
-    running.hears("one ").await;
-    let queued = tokio::spawn(Reply::of(chat.saying(1, "s-1", "second")));
-    let turns = chat.accepted("s-1", 2).await;
+    running.reads("one ").await;
+    let queued = tokio::spawn(Reply::of(chat.message_request(1, "s-1", "second")));
+    let turns = chat.wait_for_turns("s-1", 2).await;
     assert_eq!(turns[1]["state"], "queued");
     let cancelled = chat.cancel(0, &id_of_turn(&turns[1])).await.expect(202);
     assert_eq!(cancelled["state"], "cancelled");
-    expect_error(&queued.await.unwrap(), 409, "turn_stopped");
+    queued
+        .await
+        .unwrap()
+        .expect_openai_error(409, "turn_stopped");
     let path = format!("/v1/turns/{}/events", id_of_turn(&turns[1]));
     let told = chat.events(1, &path, None).await.rest().await;
     assert_eq!(told.len(), 1);
     assert_eq!(told[0].name, "turn.cancelled");
-    let third = tokio::spawn(Reply::of(chat.saying(1, "s-1", "third")));
-    chat.accepted("s-1", 3).await;
+    let third = tokio::spawn(Reply::of(chat.message_request(1, "s-1", "third")));
+    chat.wait_for_turns("s-1", 3).await;
     chat.model.release();
-    assert_eq!(said(&running.rest().await), "two");
-    assert_eq!(answer(&third.await.unwrap()), echo("third"));
+    assert_eq!(text_of(&running.rest().await), "two");
+    assert_eq!(answer(&third.await.unwrap()), echo_of("third"));
     let lines = chat.lines("s-1").await;
     assert_eq!(lines[0], line("user", "first"));
     assert_eq!(lines[2], line("user", "third"));
@@ -183,10 +190,10 @@ async fn a_queued_turn_is_cancelled_before_it_says_anything() {
 async fn an_agent_that_rejects_takes_nothing_while_it_is_busy() {
     let chat = with_agent(json!({"on_busy": "reject"}), [Step::held("one ", "two")]).await;
     let mut running = chat.open(0, "s-1", "first").await;
-    running.hears("one ").await;
+    running.reads("one ").await;
     for node in [0, 1] {
         let refused = chat.say(node, "s-1", "second").await;
-        expect_error(&refused, 409, "session_busy");
+        refused.expect_openai_error(409, "session_busy");
         assert!(!refused.header("retry-after").is_empty());
         let appended = chat
             .world
@@ -202,7 +209,10 @@ async fn an_agent_that_rejects_takes_nothing_while_it_is_busy() {
     chat.model.release();
     running.rest().await;
     chat.model.push(Step::Echo(NONE));
-    assert_eq!(answer(&chat.say(1, "s-1", "second").await), echo("second"));
+    assert_eq!(
+        answer(&chat.say(1, "s-1", "second").await),
+        echo_of("second")
+    );
     let appended = json!([{"role": "user", "content": "x"}]);
     chat.world
         .append(&chat.tenant.key, "s-1", appended)
@@ -216,8 +226,11 @@ async fn an_agent_that_is_interrupted_stops_and_answers_the_newer_message() {
     let steps = [Step::held("one ", "two"), Step::Echo(NONE)];
     let chat = with_agent(json!({"on_busy": "interrupt"}), steps).await;
     let mut running = chat.open(0, "s-1", "first").await;
-    running.hears("one ").await;
-    assert_eq!(answer(&chat.say(1, "s-1", "second").await), echo("second"));
+    running.reads("one ").await;
+    assert_eq!(
+        answer(&chat.say(1, "s-1", "second").await),
+        echo_of("second")
+    );
     let rest = running.rest().await;
     assert_eq!(rest[rest.len() - 1].json()["error"]["code"], "turn_stopped");
     let turns = chat.turns("s-1").await;
@@ -229,7 +242,7 @@ async fn an_agent_that_is_interrupted_stops_and_answers_the_newer_message() {
             line("user", "first"),
             line("assistant", "one "),
             line("user", "second"),
-            line("assistant", &echo("second")),
+            line("assistant", &echo_of("second")),
         ]
     );
 }
@@ -239,22 +252,23 @@ async fn a_queue_is_bounded_and_then_worked_off_in_its_order() {
     let chat = Scene::chat([Step::held("one ", "two")]).await;
     chat.model.otherwise(Step::Echo(NONE));
     let mut running = chat.open(0, "s-1", "first").await;
-    running.hears("one ").await;
+    running.reads("one ").await;
     let texts: Vec<String> = (0..100).map(|number| format!("m-{number}")).collect();
     let asking = texts.iter().enumerate();
-    let waiting = asking.map(|(number, text)| Reply::of(chat.saying(number % 2, "s-1", text)));
+    let waiting =
+        asking.map(|(number, text)| Reply::of(chat.message_request(number % 2, "s-1", text)));
     let waiting = tokio::spawn(join_all(waiting.collect::<Vec<_>>()));
-    chat.accepted("s-1", 101).await;
+    chat.wait_for_turns("s-1", 101).await;
     for node in [0, 1] {
         let refused = chat.say(node, "s-1", "one too many").await;
-        expect_error(&refused, 429, "queue_full");
+        refused.expect_openai_error(429, "queue_full");
         assert!(!refused.header("retry-after").is_empty());
     }
     // Another conversation is not concerned.
-    assert_eq!(answer(&chat.say(1, "s-2", "hi").await), echo("hi"));
+    assert_eq!(answer(&chat.say(1, "s-2", "hi").await), echo_of("hi"));
     chat.model.release();
     let answers: HashSet<String> = waiting.await.unwrap().iter().map(answer).collect();
-    assert_eq!(answers, texts.iter().map(|text| echo(text)).collect());
+    assert_eq!(answers, texts.iter().map(|text| echo_of(text)).collect());
     let turns = chat.turns("s-1").await;
     let transcript = chat.transcript("s-1").await;
     let spoken = transcript
@@ -271,9 +285,9 @@ async fn a_queue_is_bounded_and_then_worked_off_in_its_order() {
 async fn a_suspended_tenants_turns_are_stopped() {
     let chat = Scene::chat([Step::held("one ", "two")]).await;
     let mut running = chat.open(0, "s-1", "first").await;
-    running.hears("one ").await;
-    let queued = tokio::spawn(Reply::of(chat.saying(1, "s-1", "second")));
-    chat.accepted("s-1", 2).await;
+    running.reads("one ").await;
+    let queued = tokio::spawn(Reply::of(chat.message_request(1, "s-1", "second")));
+    chat.wait_for_turns("s-1", 2).await;
     let path = |what: &str| format!("/v1/tenants/{}/{what}", chat.tenant.id);
     let asked = Instant::now();
     let suspend = chat
@@ -314,7 +328,7 @@ async fn a_suspended_tenants_turns_are_stopped() {
     assert_eq!(chat.lines("s-1").await, [line("user", "first")]);
     assert_eq!(chat.model.requests().len(), 1);
     chat.model.push(Step::Echo(NONE));
-    assert_eq!(answer(&chat.say(1, "s-1", "third").await), echo("third"));
+    assert_eq!(answer(&chat.say(1, "s-1", "third").await), echo_of("third"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

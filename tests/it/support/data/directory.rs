@@ -64,7 +64,7 @@ impl Directory {
 
     /// Writes a direct message and answers where it went.
     pub async fn write(&self, identity: &str, text: &str) -> Value {
-        self.world.say(&self.tenant.key, identity, text).await
+        self.world.write_dm(&self.tenant.key, identity, text).await
     }
 
     /// Links two identities by a code.

@@ -33,9 +33,9 @@ async fn fill_people(world: &World, tenant: &Tenant) {
     let guess = world.redeem(key, "ABCDEFGH", "telegram:2").await;
     guess.expect_problem(404, "code_not_found");
     let shown = world.mint(key, "discord:9").await;
-    let bring =
+    let send =
         json!({"identity": "telegram:1", "text": format!("/link {shown}"), "message_id": "1"});
-    world.post(key, "/v1/inbound", bring).await.expect(200);
+    world.post(key, "/v1/inbound", send).await.expect(200);
     let user = linked.text("user_id");
     let path = format!("/v1/users/{user}/home-channels/telegram");
     let home = json!({"identity": "telegram:1", "chat": {"type": "dm"}});

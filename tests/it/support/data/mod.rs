@@ -10,4 +10,4 @@ pub mod retention;
 pub mod samples;
 pub mod twins;
 pub mod two_platforms;
-pub mod whole_person;
+pub mod whole_user;

@@ -8,7 +8,7 @@ use throughline::auth::ServiceCaller;
 use throughline::sessions::retention::{self, Progress};
 use throughline::store::TenantTx;
 
-use crate::support::conversations::said;
+use crate::support::conversations::user_message;
 use crate::support::{Fields, Tenant, World, eventually};
 
 pub const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -41,7 +41,7 @@ pub async fn status(world: &World, tenant: &Tenant, id: &str) -> u16 {
 /// A conversation with one message.
 pub async fn conversation(world: &World, tenant: &Tenant) -> String {
     world
-        .session(&tenant.key, json!({"messages": [said("x")]}))
+        .session(&tenant.key, json!({"messages": [user_message("x")]}))
         .await
         .id()
 }

@@ -114,7 +114,7 @@ impl Twins {
 
     /// The neighbour has what they had.
     #[track_caller]
-    pub fn unmoved(&self, before: &Theirs, what: &str) -> impl Future<Output = ()> {
+    pub fn unchanged(&self, before: &Theirs, what: &str) -> impl Future<Output = ()> {
         let caller = std::panic::Location::caller();
         async move {
             let now = self.theirs().await;
@@ -128,7 +128,7 @@ impl Twins {
     }
 
     /// What a bridge brings in, as an answer that tells nothing of the neighbour.
-    pub async fn bring(&self, body: Value) -> Reply {
+    pub async fn send(&self, body: Value) -> Reply {
         let reply = self
             .chat
             .world
@@ -139,7 +139,7 @@ impl Twins {
     }
 
     /// The same where somebody leaves before the answer comes.
-    pub async fn bring_and_leave(&self, body: &Value) {
+    pub async fn send_and_disconnect(&self, body: &Value) {
         let asked = self.chat.model.requests().len();
         let url = self.chat.world.url("/v1/inbound");
         let request = self

@@ -5,8 +5,8 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::conversations::said;
-use crate::support::people::{Person, as_bridge, person};
+use crate::support::conversations::user_message;
+use crate::support::people::{User, as_bridge, sign_in};
 use crate::support::{Fields, Reply, Tenant, World};
 
 /// Both have written; the web session is the newer one.
@@ -14,7 +14,7 @@ pub struct TwoPlatforms {
     pub world: World,
     pub tenant: Tenant,
     pub bridge_key: String,
-    pub ada: Person,
+    pub ada: User,
     pub telegram: Value,
     pub web: Value,
 }
@@ -24,12 +24,14 @@ impl TwoPlatforms {
         let world = World::with_nodes(2).await;
         let tenant = world.tenant("Acme").await;
         let bridge_key = world.bridge_key(&tenant, &["telegram"]).await;
-        let ada = person(&world, &tenant, "ada").await;
-        let telegram = world.say(&bridge_key, "telegram:5", "from the train").await;
+        let ada = sign_in(&world, &tenant, "ada").await;
+        let telegram = world
+            .write_dm(&bridge_key, "telegram:5", "from the train")
+            .await;
         world.clock.advance(Duration::from_secs(60));
         let web = world.resolve(&ada.token, json!({})).await.expect(200);
         let session = web.text("session_id");
-        let messages = json!([said("from the desk")]);
+        let messages = json!([user_message("from the desk")]);
         let appended = world.append(&ada.token, session, messages).await;
         appended.expect(201);
         Self {

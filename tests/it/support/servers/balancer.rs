@@ -48,7 +48,7 @@ impl Balancer {
     }
 
     /// Waits until it has seen that a node is ready.
-    pub async fn sees(&self, node: usize) {
+    pub async fn wait_until_ready(&self, node: usize) {
         let seen = async || self.nodes[node].ready.load(Ordering::SeqCst);
         eventually("the balancer sees it", Duration::from_secs(20), seen).await;
     }

@@ -74,7 +74,7 @@ impl Step {
 }
 
 /// What an echo says.
-pub fn echo(text: &str) -> String {
+pub fn echo_of(text: &str) -> String {
     format!("you said {text}")
 }
 
@@ -221,7 +221,7 @@ async fn complete(
                 continue;
             }
             Some(Step::Say(text)) => Said::Text(text, Duration::ZERO),
-            Some(Step::Echo(pause)) => Said::Text(echo(&said), pause),
+            Some(Step::Echo(pause)) => Said::Text(echo_of(&said), pause),
             Some(Step::SayHeld { first, rest }) => {
                 let mut items = words(&first, Duration::ZERO);
                 items.push(Item::Hold);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::chat::{agent_on, lines, said, with_model};
-use crate::support::conversations::walk;
+use crate::support::chat::{agent_on, lines, with_model};
+use crate::support::conversations::{user_message, walk};
 use crate::support::servers::model::{Model, Step};
 use crate::support::servers::nodes::{Nodes, NodesOptions};
 use crate::support::sse::{Sse, SseEvent};
@@ -56,11 +56,16 @@ impl Pair {
         }
     }
 
-    pub fn saying(&self, node: usize, text: &str, stream: bool) -> reqwest::RequestBuilder {
-        self.saying_in(node, "s-1", text, stream)
+    pub fn message_request(
+        &self,
+        node: usize,
+        text: &str,
+        stream: bool,
+    ) -> reqwest::RequestBuilder {
+        self.message_request_in(node, "s-1", text, stream)
     }
 
-    pub fn saying_in(
+    pub fn message_request_in(
         &self,
         node: usize,
         session: &str,
@@ -71,7 +76,7 @@ impl Pair {
         let request = self.nodes.client.post(url).bearer_auth(&self.key);
         let request = request.header("x-hermes-session-id", session);
         request.json(&with_model(
-            json!({"messages": [said(text)], "stream": stream}),
+            json!({"messages": [user_message(text)], "stream": stream}),
         ))
     }
 

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use sqlx::types::Uuid;
 use throughline::ids::{IdentityId, SessionId, UserId};
 
-use crate::support::conversations::{answered, grant, said};
-use crate::support::people::{Person, as_bridge, person};
+use crate::support::conversations::{assistant_message, grant, user_message};
+use crate::support::people::{User, as_bridge, sign_in};
 use crate::support::{Fields, Reply, Tenant, World, eventually};
 
 /// Accounts and names that occur nowhere else.
@@ -21,9 +21,9 @@ pub const SECRET: &str = "the secret of Ada";
 /// What the account said that was once Ada's, and is not any more.
 pub const PARTED: &str = "said by the one who left";
 
-pub struct Whole {
+pub struct WholeUser {
     pub bridge: String,
-    pub ada: Person,
+    pub ada: User,
     /// Those who were merged into Ada.
     pub merged: Vec<String>,
     pub identities: Vec<String>,
@@ -35,7 +35,7 @@ pub struct Whole {
     pub thread: String,
     pub in_thread: usize,
     pub guest_in: String,
-    pub bob: Person,
+    pub bob: User,
     /// The account that was parted from Ada, `IRC`.
     pub parted: String,
 }
@@ -44,7 +44,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap().to_owned()
 }
 
-impl Whole {
+impl WholeUser {
     /// Every word that tells of Ada, in all spellings that rows have.
     pub fn words(&self) -> Vec<String> {
         let users = [&self.ada.user_id].into_iter().chain(&self.merged);
@@ -84,18 +84,18 @@ pub async fn make_by_admin(world: &World, tenant: &Tenant) -> Reply {
     retryable(world, (&tenant.key, None), "/v1/users", "made", body).await
 }
 
-pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
+pub async fn whole_user(world: &World, tenant: &Tenant) -> WholeUser {
     let key = &tenant.key;
     let bridge = world.bridge_key(tenant, &["telegram", "irc"]).await;
-    let ada = person(world, tenant, WEB).await;
-    let bob = person(world, tenant, "bob").await;
+    let ada = sign_in(world, tenant, WEB).await;
+    let bob = sign_in(world, tenant, "bob").await;
     let mut sessions = vec![text(
-        &world.say(&bridge, TELEGRAM, SECRET).await["session_id"],
+        &world.write_dm(&bridge, TELEGRAM, SECRET).await["session_id"],
     )];
 
     // A conversation with names of her own, a link, a branch and a title; answers stored for retries.
     let body = json!({
-        "id": "adas-own", "session_key": "adas-key", "title": "Of Ada", "messages": [said(SECRET)],
+        "id": "adas-own", "session_key": "adas-key", "title": "Of Ada", "messages": [user_message(SECRET)],
     });
     retryable(
         world,
@@ -113,7 +113,11 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     sessions.push(listed["data"][0].id());
     let own = sessions[1].clone();
     world
-        .append(key, &own, json!([answered("Hello"), said(SECRET)]))
+        .append(
+            key,
+            &own,
+            json!([assistant_message("Hello"), user_message(SECRET)]),
+        )
         .await
         .expect(201);
     world
@@ -162,7 +166,7 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     let thread = text(&begun["session_id"]);
     let speak = async |identity: &str, what: &str| {
         let path = format!("/v1/sessions/{thread}/messages");
-        let body = json!({"messages": [said(what)]});
+        let body = json!({"messages": [user_message(what)]});
         as_bridge(
             world,
             key,
@@ -227,13 +231,13 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
 
     // Guests both ways.
     let bobs = world
-        .session(&bob.token, json!({"messages": [said("come in")]}))
+        .session(&bob.token, json!({"messages": [user_message("come in")]}))
         .await;
     let guest_in = bobs.id();
     grant(world, tenant, &guest_in, &ada.user_id).await;
     grant(world, tenant, &own, &bob.user_id).await;
     world
-        .append(&ada.token, &guest_in, json!([said(SECRET)]))
+        .append(&ada.token, &guest_in, json!([user_message(SECRET)]))
         .await
         .expect(201);
 
@@ -270,7 +274,7 @@ pub async fn whole_person(world: &World, tenant: &Tenant) -> Whole {
     let accounts = world.get(key, &accounts).await.expect(200);
     let accounts = accounts.list();
     assert_eq!(accounts.len(), 2);
-    Whole {
+    WholeUser {
         bridge,
         merged,
         identities: accounts.iter().map(|one| text(&one["id"])).collect(),
