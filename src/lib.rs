@@ -1,6 +1,6 @@
 //! Throughline: one assistant conversation across every platform, for many tenants at once.
 //!
-//! The rooms, from the outside inwards. Imports go one way, downwards; `tests/it/architecture.rs` holds the table of
+//! The rooms, from the outside inwards. Imports go one way, downwards; `tests/it/house/architecture.rs` holds the table of
 //! allowed edges.
 //!
 //! - `server`, `dev`: a node with its listeners and loops; a node with its own Postgres and Redis for a developer

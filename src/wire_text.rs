@@ -1,9 +1,9 @@
 //! Types that are text on the wire: parsed by their own rule (`FromStr`), documented by its pattern.
 
 /// `wire_text!(Type, pattern, min_length, max_length)`: a body that breaks the rule is refused with a pointer to the
-/// member, and the OpenAPI document states the rule.
+/// member, and the OpenAPI document states the rule. `Type as "Name"` names the schema otherwise than the type.
 macro_rules! wire_text {
-    ($name:ident, $pattern:expr, $min:expr, $max:expr) => {
+    ($name:ident $(as $schema_name:literal)?, $pattern:expr, $min:expr, $max:expr) => {
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
@@ -11,13 +11,13 @@ macro_rules! wire_text {
             }
         }
 
-        text_schema!($name, $pattern, $min, $max);
+        text_schema!($name $(as $schema_name)?, $pattern, $min, $max);
     };
 }
 
 /// The schema alone, for a type that is parsed in another way.
 macro_rules! text_schema {
-    ($name:ident, $pattern:expr, $min:expr, $max:expr) => {
+    ($name:ident $(as $schema_name:literal)?, $pattern:expr, $min:expr, $max:expr) => {
         impl utoipa::PartialSchema for $name {
             fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
                 utoipa::openapi::schema::ObjectBuilder::new()
@@ -30,6 +30,12 @@ macro_rules! text_schema {
             }
         }
 
-        impl utoipa::ToSchema for $name {}
+        impl utoipa::ToSchema for $name {
+            $(
+                fn name() -> std::borrow::Cow<'static, str> {
+                    std::borrow::Cow::Borrowed($schema_name)
+                }
+            )?
+        }
     };
 }

@@ -75,7 +75,7 @@ impl Service {
             [Role::User, Role::Assistant].map(|role| json!({"role": role, "content": TEXT}));
         let client = ServiceClient {
             app,
-            caller: ServiceCaller::for_tenant(database::tenant_id(dev)?),
+            caller: service_caller(database::tenant_id(dev)?),
             access: Access::of_admin_key(None, None),
             http: Client::new(),
             url: format!("http://{}/v1/sessions", node.address),

@@ -124,7 +124,7 @@ pub enum UserName {
 }
 
 wire_text!(
-    UserName,
+    UserName as "PersonName",
     r"^(me|usr_[0-9a-f]{32}|(?!usr_|(dm|group|channel|thread|user|main)[@:])[a-z][a-z0-9_-]{0,31}(@[!-9;-~]{1,128})?:[^\u0000-\u001f\u007f-\u009f]{1,256})$",
     2,
     MAX_CHARS

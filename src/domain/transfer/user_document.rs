@@ -27,6 +27,7 @@ const VERSION: u32 = 1;
 
 /// All data of a user.
 #[derive(utoipa::ToSchema)]
+#[schema(as = PersonDocument)]
 pub struct UserDocument {
     /// `throughline.person`.
     pub format: String,
@@ -56,6 +57,7 @@ pub struct UserDocument {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonProfile)]
 pub struct UserProfile {
     pub id: UserId,
     pub external_id: Option<String>,
@@ -67,6 +69,7 @@ pub struct UserProfile {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonIdentity)]
 pub struct UserIdentity {
     pub id: IdentityId,
     #[schema(value_type = IdentityName)]
@@ -79,6 +82,7 @@ pub struct UserIdentity {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonHomeChannel)]
 pub struct UserHomeChannel {
     pub platform: PlatformScope,
     #[schema(value_type = IdentityName)]
@@ -88,6 +92,7 @@ pub struct UserHomeChannel {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonPresence)]
 pub struct UserPresence {
     #[schema(value_type = IdentityName)]
     pub identity: String,
@@ -97,6 +102,7 @@ pub struct UserPresence {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonSessionKey)]
 pub struct UserSessionKey {
     pub session_key: String,
     /// All names of the key.
@@ -110,6 +116,7 @@ pub struct UserSessionKey {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonGrant)]
 pub struct UserGrant {
     pub conversation_id: SessionId,
     /// The user who may read and write there.
@@ -121,6 +128,7 @@ pub struct UserGrant {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonCode)]
 pub struct UserCode {
     pub purpose: String,
     /// The identity in whose chat it was created.
@@ -133,6 +141,7 @@ pub struct UserCode {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonMove)]
 pub struct UserMove {
     pub identity_id: IdentityId,
     pub from_user_id: UserId,
@@ -148,6 +157,7 @@ pub struct UserMove {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonDelivery)]
 pub struct UserDelivery {
     pub id: DeliveryId,
     pub kind: String,
@@ -163,6 +173,7 @@ pub struct UserDelivery {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonUsage)]
 pub struct UserUsage {
     /// The first day of the month.
     pub month: NaiveDate,
@@ -176,6 +187,7 @@ pub struct UserUsage {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = PersonMessage)]
 pub struct UserMessage {
     pub conversation_id: SessionId,
     pub session_id: SessionId,

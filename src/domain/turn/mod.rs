@@ -153,6 +153,7 @@ pub struct SessionInfo {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(as = ToldReset)]
 pub struct ResetInfo {
     pub reason: String,
     pub previous_session_id: String,

@@ -6,8 +6,8 @@ use super::checks::violations;
 use super::history::{History, Outcome, Sent};
 use super::load::KEEP_LAST;
 use super::state::{self, Chain, Reader, Row, State};
-use crate::support::conversations::{id_of, said};
-use crate::support::{Tenant, World};
+use crate::support::conversations::user_message;
+use crate::support::{Fields, Tenant, World};
 
 type Damage = fn(&mut History, &mut State);
 
@@ -153,11 +153,11 @@ async fn the_checks_notice_each_damage() {
 
 /// A conversation with two compressions, and one between them that was taken back.
 async fn talk(world: &World, tenant: &Tenant) -> History {
-    let beginning = json!([{"role": "system", "content": "rules"}, said("begin")]);
+    let beginning = json!([{"role": "system", "content": "rules"}, user_message("begin")]);
     let made = world
         .session(&tenant.key, json!({"messages": beginning}))
         .await;
-    let id = id_of(&made);
+    let id = made.id();
     let mut history = History::default();
     history.sent.push(Sent::first("rules", &id, 1));
     history.sent.push(Sent::first("begin", &id, 2));
@@ -173,7 +173,7 @@ async fn talk(world: &World, tenant: &Tenant) -> History {
                 let tip = world
                     .get(&tenant.key, &format!("/v1/sessions/{id}/tip"))
                     .await;
-                let tip = tip.expect(200)["session_id"].as_str().unwrap().to_owned();
+                let tip = tip.text("session_id");
                 let done = world.compress(&tenant.key, &tip, body).await.expect(201);
                 learn(&mut history, &done["session_id"]);
             }
@@ -182,14 +182,16 @@ async fn talk(world: &World, tenant: &Tenant) -> History {
                 world.post(&tenant.key, &path, json!({})).await.expect(200);
             }
             text => {
-                let reply = world.append(&tenant.key, &id, json!([said(text)])).await;
+                let reply = world
+                    .append(&tenant.key, &id, json!([user_message(text)]))
+                    .await;
                 let body = reply.expect(201);
                 let at = history.sent.len() as u64 * 2;
                 let mut sent = Sent::new(text.to_owned(), &id, at);
                 sent.settled_at = at + 1;
                 sent.outcome = Outcome::Acknowledged {
-                    session_id: body["session_id"].as_str().unwrap().to_owned(),
-                    seq: body["messages"][0]["seq"].as_i64().unwrap(),
+                    session_id: body.text("session_id").to_owned(),
+                    seq: body.number("/messages/0/seq"),
                 };
                 history.sent.push(sent);
             }

@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 
 use super::Dice;
 use super::history::{History, Outcome, Sent};
-use crate::support::Reply;
-use crate::support::conversations::{answered, id_of, said};
-use crate::support::nodes::Nodes;
+use crate::support::conversations::{assistant_message, user_message};
+use crate::support::servers::nodes::Nodes;
 use crate::support::world::OPERATOR_KEY;
+use crate::support::{Fields, Reply};
 
 const CONVERSATIONS: usize = 4;
 /// For each writer its conversation. Where few write, a compression can be taken back now and then.
@@ -84,13 +84,15 @@ pub async fn start(nodes: Nodes, dice: &mut Dice) -> Running {
         Reply::of(request.json(&body)).await.expect(201)
     };
     let tenant = post("/v1/tenants", OPERATOR_KEY, json!({"name": "Acme"})).await;
-    let key = tenant["api_key"].as_str().unwrap().to_owned();
+    let key = tenant.text("api_key").to_owned();
     let mut conversations = Vec::new();
     let mut begun = Vec::new();
     for number in 0..CONVERSATIONS {
         let texts = [format!("rules-{number}"), format!("begin-{number}")];
-        let messages = json!([{"role": "system", "content": texts[0]}, said(&texts[1])]);
-        let id = id_of(&post("/v1/sessions", &key, json!({"messages": messages})).await);
+        let messages = json!([{"role": "system", "content": texts[0]}, user_message(&texts[1])]);
+        let id = post("/v1/sessions", &key, json!({"messages": messages}))
+            .await
+            .id();
         begun.push(Sent::first(&texts[0], &id, 1));
         begun.push(Sent::first(&texts[1], &id, 2));
         conversations.push(Conversation {
@@ -198,7 +200,7 @@ impl Load {
             Ok(reply) if reply.status < 500 && reply.code() != "busy" => WriteAck::Answer(reply),
             Ok(reply) => {
                 if ![429, 503].contains(&reply.status) {
-                    self.fault(format!("node {node} answered {}", reply.text));
+                    self.fault(format!("node {node} answered {}", reply.body));
                 } else if lived {
                     traffic.unavailable.fetch_add(1, Ordering::SeqCst);
                 }
@@ -251,9 +253,9 @@ async fn write(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<Sent> {
         let text = format!("w{number}-{}", written.len());
         let id = conversation.some_id(&mut dice);
         let message = if dice.one_in(2) {
-            said(&text)
+            user_message(&text)
         } else {
-            answered(&text)
+            assistant_message(&text)
         };
         // Often out of date, as others write here too: what is refused must not be there.
         let expected = dice.one_in(5).then_some(last_seen);
@@ -273,20 +275,20 @@ async fn write(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<Sent> {
             match load.ask(node, busy, request).await {
                 WriteAck::Answer(reply) if reply.status == 201 => {
                     let body = reply.expect(201);
-                    let seq = body["messages"][0]["seq"].as_i64().unwrap();
+                    let seq = body.number("/messages/0/seq");
                     conversation.learn(&body["session_id"]);
                     load.acknowledged.fetch_add(1, Ordering::SeqCst);
                     last_seen = seq;
                     sent.replayed = reply.headers.contains_key("idempotency-replayed");
                     sent.outcome = Outcome::Acknowledged {
-                        session_id: body["session_id"].as_str().unwrap().to_owned(),
+                        session_id: body.text("session_id").to_owned(),
                         seq,
                     };
                     break;
                 }
                 WriteAck::Answer(reply) => {
                     if reply.status != 412 || expected.is_none() {
-                        load.fault(format!("{} was answered {}", sent.text, reply.text));
+                        load.fault(format!("{} was answered {}", sent.text, reply.body));
                     }
                     sent.outcome = Outcome::Refused;
                     break;
@@ -354,7 +356,7 @@ impl Tally {
             WriteAck::Answer(reply) if matches!(reply.status, 200 | 201) => return Some(reply),
             WriteAck::Answer(reply) if matches!(reply.status, 409 | 422) => self.refused += 1,
             WriteAck::Answer(reply) => {
-                load.fault(format!("a compressor was answered {}", reply.text));
+                load.fault(format!("a compressor was answered {}", reply.body));
             }
             WriteAck::Nothing => self.unknown += 1,
             WriteAck::NotSent => {}

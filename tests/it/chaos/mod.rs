@@ -12,7 +12,7 @@ mod turn_checks;
 mod turn_checks_notice;
 mod turn_history;
 mod turn_load;
-pub mod turns;
+mod turns;
 
 /// As much as a run of its own does: `make chaos`.
 const MANY_ROUNDS: u64 = 20;

@@ -11,7 +11,7 @@ use super::load::{self, Load, Tally};
 use super::state::{self, Reader, State};
 use super::{Dice, many_rounds, seed};
 use crate::support::eventually;
-use crate::support::nodes::Nodes;
+use crate::support::servers::nodes::Nodes;
 
 const NODES: usize = 2;
 /// Calls that must have met a dead node: more than can be under way there when it dies.

@@ -5,8 +5,8 @@ use sqlx::PgConnection;
 use throughline::ids::SessionId;
 
 use super::history::History;
-use crate::support::Reply;
 use crate::support::conversations::walk;
+use crate::support::{Fields, Reply};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
@@ -221,11 +221,11 @@ fn row_of(shown: &Value) -> Row {
     let copied = &shown["copied_from"];
     Row {
         session_id: text_of(&shown["session_id"]),
-        seq: shown["seq"].as_i64().unwrap(),
+        seq: shown.number("seq"),
         role: text_of(&shown["role"]),
         kind: text_of(&shown["kind"]),
         text: text_of(&shown["content"]),
-        tokens: shown["token_count"].as_i64().unwrap(),
+        tokens: shown.number("token_count"),
         copied_from: copied["seq"]
             .as_i64()
             .map(|seq| (text_of(&copied["session_id"]), seq)),

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::turn_history::{
     Asked, Conversation, Disposition, EndedTurn, Line, SessionInfo, TurnHistory, TurnsState,
 };
-use crate::support::model::echo;
+use crate::support::servers::model::echo_of;
 
 /// Everything that is wrong, in words.
 pub fn violations(history: &TurnHistory, state: &TurnsState) -> Vec<String> {
@@ -84,7 +84,7 @@ fn answered(asked: &Asked, line: &Line, conversation: &Conversation) -> Vec<Stri
     };
     match turn.state.as_str() {
         "completed" => {
-            if answers.len() != 1 || answers[0].text != echo(&asked.text) {
+            if answers.len() != 1 || answers[0].text != echo_of(&asked.text) {
                 found.push(format!("answered with {answers:?}: {asked:?}"));
             }
         }

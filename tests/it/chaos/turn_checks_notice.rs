@@ -4,7 +4,7 @@ use super::turn_checks::violations;
 use super::turn_history::{
     Asked, Conversation, Disposition, EndedTurn, Line, Seen, SessionInfo, TurnHistory, TurnsState,
 };
-use crate::support::model::echo;
+use crate::support::servers::model::echo_of;
 
 type Damage = fn(&mut TurnHistory, &mut TurnsState);
 
@@ -42,7 +42,7 @@ const DAMAGES: [(&str, Damage, &str); 15] = [
     ),
     (
         "an answer is another's",
-        |_, state| conversation(state).transcript[3].text = echo("m-0"),
+        |_, state| conversation(state).transcript[3].text = echo_of("m-0"),
         "answered with",
     ),
     (
@@ -133,7 +133,7 @@ fn right() -> (TurnHistory, TurnsState) {
     for number in 0..3 {
         let turn = format!("t-{number}");
         let text = format!("m-{number}");
-        let answer = echo(&text);
+        let answer = echo_of(&text);
         let attempt = if number == 2 { 2 } else { 1 };
         let line = |role: &str, text: &str| Line {
             role: role.to_owned(),

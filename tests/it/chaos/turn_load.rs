@@ -8,20 +8,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use throughline::ids::TurnId;
 use tokio::task::JoinSet;
 
 use super::Dice;
 use super::turn_history::{
     Asked, Conversation, Disposition, EndedTurn, Line, Seen, SessionInfo, TurnHistory, TurnsState,
 };
-use crate::support::chat::{agent_on, said, with_model};
-use crate::support::conversations::walk;
-use crate::support::model::{Model, Step};
-use crate::support::nodes::Nodes;
+use crate::support::chat::{agent_on, with_model};
+use crate::support::conversations::{user_message, walk};
+use crate::support::servers::model::{Model, Step};
+use crate::support::servers::nodes::Nodes;
 use crate::support::sse::{self, Sse, SseEvent};
 use crate::support::world::OPERATOR_KEY;
-use crate::support::{Reply, eventually};
-use throughline::ids::TurnId;
+use crate::support::{Fields, Reply, eventually};
 
 pub const CONVERSATIONS: usize = 50;
 /// In some conversations two talk.
@@ -73,7 +73,7 @@ pub async fn start(nodes: Nodes, dice: &mut Dice) -> Running {
         .bearer_auth(OPERATOR_KEY)
         .json(&json!({"name": "Acme"}));
     let tenant = Reply::of(tenant).await.expect(201);
-    let key = tenant["api_key"].as_str().unwrap().to_owned();
+    let key = tenant.text("api_key").to_owned();
     let put = nodes.client.put(nodes.url_on(0, "/v1/agents/main"));
     let put = put.bearer_auth(&key).json(&agent_on(&model, json!({})));
     Reply::of(put).await.expect(200);
@@ -183,7 +183,7 @@ impl Load {
             .header("x-hermes-session-id", &asked.conversation)
             .header("idempotency-key", asked.text.replace(' ', "-"))
             .json(&with_model(
-                json!({"messages": [said(&asked.text)], "stream": stream}),
+                json!({"messages": [user_message(&asked.text)], "stream": stream}),
             ));
         let heard = match request.send().await {
             Err(_) => Ok(WriteAck::Nothing),
@@ -209,7 +209,7 @@ impl Load {
         let mut chunks: Vec<SseEvent> = Vec::new();
         while let Some(chunk) = stream.try_next().await? {
             if chunk.data == "[DONE]" {
-                let answer = sse::said(&chunks);
+                let answer = sse::text_of(&chunks);
                 return Ok(WriteAck::Answer { turn, answer });
             }
             chunks.push(chunk);
@@ -227,14 +227,11 @@ impl Load {
         let head = response.headers().clone();
         let text = response.text().await?;
         let body: Value = serde_json::from_str(&text).unwrap_or_default();
-        let turn = || body["hermes"]["turn_id"].as_str().unwrap().to_owned();
+        let turn = || body.text("/hermes/turn_id").to_owned();
         Ok(match (status, body["error"]["code"].as_str()) {
             (200, _) => WriteAck::Answer {
                 turn: turn(),
-                answer: body["choices"][0]["message"]["content"]
-                    .as_str()
-                    .unwrap()
-                    .to_owned(),
+                answer: body.text("/choices/0/message/content").to_owned(),
             },
             (503, _) | (_, Some("busy" | "too_many_turns" | "queue_full")) => WriteAck::Nothing,
             // The name of a turn that has no answer stands in the message.
@@ -278,7 +275,7 @@ impl Load {
                 id: text(&turn["id"]),
                 state: text(&turn["state"]),
                 reason: turn["reason"].as_str().map(str::to_owned),
-                attempt: turn["attempt"].as_i64().unwrap(),
+                attempt: turn.number("attempt"),
             };
             let turns: Vec<EndedTurn> = turns.iter().rev().map(turn).collect();
             let mut events: Vec<SessionInfo> = turns
@@ -405,7 +402,7 @@ async fn read_some(stream: &mut Sse, seen: &mut Seen, dice: &mut Dice) {
             id,
             name: event.name.clone(),
             turn: text(&body["turn_id"]),
-            attempt: body["attempt"].as_i64().unwrap(),
+            attempt: body.number("attempt"),
             text: text(&body["data"]["text"]),
         });
     }

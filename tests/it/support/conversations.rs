@@ -3,21 +3,17 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::types::Uuid;
-
-use super::{Reply, World};
 use throughline::ids::SessionId;
 
-/// A message of a person.
-pub fn said(text: &str) -> Value {
+use crate::support::{Fields, Reply, World};
+
+/// A message of a user.
+pub fn user_message(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-pub fn answered(text: &str) -> Value {
+pub fn assistant_message(text: &str) -> Value {
     json!({"role": "assistant", "content": text})
-}
-
-pub fn id_of(session: &Value) -> String {
-    session["id"].as_str().unwrap().to_owned()
 }
 
 pub fn uuid_of_session(id: &str) -> Uuid {
@@ -32,7 +28,7 @@ pub async fn walk(client: &reqwest::Client, key: &str, url: &str) -> Vec<Value> 
         let join = if url.contains('?') { '&' } else { '?' };
         let page = Reply::of(client.get(format!("{url}{join}{cursor}")).bearer_auth(key)).await;
         let page = page.expect(200);
-        found.extend(page["data"].as_array().unwrap().iter().cloned());
+        found.extend(page.list().iter().cloned());
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("cursor={next}"),
             None => return found,
@@ -69,7 +65,43 @@ impl World {
     }
 
     pub async fn contents(&self, key: &str, path: &str) -> Vec<String> {
-        let text = |message: &Value| message["content"].as_str().unwrap().to_owned();
+        let text = |message: &Value| message.text("content").to_owned();
         self.walk(key, path).await.iter().map(text).collect()
     }
+}
+
+/// What redeeming a continuation code will make.
+pub async fn grant(world: &World, tenant: &crate::support::Tenant, session: &str, user: &str) {
+    sqlx::query(
+        "insert into conversation_grants (tenant_id, conversation_id, user_id, via, created_at, expires_at)
+         values ($1, $2, $3, 'continuation', now(), now() + interval '7 days')",
+    )
+    .bind(tenant.uuid())
+    .bind(crate::support::conversations::uuid_of_session(session))
+    .bind(user.parse::<throughline::ids::UserId>().unwrap())
+    .execute(&mut world.superuser().await)
+    .await
+    .unwrap();
+}
+
+pub async fn append_to_key(world: &World, key: &str, session_key: &str, text: &str) -> Value {
+    let path = format!("/v1/session-keys/{session_key}/messages");
+    world
+        .post(key, &path, json!({"messages": [user_message(text)]}))
+        .await
+        .expect(201)
+}
+
+pub async fn slot_of_key(world: &World, key: &str, session_key: &str) -> Value {
+    world
+        .get(key, &format!("/v1/session-keys/{session_key}"))
+        .await
+        .expect(200)
+}
+
+pub async fn get_session(world: &World, key: &str, id: &str) -> Value {
+    world
+        .get(key, &format!("/v1/sessions/{id}"))
+        .await
+        .expect(200)
 }

@@ -7,7 +7,55 @@ use serde_json::Value;
 pub struct Reply {
     pub status: u16,
     pub headers: HeaderMap,
-    pub text: String,
+    pub body: String,
+}
+
+/// Reading JSON of which a test knows what is in it. A path is a member, or a JSON pointer.
+pub trait Fields {
+    fn text(&self, path: &str) -> &str;
+    fn number(&self, path: &str) -> i64;
+    fn items(&self, path: &str) -> &Vec<Value>;
+    fn id(&self) -> String;
+    /// The items of a page.
+    fn list(&self) -> &Vec<Value>;
+}
+
+impl Fields for Value {
+    #[track_caller]
+    fn text(&self, path: &str) -> &str {
+        let text = at(self, path).as_str();
+        text.unwrap_or_else(|| panic!("no text at {path}: {self}"))
+    }
+
+    #[track_caller]
+    fn number(&self, path: &str) -> i64 {
+        let number = at(self, path).as_i64();
+        number.unwrap_or_else(|| panic!("no number at {path}: {self}"))
+    }
+
+    #[track_caller]
+    fn items(&self, path: &str) -> &Vec<Value> {
+        let items = at(self, path).as_array();
+        items.unwrap_or_else(|| panic!("no list at {path}: {self}"))
+    }
+
+    #[track_caller]
+    fn id(&self) -> String {
+        self.text("id").to_owned()
+    }
+
+    #[track_caller]
+    fn list(&self) -> &Vec<Value> {
+        self.items("data")
+    }
+}
+
+fn at<'a>(value: &'a Value, path: &str) -> &'a Value {
+    if path.starts_with('/') {
+        value.pointer(path).unwrap_or(&Value::Null)
+    } else {
+        &value[path]
+    }
 }
 
 impl Reply {
@@ -21,7 +69,7 @@ impl Reply {
         Ok(Self {
             status: response.status().as_u16(),
             headers: response.headers().clone(),
-            text: response.text().await?,
+            body: response.text().await?,
         })
     }
 
@@ -30,36 +78,48 @@ impl Reply {
         let response = request.send().await.unwrap();
         let status = response.status().as_u16();
         let headers = response.headers().clone();
-        let text = match status {
+        let body = match status {
             200 => String::new(),
             _ => response.text().await.unwrap(),
         };
         Self {
             status,
             headers,
-            text,
+            body,
         }
     }
 
     /// The body, if the status is the expected one.
     #[track_caller]
     pub fn expect(&self, status: u16) -> Value {
-        assert_eq!(self.status, status, "{}", self.text);
-        if self.text.is_empty() {
+        assert_eq!(self.status, status, "{}", self.body);
+        if self.body.is_empty() {
             return Value::Null;
         }
-        serde_json::from_str(&self.text).unwrap()
+        serde_json::from_str(&self.body).unwrap()
+    }
+
+    /// A text in the body of a success.
+    #[track_caller]
+    pub fn text(&self, path: &str) -> String {
+        self.expect(200).text(path).to_owned()
+    }
+
+    /// The items of a page that was found.
+    #[track_caller]
+    pub fn list(&self) -> Vec<Value> {
+        self.expect(200).list().clone()
     }
 
     /// The code of a problem; empty if it is none.
     pub fn code(&self) -> String {
-        let body: Value = serde_json::from_str(&self.text).unwrap_or_default();
+        let body: Value = serde_json::from_str(&self.body).unwrap_or_default();
         body["code"].as_str().unwrap_or_default().to_owned()
     }
 
     #[track_caller]
     pub fn expect_success(&self) {
-        assert!(self.status < 300, "{}: {}", self.status, self.text);
+        assert!(self.status < 300, "{}: {}", self.status, self.body);
     }
 
     /// A problem with this status and code, complete as the contract has it.
@@ -80,7 +140,7 @@ impl Reply {
         problem
     }
 
-    /// An error of OpenAI's shape.
+    /// An error of OpenAI's shape; answers what is in it.
     #[track_caller]
     pub fn expect_openai_error(&self, status: u16, code: &str) -> Value {
         let body = self.expect(status);
@@ -88,7 +148,7 @@ impl Reply {
         for member in ["message", "type"] {
             assert!(body["error"][member].is_string(), "{body}");
         }
-        body
+        body["error"].clone()
     }
 
     #[track_caller]

@@ -3,17 +3,18 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::people::as_bridge;
-use super::{Reply, Tenant, World};
-
-/// A key that vouches for `platforms`.
-pub async fn bridge(world: &World, tenant: &Tenant, platforms: &[&str]) -> String {
-    let body = json!({"name": platforms.join(" "), "scopes": ["bridge"], "platforms": platforms});
-    let made = world.post(&tenant.key, "/v1/api-keys", body).await;
-    made.expect(201)["key"].as_str().unwrap().to_owned()
-}
+use crate::support::people::as_bridge;
+use crate::support::{Fields, Reply, Tenant, World};
 
 impl World {
+    /// A key that vouches for `platforms`.
+    pub async fn bridge_key(&self, tenant: &Tenant, platforms: &[&str]) -> String {
+        let name = platforms.join(" ");
+        let body = json!({"name": name, "scopes": ["bridge"], "platforms": platforms});
+        let made = self.post(&tenant.key, "/v1/api-keys", body).await;
+        made.expect(201).text("key").to_owned()
+    }
+
     pub async fn resolve(&self, key: &str, body: Value) -> Reply {
         self.post(key, "/v1/resolve", body).await
     }
@@ -25,14 +26,14 @@ impl World {
     }
 
     /// Says something in a DM and answers where that went.
-    pub async fn say(&self, key: &str, identity: &str, text: &str) -> Value {
+    pub async fn write_dm(&self, key: &str, identity: &str, text: &str) -> Value {
         let resolved = self.dm(key, identity).await;
-        self.say_in(key, identity, &resolved["session_id"], text)
+        self.write_in(key, identity, &resolved["session_id"], text)
             .await;
         resolved
     }
 
-    pub async fn say_in(&self, key: &str, identity: &str, session: &Value, text: &str) {
+    pub async fn write_in(&self, key: &str, identity: &str, session: &Value, text: &str) {
         let path = format!("/v1/sessions/{}/messages", session.as_str().unwrap());
         let body = json!({"messages": [{"role": "user", "content": text}]});
         let said = as_bridge(self, key, identity, (Method::POST, &path), Some(body)).await;
@@ -43,7 +44,7 @@ impl World {
         let made = self
             .post(key, "/v1/link-codes", json!({ "identity": identity }))
             .await;
-        made.expect(201)["code"].as_str().unwrap().to_owned()
+        made.expect(201).text("code").to_owned()
     }
 
     pub async fn redeem(&self, key: &str, code: &str, identity: &str) -> Reply {
@@ -68,11 +69,8 @@ impl World {
     pub async fn identity_id(&self, key: &str, user_id: &Value, identity: &str) -> String {
         let path = format!("/v1/users/{}/identities", user_id.as_str().unwrap());
         let accounts = self.get(key, &path).await.expect(200);
-        let accounts = accounts["data"].as_array().unwrap().clone();
+        let accounts = accounts.list().clone();
         let found = accounts.iter().find(|one| one["identity"] == identity);
-        found.expect("the account is there")["id"]
-            .as_str()
-            .unwrap()
-            .to_owned()
+        found.expect("the account is there").id()
     }
 }

@@ -3,19 +3,19 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{Reply, Tenant, World, tokens};
+use crate::support::{Fields, Reply, Tenant, World, tokens};
 
 const SECRET: &str = "a secret of the tests' people, 32 bytes";
 const ISSUER: &str = "https://people.example";
 
 /// Someone with a user token.
-pub struct Person {
+pub struct User {
     pub token: String,
     pub user_id: String,
 }
 
 /// The person `name` of a tenant, on the platform `web`; made at first contact.
-pub async fn person(world: &World, tenant: &Tenant, name: &str) -> Person {
+pub async fn sign_in(world: &World, tenant: &Tenant, name: &str) -> User {
     let issuer =
         json!({"issuer": ISSUER, "platform": "web", "algorithm": "HS256", "secret": SECRET});
     world
@@ -24,8 +24,8 @@ pub async fn person(world: &World, tenant: &Tenant, name: &str) -> Person {
         .expect_success();
     let token = token(world, tenant, name);
     let user = world.get(&token, "/v1/users/me").await.expect(200);
-    Person {
-        user_id: user["id"].as_str().unwrap().to_owned(),
+    User {
+        user_id: user.id(),
         token,
     }
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::support::Reply;
+
 /// Longer than a quiet stream is quiet: a heartbeat comes before.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -133,7 +135,7 @@ impl Sse {
     }
 
     /// Reads a chat until it has said this.
-    pub async fn hears(&mut self, text: &str) {
+    pub async fn reads(&mut self, text: &str) {
         let mut heard = String::new();
         while heard != text {
             let next = self.next().await;
@@ -144,6 +146,16 @@ impl Sse {
 }
 
 /// All that chunks of a chat say.
-pub fn said(chunks: &[SseEvent]) -> String {
+pub fn text_of(chunks: &[SseEvent]) -> String {
     chunks.iter().map(SseEvent::text).collect()
+}
+
+pub fn events(reply: &Reply) -> Vec<Value> {
+    let data = reply
+        .body
+        .split("\n\n")
+        .filter_map(|event| event.strip_prefix("data: "));
+    data.filter(|data| *data != "[DONE]")
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect()
 }

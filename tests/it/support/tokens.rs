@@ -9,6 +9,8 @@ use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
 
+use crate::support::{Reply, Tenant, World};
+
 /// A signing key, and the public half as issuers publish it.
 pub struct SigningKey {
     pub algorithm: &'static str,
@@ -84,4 +86,15 @@ pub fn unsigned(claims: &Value) -> String {
         part(&json!({"alg": "none", "typ": "JWT"})),
         part(claims)
     )
+}
+
+pub const ISS: &str = "https://id.example";
+
+pub fn claims(world: &World, tenant: &Tenant) -> Value {
+    let now = world.clock.now().timestamp();
+    json!({"iss": ISS, "aud": tenant.id, "sub": "alice", "iat": now, "exp": now + 600})
+}
+
+pub async fn me(world: &World, token: &str) -> Reply {
+    world.get(token, "/v1/users/me").await
 }

@@ -6,13 +6,15 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
+use sqlx::types::Uuid;
 use throughline::app::App;
 use throughline::clock::Clock;
 use throughline::config::{Config, PrivateUpstreams};
+use throughline::ids::TenantId;
 use throughline::server::Node;
 
-use super::Reply;
-use super::cluster::cluster;
+use crate::support::servers::cluster::cluster;
+use crate::support::{Fields, Reply};
 
 pub const OPERATOR_KEY: &str = "operator-key-of-the-tests-0123456789";
 pub const SECRET_KEY: &str = "secret-key-of-the-tests-0123456789ab";
@@ -52,6 +54,12 @@ impl Default for WorldOptions {
 pub struct Tenant {
     pub id: String,
     pub key: String,
+}
+
+impl Tenant {
+    pub fn uuid(&self) -> Uuid {
+        self.id.parse::<TenantId>().unwrap().as_uuid()
+    }
 }
 
 impl World {
@@ -142,8 +150,8 @@ impl World {
             .await
             .expect(201);
         Tenant {
-            id: made["id"].as_str().unwrap().to_owned(),
-            key: made["api_key"].as_str().unwrap().to_owned(),
+            id: made.id(),
+            key: made.text("api_key").to_owned(),
         }
     }
 
@@ -159,7 +167,7 @@ impl World {
             .post(&tenant.key, "/v1/api-keys", body)
             .await
             .expect(201);
-        let text = |member: &str| made[member].as_str().unwrap().to_owned();
+        let text = |member: &str| made.text(member).to_owned();
         (text("id"), text("key"))
     }
 
@@ -169,6 +177,11 @@ impl World {
         let into = self.clock.now().timestamp_millis().rem_euclid(length_ms);
         self.clock
             .advance(Duration::from_millis((length_ms - into + 10) as u64));
+    }
+
+    /// Lets what nodes have cached of keys, issuers and agents expire.
+    pub fn expire_caches(&self) {
+        self.clock.advance(Duration::from_secs(1));
     }
 
     /// Waits until so many statements on this world's database wait for a lock.
@@ -183,7 +196,7 @@ impl World {
             .unwrap();
             waiting == count
         };
-        super::eventually("they wait", Duration::from_secs(4), are).await;
+        crate::support::eventually("they wait", Duration::from_secs(4), are).await;
     }
 
     /// Past every policy: to prepare what the API would not, and to see what it does not show.
