@@ -35,7 +35,7 @@ pub async fn admit(app: &App, caller: &Caller) -> Option<Admission> {
         }
         Caller::User(user) => {
             let limits = user.limits();
-            let bucket = Bucket::PersonRequests(user.user_id());
+            let bucket = Bucket::UserRequests(user.user_id());
             let own = Demand::one(bucket, limits.requests_per_minute_per_person);
             (user.tenant_id(), limits, own)
         }

@@ -62,7 +62,7 @@ impl Here {
             tip,
             reset: resolved.reset.map(|(reason, before)| ResetInfo {
                 reason: reason.as_str().to_owned(),
-                previous_session_id: before.shown(&access),
+                previous_session_id: before.public_id(&access),
             }),
             access,
             is_private: message.is_private(),
@@ -156,8 +156,8 @@ impl Here {
         let current = current.as_ref();
         Ok(CommandAnswer {
             session_key: Some(slot.key.clone()),
-            session_id: current.map(|c| c.name.shown_link(c.session_id, &shown)),
-            conversation_id: current.map(|c| c.name.shown(&shown)),
+            session_id: current.map(|c| c.name.public_session_id(c.session_id, &shown)),
+            conversation_id: current.map(|c| c.name.public_id(&shown)),
             reset: self.reset.clone(),
             ..CommandAnswer::saying(text)
         })

@@ -73,8 +73,8 @@ impl InboundResponse {
         Self {
             turn_id: Some(turn.id),
             session_key: turn.session_info.session_key.clone(),
-            session_id: Some(turn.name.shown_link(turn.session_id, access)),
-            conversation_id: Some(turn.name.shown(access)),
+            session_id: Some(turn.name.public_session_id(turn.session_id, access)),
+            conversation_id: Some(turn.name.public_id(access)),
             reset: turn.session_info.reset.clone(),
             ..Self::empty(inbound.user_id, inbound.is_duplicate)
         }

@@ -139,7 +139,7 @@ fn chunk(demand: &Demand) -> u64 {
         Bucket::Tokens => u32::MAX,
         Bucket::Requests
         | Bucket::KeyRequests(_)
-        | Bucket::PersonRequests(_)
+        | Bucket::UserRequests(_)
         | Bucket::NewIdentities => 100,
     };
     u64::from((demand.limit / 50).clamp(1, most))

@@ -40,7 +40,7 @@ pub enum Bucket {
     Requests,
     KeyRequests(ApiKeyId),
     /// By the acting person.
-    PersonRequests(UserId),
+    UserRequests(UserId),
     Tokens,
     NewIdentities,
 }
@@ -51,7 +51,7 @@ impl Bucket {
         match self {
             Self::Requests => "tenant",
             Self::KeyRequests(_) => "key",
-            Self::PersonRequests(_) => "person",
+            Self::UserRequests(_) => "person",
             Self::Tokens => "tokens",
             Self::NewIdentities => "identities",
         }
@@ -59,9 +59,7 @@ impl Bucket {
 
     pub const fn window_seconds(&self) -> i64 {
         match self {
-            Self::Requests | Self::KeyRequests(_) | Self::PersonRequests(_) | Self::Tokens => {
-                MINUTE
-            }
+            Self::Requests | Self::KeyRequests(_) | Self::UserRequests(_) | Self::Tokens => MINUTE,
             Self::NewIdentities => HOUR,
         }
     }
@@ -75,7 +73,7 @@ impl Bucket {
         let policy = self.policy();
         match self {
             Self::KeyRequests(id) => format!("{tenant_id}:{policy}:{id}:{window}"),
-            Self::PersonRequests(id) => format!("{tenant_id}:{policy}:{id}:{window}"),
+            Self::UserRequests(id) => format!("{tenant_id}:{policy}:{id}:{window}"),
             Self::Requests | Self::Tokens | Self::NewIdentities => {
                 format!("{tenant_id}:{policy}:{window}")
             }
@@ -195,10 +193,10 @@ impl Limiter {
 
     /// Removes from Redis what people who are no more have spent. What cannot be removed now runs out
     /// within two windows.
-    pub async fn forget_people(&self, tenant_id: TenantId, people: &[UserId]) {
+    pub async fn forget_users(&self, tenant_id: TenantId, people: &[UserId]) {
         let now = self.inner.clock.now().timestamp();
         let windows = |id: &UserId| {
-            let bucket = Bucket::PersonRequests(*id);
+            let bucket = Bucket::UserRequests(*id);
             let current = bucket.window_at(now);
             (current - 2..=current + 1).map(move |window| bucket.window_name(tenant_id, window))
         };
@@ -369,7 +367,7 @@ impl Inner {
                 kept_seconds: 2 * bucket.window_seconds(),
             };
             let began = Instant::now();
-            let grant = match self.redis.take_from_limit(&name, amount).await {
+            let grant = match self.redis.claim_from_limit(&name, amount).await {
                 Ok(grant) => {
                     // A late answer is good, and yet nobody shall wait for the next.
                     if began.elapsed() < self.patience() {

@@ -60,7 +60,7 @@ pub async fn erase(
     let busy = turn_stops::lock_all_of(tx, user.id, &erasure.identity_ids).await?;
     let own_identities = Some(erasure.identity_ids.as_slice());
     let stopped =
-        turn_stops::stop_all(tx, &busy, own_identities, StopReason::PersonErased, now).await?;
+        turn_stops::stop_all(tx, &busy, own_identities, StopReason::UserErased, now).await?;
     for session_id in stopped.1 {
         sessions::close_calls(tx, session_id, "the person was erased", now).await?;
     }

@@ -107,7 +107,7 @@ pub async fn export(
     let head = Head::new(user, now)
         .with_identities(identities, merged)
         .with_channels_and_presence(channels, presences, access);
-    if access.reach == Visibility::Tenant {
+    if access.visibility == Visibility::Tenant {
         let entry = Entry::new(actor, Action::UserExport, &user_id);
         audit::append(&app.keyring, tx, entry, now).await?;
     }

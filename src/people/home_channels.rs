@@ -32,7 +32,7 @@ pub async fn put(
     if !errors.is_empty() {
         return Err(Error::invalid(errors));
     }
-    if !matches!(access.reach, Visibility::Tenant) {
+    if !matches!(access.visibility, Visibility::Tenant) {
         new.chat.require_private()?;
     }
     let identities = identities::list(tx, new.user_id).await?;
@@ -78,7 +78,7 @@ fn choose<'a>(
             .copied()
             .ok_or_else(|| wrong("is no identity of this user on this platform"));
     }
-    let sender = access.speaker.as_ref().map(|sender| sender.id);
+    let sender = access.sender.as_ref().map(|sender| sender.id);
     let of_sender = candidates
         .iter()
         .find(|identity| Some(identity.id) == sender);

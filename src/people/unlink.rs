@@ -39,8 +39,8 @@ pub async fn unlink(
     identity_id: IdentityId,
 ) -> Result<UnlinkResult> {
     let target = lock_visible(tx, access, identity_id).await?;
-    if let Visibility::Person(_) = access.reach {
-        let sender = match &access.speaker {
+    if let Visibility::User(_) = access.visibility {
+        let sender = match &access.sender {
             Some(sender) => identities::get(tx, sender.id).await?,
             None => None,
         };
@@ -51,7 +51,7 @@ pub async fn unlink(
     }
     let now = app.clock.now();
     let unlinked = detach(tx, &target, now).await?;
-    let by = access.speaker.as_ref().map(|sender| sender.id);
+    let by = access.sender.as_ref().map(|sender| sender.id);
     let text = notices::unlink_text(&target);
     let stayed = identities::list(tx, target.user_id).await?;
     notices::send(tx, &stayed, by, &text, now).await?;
@@ -104,10 +104,10 @@ pub async fn find_visible(
     let target = identities::get(tx, identity_id)
         .await?
         .ok_or_else(missing)?;
-    match access.reach {
+    match access.visibility {
         Visibility::Tenant => Ok(target),
-        Visibility::Person(own) if own == target.user_id => Ok(target),
-        Visibility::Person(_) | Visibility::Service => Err(missing()),
+        Visibility::User(own) if own == target.user_id => Ok(target),
+        Visibility::User(_) | Visibility::Service => Err(missing()),
     }
 }
 
@@ -219,7 +219,7 @@ pub async fn undo_unlink(
         from: target.user_id,
         kind: MoveKind::Undo,
         reason: None,
-        by: access.speaker.as_ref().map(|sender| sender.id),
+        by: access.sender.as_ref().map(|sender| sender.id),
         dry_run: false,
     };
     let merged = merge::merge(app, tx, actor, &request).await?;

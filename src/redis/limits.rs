@@ -5,7 +5,7 @@ use deadpool_redis::redis::cmd;
 use super::{Redis, WAIT};
 use crate::error::{Error, Result};
 
-const TAKE: &str = include_str!("take_from_limit.lua");
+const TAKE: &str = include_str!("claim_from_limit.lua");
 
 /// One window of one limit.
 pub struct LimitWindow {
@@ -30,7 +30,7 @@ fn key(window: &str) -> String {
 
 impl Redis {
     /// Claims up to `amount` of a limit; less, or nothing, when the window has no more.
-    pub async fn take_from_limit(&self, window: &LimitWindow, amount: u64) -> Result<Grant> {
+    pub async fn claim_from_limit(&self, window: &LimitWindow, amount: u64) -> Result<Grant> {
         let claiming = async {
             let mut connection = self.pool.get().await.map_err(anyhow::Error::from)?;
             cmd("EVAL")

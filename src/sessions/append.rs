@@ -44,7 +44,7 @@ pub async fn append(
         let append = Append {
             session_id: tip.session_id,
             messages,
-            speaker: access.speaker.as_ref(),
+            sender: access.sender.as_ref(),
             expected_last,
         };
         if let Some(first_seq) = messages::append(tx, &append, now).await? {
@@ -77,10 +77,10 @@ async fn recheck_access(
     tip: &Tip,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    let (Visibility::Person(_), Some(speaker)) = (access.reach, &access.speaker) else {
+    let (Visibility::User(_), Some(sender)) = (access.visibility, &access.sender) else {
         return Ok(());
     };
-    let user_id = identities::find_user(tx, speaker.id).await?;
+    let user_id = identities::find_user(tx, sender.id).await?;
     let present = access.merged_into(user_id.ok_or_else(session_not_found)?);
     let session = SessionRef::Id(tip.session_id);
     find(tx, &present, &session, Permission::Participate, now).await?;
@@ -96,7 +96,7 @@ fn note_presence(
     now: DateTime<Utc>,
 ) {
     let from_user = messages.iter().any(|message| message.role == Role::User);
-    if let Some(sender) = &access.speaker
+    if let Some(sender) = &access.sender
         && from_user
     {
         tx.note_presence(Seen {
@@ -121,7 +121,7 @@ pub(super) async fn append_first(
     let append = Append {
         session_id,
         messages,
-        speaker: access.speaker.as_ref(),
+        sender: access.sender.as_ref(),
         expected_last: None,
     };
     messages::append(tx, &append, now)

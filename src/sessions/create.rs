@@ -39,7 +39,7 @@ pub async fn create(
         namespace: access.namespace,
         client_id: request.id.map(|id| id.as_str().to_owned()),
         user_id: access
-            .person
+            .user_id
             .or(slot.as_ref().and_then(|slot| slot.user_id)),
         agent: agent_for(tx, named, slot.as_ref()).await?,
         title: request.title,

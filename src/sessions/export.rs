@@ -76,7 +76,7 @@ async fn begin(tx: &mut TenantTx, access: &Access, tip: Tip, now: DateTime<Utc>)
     Ok(Export {
         head: Head {
             id: tip.name.conversation_id,
-            public_id: tip.name.shown(access),
+            public_id: tip.name.public_id(access),
             title: first.title,
             agent: tip.agent,
             created_at: first.created_at,
@@ -151,7 +151,7 @@ impl Export {
             link.last_seq = self.tip_last_seq;
         }
         pieces.push(Piece::Link(LinkHead {
-            public_id: self.name.shown_link(link.id, access),
+            public_id: self.name.public_session_id(link.id, access),
             depth: link.depth,
             created_at: link.created_at,
             compression: link.compression.clone(),

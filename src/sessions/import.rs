@@ -43,7 +43,7 @@ pub async fn import(
         namespace: access.namespace,
         client_id: None,
         user_id: access
-            .person
+            .user_id
             .or(slot.as_ref().and_then(|slot| slot.user_id)),
         agent: agent_for(tx, named, slot.as_ref()).await?,
         title: document.title.clone(),

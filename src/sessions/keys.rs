@@ -88,16 +88,16 @@ pub(super) async fn obtain(
 ) -> Result<Slot> {
     let exists = slots::find_id(tx, access, key).await?.is_some();
     if !exists && !key.is_reserved() {
-        let sender = access.speaker.as_ref();
+        let sender = access.sender.as_ref();
         let slot = NewSlot {
             id: SlotId::generate(),
             kind: SlotKind::Client,
             key: key.clone(),
-            user_id: access.person,
+            user_id: access.user_id,
             identity_id: sender.map(|sender| sender.id),
             agent: agent_for(tx, agent, None).await?,
         };
-        if let Some(user_id) = access.person {
+        if let Some(user_id) = access.user_id {
             users::lock_shared(tx, user_id).await?;
         }
         // Won or lost, the name exists afterwards.

@@ -79,7 +79,7 @@ async fn find_as(
 /// The access as the user it was merged into since the credential was checked, if a merge happened. A merge that
 /// commits in that moment must not hide a user's own sessions.
 async fn follow_merge(tx: &mut TenantTx, access: &Access) -> Result<Option<Access>> {
-    let Visibility::Person(before) = access.reach else {
+    let Visibility::User(before) = access.visibility else {
         return Ok(None);
     };
     let survivor = users::find_redirect(tx, before).await?;
@@ -114,7 +114,7 @@ async fn audit_export(
     access: &Access,
     tip: &Tip,
 ) -> Result<()> {
-    let (Visibility::Tenant, Some(user_id)) = (access.reach, tip.owner.user_id) else {
+    let (Visibility::Tenant, Some(user_id)) = (access.visibility, tip.owner.user_id) else {
         return Ok(());
     };
     let entry = Entry::new(actor, Action::ConversationRead, &tip.name.conversation_id)

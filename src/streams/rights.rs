@@ -22,24 +22,24 @@ pub struct Subject {
     tenant_id: TenantId,
     /// `None` for a call without a session: then only the identity must still be the user's.
     conversation_id: Option<SessionId>,
-    reach: Visibility,
+    visibility: Visibility,
     /// The identity that must still be the user's.
-    speaker: Option<IdentityId>,
+    sender: Option<IdentityId>,
     /// The slot that must lead to the conversation.
     slot_id: Option<SlotId>,
 }
 
 impl Subject {
     pub fn new(tenant_id: TenantId, access: &Access, conversation_id: Option<SessionId>) -> Self {
-        let speaker = match access.reach {
-            Visibility::Person(_) => access.speaker.as_ref().map(|speaker| speaker.id),
+        let sender = match access.visibility {
+            Visibility::User(_) => access.sender.as_ref().map(|sender| sender.id),
             Visibility::Tenant | Visibility::Service => None,
         };
         Self {
             tenant_id,
             conversation_id,
-            reach: access.reach,
-            speaker,
+            visibility: access.visibility,
+            sender,
             slot_id: None,
         }
     }
@@ -50,15 +50,15 @@ impl Subject {
     }
 
     fn user_id(&self) -> Option<UserId> {
-        match self.reach {
-            Visibility::Person(user_id) => Some(user_id),
+        match self.visibility {
+            Visibility::User(user_id) => Some(user_id),
             Visibility::Tenant | Visibility::Service => None,
         }
     }
 
     fn check(&self, found: ReaderRights) -> Result<()> {
         let no_such_user = || Error::not_found("user");
-        if let (Some(user_id), Some(_)) = (self.user_id(), self.speaker) {
+        if let (Some(user_id), Some(_)) = (self.user_id(), self.sender) {
             let present = found.speaker_user_id.ok_or_else(no_such_user)?;
             if present != user_id && found.survivor_id != Some(present) {
                 return Err(no_such_user());
@@ -75,12 +75,12 @@ impl Subject {
             session_key: found.session_key,
             granted: found.granted,
         };
-        let checked = owner.check_reach(self.reach, Permission::Participate);
+        let checked = owner.check_visibility(self.visibility, Permission::Participate);
         // A user who was merged into another reads on as the survivor.
         let checked = match (checked, found.survivor_id) {
             (Err(_), Some(survivor)) => {
                 owner.granted = found.survivor_granted;
-                owner.check_reach(Visibility::Person(survivor), Permission::Participate)
+                owner.check_visibility(Visibility::User(survivor), Permission::Participate)
             }
             (checked, _) => checked,
         };
@@ -256,7 +256,7 @@ async fn find(
         .map(|right| RightsQuery {
             conversation_id: right.subject.conversation_id,
             user_id: right.subject.user_id(),
-            speaker: right.subject.speaker,
+            sender: right.subject.sender,
             slot_id: right.subject.slot_id,
         })
         .collect();

@@ -86,7 +86,7 @@ pub struct RunnableTurn {
 impl TurnRequest<'_> {
     /// Whether it can only become a turn of its own.
     fn is_new(&self) -> bool {
-        !self.is_retry && !self.input.answers_tools()
+        !self.is_retry && !self.input.has_tool_results()
     }
 
     /// Identifies what is asked: a retry asks the same.
@@ -164,7 +164,7 @@ async fn accept_locked(
     note_presence(tx, &request, &found, now);
     let is_waiting = |(_, state): &(TurnId, TurnState)| *state == TurnState::WaitingClient;
     let waiting = load.active.filter(is_waiting).map(|(turn_id, _)| turn_id);
-    if request.input.answers_tools() {
+    if request.input.has_tool_results() {
         let turn_id = waiting.ok_or_else(|| unknown_call(0))?;
         let started = continue_waiting(app, tx, request, hash, (turn_id, tip), now).await?;
         return Ok(found.started(app, started));
@@ -261,12 +261,12 @@ fn note_presence(
 ) {
     let messages = &request.input.messages;
     let has_spoken = messages.iter().any(|message| message.role == Role::User);
-    if let Some(speaker) = &request.access.speaker
+    if let Some(sender) = &request.access.sender
         && has_spoken
         && found.chat_of.is_none()
     {
         tx.note_presence(Seen {
-            identity_id: speaker.id,
+            identity_id: sender.id,
             slot_id: found.slot_id,
             at: now,
         });

@@ -39,7 +39,7 @@ pub async fn ask(
     {
         return attach(app, tx, access, turn_id).await;
     }
-    let answers_tools = request.input.answers_tools();
+    let has_tool_results = request.input.has_tool_results();
     let accepted = accept(app, &mut tx, request, app.clock.now()).await?;
     if let Disposition::Attached = accepted.disposition {
         return attach(app, tx, access, accepted.turn_id).await;
@@ -48,7 +48,7 @@ pub async fn ask(
         idempotency::note_turn(&mut tx, idempotency, accepted.turn_id).await?;
     }
     // The answer to these results begins after what the turn wrote before it waited for them.
-    let after = if answers_tools {
+    let after = if has_tool_results {
         events::find_answer_start(&mut tx, accepted.turn_id).await?
     } else {
         0

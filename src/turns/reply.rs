@@ -7,7 +7,7 @@ use crate::app::App;
 use crate::auth::ServiceCaller;
 use crate::domain::bridge::chat_text::{EMPTY_ANSWER, no_answer_text};
 use crate::domain::bridge::delivery::{DeliveryKind, NewDelivery, ReplyTo};
-use crate::domain::conversation::message::shown_text;
+use crate::domain::conversation::message::display_text;
 use crate::domain::turn::StopReason;
 use crate::error::Result;
 use crate::ids::{SessionId, TenantId, TurnId};
@@ -87,7 +87,7 @@ pub(super) fn non_empty(text: String) -> Result<String, &'static str> {
 /// The text of an outcome, or the reason that it has none.
 pub fn text_of(outcome: &TurnOutcome) -> Result<String, &str> {
     match &outcome.result {
-        TurnResult::Answer { content, .. } => non_empty(shown_text(content)),
+        TurnResult::Answer { content, .. } => non_empty(display_text(content)),
         TurnResult::Failure(turn) => Err(turn.reason.as_deref().unwrap_or_default()),
     }
 }

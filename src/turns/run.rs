@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
+use tracing::{Instrument, Span};
 
 use super::accept::RunnableTurn;
 use super::call::{CallEnd, ModelCall};
@@ -37,26 +38,48 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// turn goes on when its caller leaves.
 pub fn start(app: &App, tenant_id: TenantId, turn: RunnableTurn, live: Option<LiveSender>) {
     let tasks = app.turn_tasks.clone();
+    // Here, and not in the task: below the span of the request that started it.
+    let span = span_of(&turn, tenant_id);
     // Boxed: it is large, and `spawn` moves it several times.
-    tasks.spawn(Box::pin(run(app.clone(), tenant_id, turn, live)));
+    tasks.spawn(Box::pin(run_all(app.clone(), tenant_id, turn, live, span)));
 }
 
-async fn run(app: App, tenant_id: TenantId, turn: RunnableTurn, mut live: Option<LiveSender>) {
-    let mut next = Some(turn);
+fn span_of(turn: &RunnableTurn, tenant_id: TenantId) -> Span {
+    telemetry::turn_span(turn.lease.id, tenant_id, turn.lease.attempt)
+}
+
+async fn run_all(
+    app: App,
+    tenant_id: TenantId,
+    turn: RunnableTurn,
+    live: Option<LiveSender>,
+    span: Span,
+) {
+    let mut next = run(&app, tenant_id, turn, live).instrument(span).await;
     while let Some(turn) = next.take() {
-        let turn_id = turn.lease.id;
-        let began = std::time::Instant::now();
-        next = match run_one(&app, tenant_id, turn, live.take()).await {
-            Ok(next) => next,
-            Err(error) => {
-                // Its lease expires, and the node that claims it finds what was committed.
-                tracing::error!(tenant = %tenant_id, turn = %turn_id, error = %error, cause = ?error.cause,
-                                "turn aborted");
-                None
-            }
-        };
-        telemetry::record_turn(began.elapsed());
+        let span = span_of(&turn, tenant_id);
+        next = run(&app, tenant_id, turn, None).instrument(span).await;
     }
+}
+
+/// Runs one turn, and answers the conversation's next one.
+async fn run(
+    app: &App,
+    tenant_id: TenantId,
+    turn: RunnableTurn,
+    live: Option<LiveSender>,
+) -> Option<RunnableTurn> {
+    let began = std::time::Instant::now();
+    let next = match try_run(app, tenant_id, turn, live).await {
+        Ok(next) => next,
+        Err(error) => {
+            // Its lease expires, and the node that claims it finds what was committed.
+            tracing::error!(error = %error, cause = ?error.cause, "turn aborted");
+            None
+        }
+    };
+    telemetry::record_turn(began.elapsed());
+    next
 }
 
 /// A turn while it runs.
@@ -70,7 +93,7 @@ struct Run {
     usage_details: UsageDetails,
 }
 
-async fn run_one(
+async fn try_run(
     app: &App,
     tenant_id: TenantId,
     turn: RunnableTurn,
@@ -219,7 +242,7 @@ impl Run {
         let input = &self.writer.lease.input;
         calls
             .iter()
-            .any(|call| input.gives_tool(&call.function.name))
+            .any(|call| input.has_client_tool(&call.function.name))
     }
 
     /// Answers calls of tools that do not exist. `None`: the turn is lost.
@@ -270,7 +293,7 @@ impl Run {
             extra: answer.extra(self.usage_details.clone()),
             ..answer
                 .message(Vec::new())
-                .unwrap_or_else(NewMessage::silence)
+                .unwrap_or_else(NewMessage::empty_answer)
         };
         self.end(vec![message], change, Some(result)).await
     }
@@ -285,7 +308,7 @@ impl Run {
         let input = &self.writer.lease.input;
         let (theirs, unknown): (Vec<ToolCall>, Vec<ToolCall>) = calls
             .into_iter()
-            .partition(|call| input.gives_tool(&call.function.name));
+            .partition(|call| input.has_client_tool(&call.function.name));
         let all: Vec<ToolCall> = theirs.iter().chain(&unknown).cloned().collect();
         let change = Change {
             state: Some(TurnState::WaitingClient),

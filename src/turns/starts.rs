@@ -35,7 +35,7 @@ pub(super) fn new_turn<'a>(
     request_hash: [u8; 32],
     found: &'a ResolvedTarget,
 ) -> TargetedTurn<'a> {
-    let speaker = request.access.speaker.as_ref();
+    let sender = request.access.sender.as_ref();
     let row = NewTurn {
         id: TurnId::generate(),
         conversation_id: found.tip.name.conversation_id,
@@ -44,7 +44,7 @@ pub(super) fn new_turn<'a>(
         request_hash,
         input: &request.input,
         session_info: &found.session_info,
-        speaker: speaker.map(|speaker| (speaker.id, speaker.name.platform().to_string())),
+        sender: sender.map(|sender| (sender.id, sender.name.platform().to_string())),
         reply: request.reply.as_ref().map(|(to, via)| (to, *via)),
     };
     TargetedTurn {

@@ -161,9 +161,9 @@ async fn by_key(
     input: &TurnInput,
     now: DateTime<Utc>,
 ) -> Result<ResolvedTarget> {
-    let speaker = access.speaker.as_ref();
+    let sender = access.sender.as_ref();
     let arrival = Arrival {
-        platform: speaker.map(|speaker| speaker.name.platform()),
+        platform: sender.map(|sender| sender.name.platform()),
         chat_type: None,
         by_user: input.messages.iter().any(|said| said.role == Role::User),
     };
@@ -176,7 +176,7 @@ async fn by_key(
         requested_session_id: None,
         reset: chosen.reset.map(|(reason, before)| ResetInfo {
             reason: reason.as_str().to_owned(),
-            previous_session_id: before.shown(access),
+            previous_session_id: before.public_id(access),
         }),
     };
     Ok(ResolvedTarget {
@@ -220,7 +220,7 @@ async fn in_chat(
             requested_session_id: None,
             reset: resolved.reset.map(|(reason, before)| ResetInfo {
                 reason: reason.as_str().to_owned(),
-                previous_session_id: before.shown(access),
+                previous_session_id: before.public_id(access),
             }),
         };
         return Ok(ResolvedTarget {
@@ -244,16 +244,16 @@ pub async fn still_holds(
     found: &ResolvedTarget,
     now: DateTime<Utc>,
 ) -> Result<bool> {
-    let Some(speaker) = &access.speaker else {
+    let Some(sender) = &access.sender else {
         return Ok(true);
     };
-    let user_id = identities::find_user(tx, speaker.id).await?;
+    let user_id = identities::find_user(tx, sender.id).await?;
     let user_id = user_id.ok_or_else(session_not_found)?;
     if let Some(chat_of) = found.chat_of {
         return Ok(chat_of == user_id);
     }
-    let present = match access.reach {
-        Visibility::Person(_) => access.merged_into(user_id),
+    let present = match access.visibility {
+        Visibility::User(_) => access.merged_into(user_id),
         Visibility::Tenant | Visibility::Service => access.clone(),
     };
     let session = SessionRef::Id(found.tip.session_id);

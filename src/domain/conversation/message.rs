@@ -81,7 +81,7 @@ fn count_chars(value: &Value) -> usize {
 }
 
 /// The readable text of a content: its texts and refusals.
-pub fn shown_text(content: &Value) -> String {
+pub fn display_text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(parts) => {
@@ -222,12 +222,12 @@ impl NewMessage {
     pub fn text(&self) -> String {
         self.content
             .as_ref()
-            .map(|content| shown_text(&content.0))
+            .map(|content| display_text(&content.0))
             .unwrap_or_default()
     }
 
     /// An assistant's answer without text.
-    pub fn silence() -> Self {
+    pub fn empty_answer() -> Self {
         Self {
             role: Role::Assistant,
             kind: MessageKind::Normal,

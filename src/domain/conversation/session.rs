@@ -51,10 +51,10 @@ pub struct ConversationHandle {
 impl ConversationHandle {
     /// The conversation's public id for `access`. The client's name is used only if it resolves to this
     /// conversation for that caller.
-    pub fn shown(&self, access: &Access) -> String {
+    pub fn public_id(&self, access: &Access) -> String {
         let is_own = self.namespace == access.namespace;
         let is_users_service_name =
-            self.namespace == Namespace::Service && self.user_id == access.person;
+            self.namespace == Namespace::Service && self.user_id == access.user_id;
         let resolves = is_own || (is_users_service_name && !self.hidden);
         match &self.client_id {
             Some(name) if resolves => name.clone(),
@@ -63,9 +63,9 @@ impl ConversationHandle {
     }
 
     /// The public id of a session of this chain for `access`. Only the first has the client's name.
-    pub fn shown_link(&self, session_id: SessionId, access: &Access) -> String {
+    pub fn public_session_id(&self, session_id: SessionId, access: &Access) -> String {
         if session_id == self.conversation_id {
-            self.shown(access)
+            self.public_id(access)
         } else {
             session_id.to_string()
         }
@@ -92,17 +92,17 @@ pub enum Permission {
 impl Ownership {
     /// A conversation of others is reported as not found, whether it exists or not.
     pub fn check(&self, access: &Access, need: Permission) -> Result<()> {
-        self.check_reach(access.reach, need)
+        self.check_visibility(access.visibility, need)
     }
 
-    pub fn check_reach(&self, reach: Visibility, need: Permission) -> Result<()> {
-        let own = match reach {
+    pub fn check_visibility(&self, visibility: Visibility, need: Permission) -> Result<()> {
+        let own = match visibility {
             Visibility::Tenant => true,
             Visibility::Service => {
                 let is_of_a_chat = self.session_key.as_deref().is_some_and(is_built_key);
                 self.user_id.is_none() && !is_of_a_chat
             }
-            Visibility::Person(user_id) => self.user_id == Some(user_id),
+            Visibility::User(user_id) => self.user_id == Some(user_id),
         };
         match (own, self.granted, need) {
             (true, _, _) | (false, true, Permission::Participate) => Ok(()),
@@ -190,8 +190,8 @@ pub struct SessionHandle {
 }
 
 impl SessionHandle {
-    pub fn shown(&self, access: &Access) -> String {
-        self.name.shown_link(self.id, access)
+    pub fn public_id(&self, access: &Access) -> String {
+        self.name.public_session_id(self.id, access)
     }
 }
 
@@ -227,12 +227,12 @@ pub struct NewConversation {
 mod tests {
     use super::*;
 
-    fn access(reach: Visibility, namespace: Namespace) -> Access {
+    fn access(visibility: Visibility, namespace: Namespace) -> Access {
         Access {
-            reach,
+            visibility,
             namespace,
-            person: None,
-            speaker: None,
+            user_id: None,
+            sender: None,
             may_write_any_role: false,
         }
     }
@@ -244,8 +244,8 @@ mod tests {
         let allowed = None;
         let guest = Some(Code::GuestNotAllowed);
         let not_found = Some(Code::SessionNotFound);
-        let of_user = |user| Visibility::Person(user);
-        for (reach, owner, key, granted, read, own) in [
+        let of_user = |user| Visibility::User(user);
+        for (visibility, owner, key, granted, read, own) in [
             (Visibility::Tenant, Some(ada), None, false, allowed, allowed),
             (
                 Visibility::Service,
@@ -282,10 +282,14 @@ mod tests {
                 session_key: key.map(str::to_owned),
                 granted,
             };
-            let access = access(reach, Namespace::Service);
+            let access = access(visibility, Namespace::Service);
             let code = |need| owner.check(&access, need).err().map(|error| error.code);
-            assert_eq!(code(Permission::Participate), read, "{reach:?} {owner:?}");
-            assert_eq!(code(Permission::Manage), own, "{reach:?} {owner:?}");
+            assert_eq!(
+                code(Permission::Participate),
+                read,
+                "{visibility:?} {owner:?}"
+            );
+            assert_eq!(code(Permission::Manage), own, "{visibility:?} {owner:?}");
         }
     }
 
@@ -297,8 +301,8 @@ mod tests {
         let child = SessionId::generate();
         let of_key = access(Visibility::Tenant, Namespace::Service);
         let of = |user| Access {
-            person: Some(user),
-            ..access(Visibility::Person(user), Namespace::User(user))
+            user_id: Some(user),
+            ..access(Visibility::User(user), Namespace::User(user))
         };
         let by_name = "chat-1".to_owned();
         let by_id = id.to_string();
@@ -317,9 +321,9 @@ mod tests {
                 user_id: Some(ada),
                 hidden,
             };
-            assert_eq!(&name.shown(access), expected);
-            assert_eq!(&name.shown_link(id, access), expected);
-            assert_eq!(name.shown_link(child, access), child.to_string());
+            assert_eq!(&name.public_id(access), expected);
+            assert_eq!(&name.public_session_id(id, access), expected);
+            assert_eq!(name.public_session_id(child, access), child.to_string());
         }
     }
 }

@@ -39,10 +39,10 @@ pub struct Current {
 impl Slot {
     /// A key of others is reported as not found, whether it exists or not.
     pub fn check(&self, access: &Access) -> Result<()> {
-        let is_visible = match access.reach {
+        let is_visible = match access.visibility {
             Visibility::Tenant => true,
             Visibility::Service => self.user_id.is_none() && !is_built_key(&self.key),
-            Visibility::Person(user_id) => self.user_id == Some(user_id),
+            Visibility::User(user_id) => self.user_id == Some(user_id),
         };
         if is_visible {
             Ok(())

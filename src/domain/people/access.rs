@@ -11,12 +11,12 @@ use crate::ids::UserId;
 /// The access of a call to conversations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    pub reach: Visibility,
+    pub visibility: Visibility,
     pub namespace: Namespace,
     /// The user it acts for.
-    pub person: Option<UserId>,
+    pub user_id: Option<UserId>,
     /// The identity of that user that sends the message, if the call determines one.
-    pub speaker: Option<Identity>,
+    pub sender: Option<Identity>,
     /// Whether it may also write messages of other roles: assistant, system and tool.
     pub may_write_any_role: bool,
 }
@@ -28,7 +28,7 @@ pub enum Visibility {
     Tenant,
     /// Conversations without a user and outside of platform chats.
     Service,
-    Person(UserId),
+    User(UserId),
 }
 
 /// The namespace of the names that a caller gives to keys and sessions.
@@ -58,23 +58,23 @@ impl Namespace {
 
 impl Access {
     /// A key with the scope `admin`, which may name a user and the sending identity.
-    pub fn of_admin_key(person: Option<UserId>, speaker: Option<Identity>) -> Self {
+    pub fn of_admin_key(user_id: Option<UserId>, sender: Option<Identity>) -> Self {
         Self {
-            reach: Visibility::Tenant,
+            visibility: Visibility::Tenant,
             namespace: Namespace::Service,
-            person,
-            speaker,
+            user_id,
+            sender,
             may_write_any_role: true,
         }
     }
 
-    /// The service itself, which finds the session of a message from `speaker`.
-    pub fn of_service(person: UserId, speaker: Identity) -> Self {
+    /// The service itself, which finds the session of a message from `sender`.
+    pub fn of_service(user_id: UserId, sender: Identity) -> Self {
         Self {
-            reach: Visibility::Tenant,
+            visibility: Visibility::Tenant,
             namespace: Namespace::Service,
-            person: Some(person),
-            speaker: Some(speaker),
+            user_id: Some(user_id),
+            sender: Some(sender),
             may_write_any_role: false,
         }
     }
@@ -86,51 +86,51 @@ impl Access {
             Namespace::User(_) => Namespace::User(survivor),
         };
         Self {
-            reach: Visibility::Person(survivor),
+            visibility: Visibility::User(survivor),
             namespace,
-            person: Some(survivor),
+            user_id: Some(survivor),
             ..self.clone()
         }
     }
 
     /// A key with the scope `bridge` for the user it names.
-    pub fn of_bridge_key(person: UserId, speaker: Option<Identity>, has_chat_scope: bool) -> Self {
+    pub fn of_bridge_key(user_id: UserId, sender: Option<Identity>, has_chat_scope: bool) -> Self {
         Self {
-            reach: Visibility::Person(person),
+            visibility: Visibility::User(user_id),
             namespace: Namespace::Service,
-            person: Some(person),
-            speaker,
+            user_id: Some(user_id),
+            sender,
             may_write_any_role: has_chat_scope,
         }
     }
 
     pub fn of_chat_key() -> Self {
         Self {
-            reach: Visibility::Service,
+            visibility: Visibility::Service,
             namespace: Namespace::Service,
-            person: None,
-            speaker: None,
+            user_id: None,
+            sender: None,
             may_write_any_role: true,
         }
     }
 
     pub fn of_read_key() -> Self {
         Self {
-            reach: Visibility::Tenant,
+            visibility: Visibility::Tenant,
             namespace: Namespace::Service,
-            person: None,
-            speaker: None,
+            user_id: None,
+            sender: None,
             may_write_any_role: false,
         }
     }
 
     /// A user with a token.
-    pub fn of_user(user_id: UserId, speaker: Identity) -> Self {
+    pub fn of_user(user_id: UserId, sender: Identity) -> Self {
         Self {
-            reach: Visibility::Person(user_id),
+            visibility: Visibility::User(user_id),
             namespace: Namespace::User(user_id),
-            person: Some(user_id),
-            speaker: Some(speaker),
+            user_id: Some(user_id),
+            sender: Some(sender),
             may_write_any_role: false,
         }
     }
@@ -154,7 +154,7 @@ pub fn scope_in_use(scopes: &[Scope], accepted: &[Scope], names_a_user: bool) ->
 
 /// The sending identity of a user behind a bridge with these platforms. `None`: the bridge covers no
 /// identity of the user. `Some(None)`: it covers several, and the call names none of them.
-pub fn speaker_through(
+pub fn sender_through(
     platforms: &[PlatformScope],
     identities: &[Identity],
 ) -> Option<Option<Identity>> {
@@ -235,22 +235,22 @@ mod tests {
             name: text.parse().unwrap(),
         };
         let identities = ["telegram:1", "slack@T1:2", "slack@T2:3"].map(identity);
-        let through = |platform: &str| speaker_through(&[platform.parse().unwrap()], &identities);
+        let through = |platform: &str| sender_through(&[platform.parse().unwrap()], &identities);
         assert_eq!(through("telegram"), Some(Some(identities[0].clone())));
         assert_eq!(through("slack@T2"), Some(Some(identities[2].clone())));
         assert_eq!(through("slack"), Some(None), "two identities are ambiguous");
         assert_eq!(through("discord"), None);
-        assert_eq!(speaker_through(&[], &identities), None);
+        assert_eq!(sender_through(&[], &identities), None);
     }
 
     #[test]
     fn no_key_but_admin_and_read_sees_the_whole_tenant() {
         let id = UserId::generate();
-        let speaker = Identity {
+        let sender = Identity {
             id: IdentityId::generate(),
             name: "web:ada".parse().unwrap(),
         };
-        for (access, reach, namespace, may_write_any_role) in [
+        for (access, visibility, namespace, may_write_any_role) in [
             (
                 Access::of_admin_key(Some(id), None),
                 Visibility::Tenant,
@@ -271,24 +271,24 @@ mod tests {
             ),
             (
                 Access::of_bridge_key(id, None, false),
-                Visibility::Person(id),
+                Visibility::User(id),
                 Namespace::Service,
                 false,
             ),
             (
                 Access::of_bridge_key(id, None, true),
-                Visibility::Person(id),
+                Visibility::User(id),
                 Namespace::Service,
                 true,
             ),
             (
-                Access::of_user(id, speaker),
-                Visibility::Person(id),
+                Access::of_user(id, sender),
+                Visibility::User(id),
                 Namespace::User(id),
                 false,
             ),
         ] {
-            assert_eq!(access.reach, reach);
+            assert_eq!(access.visibility, visibility);
             assert_eq!(access.namespace, namespace);
             assert_eq!(access.may_write_any_role, may_write_any_role);
         }

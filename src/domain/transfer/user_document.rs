@@ -288,7 +288,7 @@ impl Head {
             identity: one.identity.name.to_string(),
             last_seen_at: one.last_seen_at,
             session_key: one.session_key,
-            session_id: one.session.map(|session| session.shown(access)),
+            session_id: one.session.map(|session| session.public_id(access)),
         };
         self.home_channels = homes.into_iter().map(home).collect();
         self.presence = presence.into_iter().map(presence_of).collect();

@@ -61,7 +61,7 @@ text_enum!(
         ToolResultsMissing = "tool_results_missing",
         TenantSuspended = "tenant_suspended",
         ConversationDeleted = "conversation_deleted",
-        PersonErased = "person_erased",
+        UserErased = "person_erased",
     }
 );
 
@@ -73,7 +73,7 @@ impl StopReason {
             Self::Cancelled
             | Self::TenantSuspended
             | Self::ConversationDeleted
-            | Self::PersonErased => TurnState::Cancelled,
+            | Self::UserErased => TurnState::Cancelled,
         }
     }
 
@@ -118,7 +118,7 @@ impl TurnInput {
     }
 
     /// Whether the client has a tool of this name.
-    pub fn gives_tool(&self, name: &str) -> bool {
+    pub fn has_client_tool(&self, name: &str) -> bool {
         /// The name of a tool.
         #[derive(Deserialize)]
         struct Tool {
@@ -137,7 +137,7 @@ impl TurnInput {
     }
 
     /// Whether it consists of tool results.
-    pub fn answers_tools(&self) -> bool {
+    pub fn has_tool_results(&self) -> bool {
         let first = self.messages.first();
         first.is_some_and(|message| message.role == Role::Tool)
     }

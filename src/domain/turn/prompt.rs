@@ -235,7 +235,7 @@ mod tests {
         let call_message = NewMessage {
             content: None,
             tool_calls: serde_json::from_value(json!([call])).unwrap(),
-            ..NewMessage::silence()
+            ..NewMessage::empty_answer()
         };
         let result = NewMessage::tool_result("a\"1", "2");
         let transcript =

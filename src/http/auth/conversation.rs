@@ -12,7 +12,7 @@ use super::keys::{missing_scope, not_covered, not_proven};
 use crate::app::App;
 use crate::auth::{KeyCaller, TenantCaller, UserCaller};
 use crate::domain::bridge::chat::Chat;
-use crate::domain::people::access::{Access, Visibility, scope_in_use, speaker_through};
+use crate::domain::people::access::{Access, Visibility, scope_in_use, sender_through};
 use crate::domain::people::identity::{IdentityName, UserName};
 use crate::domain::people::user::{Identity, IdentityRecord, NewIdentity, User};
 use crate::domain::tenant::api_key::Scope;
@@ -87,8 +87,8 @@ impl ConversationWriter {
             (TenantCaller::User(_), _) => {
                 let is_me = user == Some("me") || self.0.header == Some(UserName::Me);
                 let context = self.0.context(app, None).await?;
-                let speaker = context.access.speaker.clone();
-                return Ok((context, speaker.filter(|_| stores || is_me)));
+                let sender = context.access.sender.clone();
+                return Ok((context, sender.filter(|_| stores || is_me)));
             }
             (TenantCaller::Key(key), Some(named)) if key.has_scope(Scope::Admin) => {
                 // Naming an account here is a first contact.
@@ -104,8 +104,8 @@ impl ConversationWriter {
             return Ok((self.0.context(app, None).await?, None));
         };
         let context = self.0.context(app, Some(&named)).await?;
-        let speaker = context.access.speaker.clone();
-        Ok((context, speaker))
+        let sender = context.access.sender.clone();
+        Ok((context, sender))
     }
 }
 
@@ -146,8 +146,8 @@ impl Call {
     async fn context(self, app: &App, named: Option<&UserName>) -> Result<CallerContext> {
         let named = named.or(self.header.as_ref());
         let access = match &self.credential {
-            TenantCaller::Key(key) => viewer_of_key(app, key, self.taken, named).await?,
-            TenantCaller::User(user) => viewer_of_user(app, user, named).await?,
+            TenantCaller::Key(key) => access_of_key(app, key, self.taken, named).await?,
+            TenantCaller::User(user) => access_of_user(app, user, named).await?,
         };
         let name = match &self.credential {
             TenantCaller::Key(_) => named.map(ToString::to_string),
@@ -161,7 +161,7 @@ impl Call {
     }
 }
 
-async fn viewer_of_key(
+async fn access_of_key(
     app: &App,
     key: &KeyCaller,
     taken: &[Scope],
@@ -170,13 +170,13 @@ async fn viewer_of_key(
     let scope = scope_in_use(key.scopes(), taken, named.is_some());
     match scope.ok_or_else(|| missing_scope(taken))? {
         Scope::Admin => {
-            let (person, speaker) = match named {
+            let (person, sender) = match named {
                 Some(named) => find_user_of_identity(app, key, named).await?,
                 None => (None, None),
             };
-            Ok(Access::of_admin_key(person, speaker))
+            Ok(Access::of_admin_key(person, sender))
         }
-        Scope::Bridge => viewer_of_bridge(app, key, named).await,
+        Scope::Bridge => access_of_bridge(app, key, named).await,
         Scope::Chat if named.is_some() => {
             let detail = "a chat key does not act for users";
             Err(Error::new(Code::MissingScope, detail))
@@ -206,21 +206,21 @@ async fn find_user_of_identity(
             let known = identities::find(&mut tx, name).await?;
             tx.end().await?;
             let known = known.ok_or_else(no_such_user)?;
-            let speaker = Identity {
+            let sender = Identity {
                 id: known.id,
                 name: name.clone(),
             };
-            Ok((Some(known.user_id), Some(speaker)))
+            Ok((Some(known.user_id), Some(sender)))
         }
     }
 }
 
-async fn viewer_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) -> Result<Access> {
+async fn access_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) -> Result<Access> {
     let named = named.ok_or_else(|| {
         let detail = "name an identity in the body or in the header X-Throughline-Identity";
         Error::new(Code::IdentityRequired, detail)
     })?;
-    let (person, speaker) = match named {
+    let (person, sender) = match named {
         UserName::Me => return Err(key_is_nobody()),
         UserName::User(id) => {
             let mut tx = key.begin(&app.db).await?;
@@ -228,16 +228,16 @@ async fn viewer_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) 
             let accounts = identities::list(&mut tx, user.id).await?;
             tx.end().await?;
             let accounts: Vec<Identity> = accounts.iter().map(IdentityRecord::identity).collect();
-            let speaker = speaker_through(key.platforms(), &accounts);
-            (user.id, speaker.ok_or_else(no_such_user)?)
+            let sender = sender_through(key.platforms(), &accounts);
+            (user.id, sender.ok_or_else(no_such_user)?)
         }
         UserName::Identity(name) => {
-            let (person, speaker) = contact(app, key, name).await?;
-            (person, Some(speaker))
+            let (person, sender) = contact(app, key, name).await?;
+            (person, Some(sender))
         }
     };
     let chats_too = key.has_scope(Scope::Chat);
-    Ok(Access::of_bridge_key(person, speaker, chats_too))
+    Ok(Access::of_bridge_key(person, sender, chats_too))
 }
 
 async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Identity)> {
@@ -260,14 +260,14 @@ async fn known_or_new(
     let known = people
         .contact(key.tenant_id(), &account, key.limits())
         .await?;
-    let speaker = Identity {
+    let sender = Identity {
         id: known.id,
         name: name.clone(),
     };
-    Ok((known.user_id, speaker))
+    Ok((known.user_id, sender))
 }
 
-async fn viewer_of_user(app: &App, user: &UserCaller, named: Option<&UserName>) -> Result<Access> {
+async fn access_of_user(app: &App, user: &UserCaller, named: Option<&UserName>) -> Result<Access> {
     let own = user.user_id();
     let meant = match named {
         None | Some(UserName::Me) => Some(own),
@@ -308,10 +308,10 @@ impl CallerContext {
     /// The person of an id, or who became of it, if there for this caller to see.
     pub async fn find_user(&self, tx: &mut TenantTx, id: UserId) -> Result<User> {
         let user = users::find(tx, id).await?.ok_or_else(no_such_user)?;
-        match self.access.reach {
+        match self.access.visibility {
             Visibility::Tenant => Ok(user),
-            Visibility::Person(own) if own == user.id => Ok(user),
-            Visibility::Person(_) | Visibility::Service => Err(no_such_user()),
+            Visibility::User(own) if own == user.id => Ok(user),
+            Visibility::User(_) | Visibility::Service => Err(no_such_user()),
         }
     }
 
@@ -323,11 +323,12 @@ impl CallerContext {
     /// Fails when the account that speaks has another person by now: for what goes on long after the call
     /// was judged.
     pub async fn check_present(&self, tx: &mut TenantTx) -> Result<()> {
-        let (Visibility::Person(person), Some(speaker)) = (self.access.reach, &self.access.speaker)
+        let (Visibility::User(person), Some(sender)) =
+            (self.access.visibility, &self.access.sender)
         else {
             return Ok(());
         };
-        people::find_present_user(tx, speaker.id, person)
+        people::find_present_user(tx, sender.id, person)
             .await
             .map(drop)
     }
@@ -342,9 +343,9 @@ impl CallerContext {
             return Ok(None);
         };
         let present = users::find_redirect(tx, asked).await?.unwrap_or(asked);
-        match self.access.reach {
-            Visibility::Person(own) if own != present => Err(no_such_user()),
-            Visibility::Person(_) | Visibility::Tenant | Visibility::Service => Ok(Some(present)),
+        match self.access.visibility {
+            Visibility::User(own) if own != present => Err(no_such_user()),
+            Visibility::User(_) | Visibility::Tenant | Visibility::Service => Ok(Some(present)),
         }
     }
 

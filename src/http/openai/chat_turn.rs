@@ -137,10 +137,10 @@ async fn turn_input(
 /// The effective session, as far as it is known before the turn has run.
 fn headers(context: &CallerContext, turn: &AcceptedTurn) -> Vec<(&'static str, String)> {
     let access = &context.access;
-    let session_id = turn.name.shown_link(turn.session_id, access);
+    let session_id = turn.name.public_session_id(turn.session_id, access);
     let mut headers = vec![
         ("x-hermes-session-id", session_id),
-        ("x-throughline-conversation-id", turn.name.shown(access)),
+        ("x-throughline-conversation-id", turn.name.public_id(access)),
         ("x-throughline-turn-id", turn.id.to_string()),
     ];
     if let Some(session_key) = &turn.session_info.session_key {
@@ -253,8 +253,8 @@ impl ChatAnswer {
         let turn = &self.turn.turn;
         let body = json!({
             "turn_id": turn.id,
-            "session_id": turn.name.shown_link(turn.session_id, access),
-            "conversation_id": turn.name.shown(access),
+            "session_id": turn.name.public_session_id(turn.session_id, access),
+            "conversation_id": turn.name.public_id(access),
         });
         Some(sse::event(&format!("hermes.{kind}"), &body.to_string()))
     }

@@ -240,9 +240,9 @@ pub fn hermes(outcome: &TurnOutcome, name: &ConversationHandle, access: &Access)
     let info = &outcome.session_info;
     let reset = info.reset.as_ref().map(|reset: &ResetInfo| json!(reset));
     json!({
-        "session_id": name.shown_link(outcome.session_id, access),
+        "session_id": name.public_session_id(outcome.session_id, access),
         "session_key": info.session_key,
-        "conversation_id": name.shown(access),
+        "conversation_id": name.public_id(access),
         "requested_session_id": info.requested_session_id,
         "compressed": outcome.compressed,
         "reset": reset,

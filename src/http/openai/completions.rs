@@ -234,7 +234,7 @@ pub async fn create_chat_completion(
             let call = Call::new(
                 &app,
                 context.tenant_id(),
-                context.access.person,
+                context.access.user_id,
                 &completion,
             )
             .await?;

@@ -55,8 +55,8 @@ pub fn body(event: &Event, name: &ConversationHandle, access: &Access) -> String
     });
     let body = EventBody {
         turn_id: event.turn_id,
-        session_id: name.shown_link(event.session_id, access),
-        conversation_id: name.shown(access),
+        session_id: name.public_session_id(event.session_id, access),
+        conversation_id: name.public_id(access),
         attempt: event.attempt,
         created_at: event.created_at,
         data: event.data.as_deref(),

@@ -143,7 +143,7 @@ impl Reader {
     /// Checks the right to all words up to now, before they are sent. What belongs to no user changes hands only by
     /// being deleted, which ends its turn. While the database does not answer, an answer goes on.
     pub async fn check_before_words(&mut self) -> Result<()> {
-        let Visibility::Person(_) = self.context.access.reach else {
+        let Visibility::User(_) = self.context.access.visibility else {
             return Ok(());
         };
         let now = Instant::now();

@@ -167,10 +167,10 @@ pub async fn list(
     filter: &Filter,
     page: &PageRequest<SessionId>,
 ) -> Result<Page<Session, SessionId>> {
-    let (user_id, service_only) = match access.reach {
+    let (user_id, service_only) = match access.visibility {
         Visibility::Tenant => (filter.user_id, false),
         Visibility::Service => (filter.user_id, true),
-        Visibility::Person(own) => (Some(own), false),
+        Visibility::User(own) => (Some(own), false),
     };
     let sql = match (filter.slot_id, user_id) {
         (Some(_), _) => LIST_OF_SLOT,

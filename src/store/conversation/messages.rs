@@ -24,7 +24,7 @@ pub struct Append<'a> {
     pub session_id: SessionId,
     pub messages: &'a [NewMessage],
     /// The sender of the messages with the role `user`.
-    pub speaker: Option<&'a Identity>,
+    pub sender: Option<&'a Identity>,
     /// The last number that the caller saw.
     pub expected_last: Option<i64>,
 }
@@ -53,11 +53,11 @@ pub async fn append(
         .bind(columns.tool_call_ids)
         .bind(columns.tokens)
         .bind(columns.is_spoken)
-        .bind(append.speaker.map(|speaker| speaker.id))
+        .bind(append.sender.map(|sender| sender.id))
         .bind(
             append
-                .speaker
-                .map(|speaker| speaker.name.platform().to_string()),
+                .sender
+                .map(|sender| sender.name.platform().to_string()),
         )
         .bind(columns.extras)
         .fetch_optional(tx.connection())

@@ -345,10 +345,10 @@ pub async fn list(
     now: DateTime<Utc>,
     page: &PageRequest,
 ) -> Result<Page<Slot>> {
-    let (user_id, service_only) = match access.reach {
+    let (user_id, service_only) = match access.visibility {
         Visibility::Tenant => (user_id, false),
         Visibility::Service => (user_id, true),
-        Visibility::Person(own) => (Some(own), false),
+        Visibility::User(own) => (Some(own), false),
     };
     let rows: Vec<SlotRow> = sqlx::query_as(concat!(
         slot_from!("slots k"),

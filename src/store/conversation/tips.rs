@@ -111,8 +111,8 @@ pub async fn find(
 
 /// The user whose grants count for `access`.
 pub(in crate::store) fn grantee(access: &Access) -> Option<UserId> {
-    match access.reach {
-        Visibility::Person(user_id) => Some(user_id),
+    match access.visibility {
+        Visibility::User(user_id) => Some(user_id),
         Visibility::Tenant | Visibility::Service => None,
     }
 }

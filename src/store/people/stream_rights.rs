@@ -12,7 +12,7 @@ use crate::store::conversation::access_sql::access_columns;
 pub struct RightsQuery {
     pub conversation_id: Option<SessionId>,
     pub user_id: Option<UserId>,
-    pub speaker: Option<IdentityId>,
+    pub sender: Option<IdentityId>,
     pub slot_id: Option<SlotId>,
 }
 
@@ -29,7 +29,7 @@ pub struct ReaderRights {
     pub survivor_id: Option<UserId>,
     /// Whether that user has a grant.
     pub survivor_granted: bool,
-    /// The user who owns the speaker's identity now.
+    /// The user who owns the sender's identity now.
     pub speaker_user_id: Option<UserId>,
     /// The slot's current conversation.
     pub slot_conversation_id: Option<SessionId>,
@@ -43,7 +43,7 @@ pub const LIST: &str = concat!(
     access_columns!(granted_to: "r.user_id", now: "$6"),
     " as survivor_granted, i.user_id as speaker_user_id, s.conversation_id as slot_conversation_id
        from unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[]) with ordinality
-              as a (conversation_id, user_id, speaker, slot_id, position)
+              as a (conversation_id, user_id, sender, slot_id, position)
        left join conversations c
          on c.tenant_id = $1
         and c.id = a.conversation_id
@@ -56,7 +56,7 @@ pub const LIST: &str = concat!(
         and r.old_id = a.user_id
        left join identities i
          on i.tenant_id = $1
-        and i.id = a.speaker
+        and i.id = a.sender
        left join slots s
          on s.tenant_id = $1
         and s.id = a.slot_id
@@ -76,7 +76,7 @@ pub async fn list(
         .bind(tx.tenant_id())
         .bind(ids(|reader| reader.conversation_id.map(|id| id.as_uuid())))
         .bind(ids(|reader| reader.user_id.map(|id| id.as_uuid())))
-        .bind(ids(|reader| reader.speaker.map(|id| id.as_uuid())))
+        .bind(ids(|reader| reader.sender.map(|id| id.as_uuid())))
         .bind(ids(|reader| reader.slot_id.map(|id| id.as_uuid())))
         .bind(now)
         .fetch_all(tx.connection())

@@ -30,7 +30,7 @@ pub struct TurnLease {
     pub agent: String,
     pub input: TurnInput,
     pub session_info: SessionInfo,
-    pub speaker: Option<(IdentityId, String)>,
+    pub sender: Option<(IdentityId, String)>,
     /// The conversation's owner.
     pub user_id: Option<UserId>,
     pub steps: i32,
@@ -68,7 +68,7 @@ impl TurnLease {
                 ..turn.input.clone()
             },
             session_info: turn.session_info.clone(),
-            speaker: turn.speaker.clone(),
+            sender: turn.sender.clone(),
             user_id,
             steps: i32::try_from(turn.input.messages.len()).unwrap_or(i32::MAX),
             calls: None,
@@ -116,7 +116,7 @@ pub(super) fn read_lease(row: &PgRow, runner: Runner) -> Result<TurnLease> {
         agent: row.try_get("agent")?,
         input,
         session_info,
-        speaker: identity.zip(platform),
+        sender: identity.zip(platform),
         user_id: row.try_get("user_id")?,
         steps: row.try_get("steps")?,
         calls: calls.map(|Json(calls)| calls),

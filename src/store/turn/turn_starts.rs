@@ -52,7 +52,7 @@ pub async fn start(
         now,
         lease_ms: conditions.runner.lease_ms,
         attempt: 1,
-        sender: turn.speaker.as_ref(),
+        sender: turn.sender.as_ref(),
         events,
     };
     let mut columns = MessageColumns::new(&turn.input.messages)?;

@@ -71,7 +71,7 @@ impl TurnLease {
             now,
             lease_ms: self.runner.lease_ms,
             attempt: self.attempt,
-            sender: self.speaker.as_ref(),
+            sender: self.sender.as_ref(),
             events: write.events,
         };
         let mut columns = MessageColumns::new(write.messages)?;

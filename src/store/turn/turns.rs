@@ -135,7 +135,7 @@ pub struct NewTurn<'a> {
     pub input: &'a TurnInput,
     pub session_info: &'a SessionInfo,
     /// Who speaks, and on which platform.
-    pub speaker: Option<(IdentityId, String)>,
+    pub sender: Option<(IdentityId, String)>,
     /// Where its answer goes, for one that came from a platform.
     pub reply: Option<(&'a ReplyTo, ReplyVia)>,
 }
@@ -165,8 +165,8 @@ pub async fn queue(tx: &mut TenantTx, turn: &NewTurn<'_>, now: DateTime<Utc>) ->
     .bind(turn.request_hash.as_slice())
     .bind(Json(turn.input))
     .bind(Json(turn.session_info))
-    .bind(turn.speaker.as_ref().map(|(identity_id, _)| *identity_id))
-    .bind(turn.speaker.as_ref().map(|(_, platform)| platform))
+    .bind(turn.sender.as_ref().map(|(identity_id, _)| *identity_id))
+    .bind(turn.sender.as_ref().map(|(_, platform)| platform))
     .bind(now)
     .bind(turn.reply.map(|(to, _)| Json(to)))
     .bind(turn.reply.map(|(_, via)| via.as_str()))

@@ -227,8 +227,8 @@ async fn concurrent_first_words_to_a_key_make_one_session() {
     }
     let mut ids = Vec::new();
     let mut created = 0;
-    for speaker in speakers {
-        let (id, made) = speaker.await.unwrap();
+    for sender in speakers {
+        let (id, made) = sender.await.unwrap();
         ids.push(id);
         created += usize::from(made);
     }

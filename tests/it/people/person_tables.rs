@@ -27,7 +27,7 @@ const PERSON_COLUMNS: [&str; 24] = [
     "profile",
     "raw",
     "sender",
-    "speaker",
+    "sender",
     "subject",
     "to_user",
     "user_id",

@@ -101,8 +101,8 @@ pub async fn get_tip(
     tx.commit().await?;
     Ok(HttpResponse::Ok().json(TipResponse {
         requested_id: id.to_string(),
-        session_id: tip.name.shown_link(tip.session_id, access),
-        conversation_id: tip.name.shown(access),
+        session_id: tip.name.public_session_id(tip.session_id, access),
+        conversation_id: tip.name.public_id(access),
         hops: tip.hops(),
     }))
 }
@@ -204,9 +204,11 @@ pub async fn compress_session(
             let result = sessions::compress(tx, access, &id, &request, now).await?;
             let name = &result.tip.name;
             let response = CompressedResponse {
-                session_id: result.child.map(|child| name.shown_link(child, access)),
-                parent_id: name.shown_link(result.parent, access),
-                conversation_id: name.shown(access),
+                session_id: result
+                    .child
+                    .map(|child| name.public_session_id(child, access)),
+                parent_id: name.public_session_id(result.parent, access),
+                conversation_id: name.public_id(access),
                 kept: result.record.kept,
                 tokens_before: result.record.tokens_before,
                 tokens_after: result.record.tokens_after,

@@ -42,10 +42,11 @@ pub struct SlotResponse {
 impl SlotResponse {
     fn new(slot: Slot, access: &Access) -> Self {
         let current = slot.current.as_ref();
-        let public_id = |current: &Current| current.name.shown_link(current.session_id, access);
+        let public_id =
+            |current: &Current| current.name.public_session_id(current.session_id, access);
         Self {
             session_id: current.map(public_id),
-            conversation_id: current.map(|current| current.name.shown(access)),
+            conversation_id: current.map(|current| current.name.public_id(access)),
             last_active_at: current.map_or(slot.last_person_at, |current| current.last_active_at),
             session_key: slot.key,
             user_id: slot.user_id,
@@ -284,10 +285,7 @@ pub async fn append_to_session_key(
         .answer(&app, tx, context.principal(), body.hash, async |tx| {
             let now = app.clock.now();
             let arrival = Arrival {
-                platform: access
-                    .speaker
-                    .as_ref()
-                    .map(|speaker| speaker.name.platform()),
+                platform: access.sender.as_ref().map(|sender| sender.name.platform()),
                 chat_type: None,
                 by_user: messages.iter().any(|message| message.role == Role::User),
             };
@@ -297,12 +295,12 @@ pub async fn append_to_session_key(
             let name = &appended.tip.name;
             let response = AppendedToKeyResponse {
                 session_key: chosen.slot.key,
-                session_id: name.shown_link(appended.tip.session_id, access),
-                conversation_id: name.shown(access),
+                session_id: name.public_session_id(appended.tip.session_id, access),
+                conversation_id: name.public_id(access),
                 created: chosen.created,
                 reset: chosen.reset.map(|(reason, before)| ResetResponse {
                     reason,
-                    previous_session_id: before.shown(access),
+                    previous_session_id: before.public_id(access),
                 }),
                 messages: appended_messages(&appended, &messages, access, now)?,
             };

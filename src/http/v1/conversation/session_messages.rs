@@ -101,7 +101,7 @@ pub struct CopiedFrom {
 
 impl MessageResponse {
     pub fn new(message: Message, chain: &ConversationHandle, access: &Access) -> Self {
-        let public_id = |id: SessionId| chain.shown_link(id, access);
+        let public_id = |id: SessionId| chain.public_session_id(id, access);
         let extra = message.extra.map_or_else(Extra::default, |extra| *extra);
         Self {
             session_id: public_id(message.session_id),
@@ -195,14 +195,14 @@ pub fn appended_messages(
         .zip(appended.first_seq..)
         .map(|(message, seq)| {
             let sender = access
-                .speaker
+                .sender
                 .as_ref()
                 .filter(|_| message.role == Role::User);
             Ok(MessageResponse {
                 session_id: appended
                     .tip
                     .name
-                    .shown_link(appended.tip.session_id, access),
+                    .public_session_id(appended.tip.session_id, access),
                 seq,
                 role: message.role,
                 kind: message.kind,
@@ -340,7 +340,7 @@ pub async fn append_messages(
                 session_id: appended
                     .tip
                     .name
-                    .shown_link(appended.tip.session_id, access),
+                    .public_session_id(appended.tip.session_id, access),
                 messages: appended_messages(&appended, &messages, access, now)?,
             };
             Answer::new(201, &response)

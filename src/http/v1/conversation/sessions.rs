@@ -62,9 +62,9 @@ pub struct SessionResponse {
 impl SessionResponse {
     pub fn new(session: Session, access: &Access) -> Self {
         Self {
-            id: session.name.shown_link(session.id, access),
-            conversation_id: session.name.shown(access),
-            parent_id: session.parent.map(|parent| parent.shown(access)),
+            id: session.name.public_session_id(session.id, access),
+            conversation_id: session.name.public_id(access),
+            parent_id: session.parent.map(|parent| parent.public_id(access)),
             session_key: session.owner.session_key,
             user_id: session.owner.user_id,
             agent: session.agent,

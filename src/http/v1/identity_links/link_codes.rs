@@ -83,8 +83,8 @@ impl RedeemedResponse {
             identities: names.collect(),
             moved: redeemed.merge.counts,
             session_key: redeemed.session_key,
-            session_id: session.map(|session| session.shown(access)),
-            conversation_id: session.map(|session| session.name.shown(access)),
+            session_id: session.map(|session| session.public_id(access)),
+            conversation_id: session.map(|session| session.name.public_id(access)),
             dry_run,
         }
     }

@@ -82,7 +82,7 @@ impl PresenceResponse {
             platform: presence.identity.name.platform().to_string(),
             last_seen_at: presence.last_seen_at,
             session_key: presence.session_key,
-            session_id: presence.session.map(|session| session.shown(access)),
+            session_id: presence.session.map(|session| session.public_id(access)),
             home_channel: presence.home_channel,
         }
     }
@@ -214,7 +214,7 @@ pub async fn undo_unlink_identity(
     let request = body.value;
     let context = caller.context(&app, None).await?;
     let access = &context.access;
-    if access.reach == Visibility::Tenant {
+    if access.visibility == Visibility::Tenant {
         let tx = context.begin(&app.db).await?;
         return retryable
             .answer(&app, tx, context.principal(), body.hash, async |tx| {
@@ -231,7 +231,7 @@ pub async fn undo_unlink_identity(
     let mut tx = context.begin(&app.db).await?;
     people::find_identity(&mut tx, access, id).await?;
     drop(tx);
-    let sender = access.speaker.clone().filter(|sender| sender.id == id);
+    let sender = access.sender.clone().filter(|sender| sender.id == id);
     let (Some(sender), Some(code)) = (sender, request.code) else {
         let detail = "the identity itself sends a link code of the other side";
         return Err(Error::new(Code::ProofRequired, detail));

@@ -55,12 +55,12 @@ impl ResolveResponse {
             identity_id: resolved.identity_id,
             linked: resolved.linked,
             session_key: resolved.session_key,
-            session_id: resolved.session.shown(access),
-            conversation_id: resolved.session.name.shown(access),
+            session_id: resolved.session.public_id(access),
+            conversation_id: resolved.session.name.public_id(access),
             created: resolved.created,
             reset: resolved.reset.map(|(reason, before)| ResetResponse {
                 reason,
-                previous_session_id: before.shown(access),
+                previous_session_id: before.public_id(access),
             }),
             offer: None,
         }

@@ -273,7 +273,7 @@ pub async fn update_user(
 ) -> Result<HttpResponse> {
     let context = caller.context(&app, None).await?;
     let request = body.value;
-    if request.external_id.is_some() && context.access.reach != Visibility::Tenant {
+    if request.external_id.is_some() && context.access.visibility != Visibility::Tenant {
         let detail = "only an admin may change the external id";
         return Err(Error::new(Code::MissingScope, detail));
     }
@@ -311,7 +311,7 @@ pub async fn delete_user(
     let erased = people::erase(&app, &mut tx, &caller.principal(), id).await?;
     tx.commit().await?;
     let user_ids = &erased.user_ids;
-    app.limits.forget_people(caller.tenant_id(), user_ids).await;
+    app.limits.forget_users(caller.tenant_id(), user_ids).await;
     Ok(HttpResponse::Accepted().json(ErasedResponse {
         user_id: user_ids.first().copied().unwrap_or(id),
         identities: erased.identities,

@@ -60,8 +60,8 @@ impl TurnResponse {
     fn new(turn: Turn, message: Option<Value>, name: &ConversationHandle, access: &Access) -> Self {
         Self {
             id: turn.id,
-            session_id: name.shown_link(turn.session_id(), access),
-            conversation_id: name.shown(access),
+            session_id: name.public_session_id(turn.session_id(), access),
+            conversation_id: name.public_id(access),
             session_key: turn.session_info.session_key,
             agent: turn.agent,
             state: turn.state,
@@ -161,7 +161,7 @@ pub async fn cancel_turn(
     let access = &context.access;
     let (turn, tip) = find(&app, &mut tx, access, id, Permission::Participate).await?;
     // A guest may cancel only their own turns.
-    let is_own = access.speaker.as_ref().map(|sender| sender.id) == turn.identity_id;
+    let is_own = access.sender.as_ref().map(|sender| sender.id) == turn.identity_id;
     if !is_own {
         tip.owner.check(access, Permission::Manage)?;
     }
