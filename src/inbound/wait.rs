@@ -15,7 +15,7 @@ use crate::idempotency::{Answer, Outcome};
 use crate::ids::TurnId;
 use crate::people;
 use crate::store::bridge::replies;
-use crate::turns::{self, TurnOutcome, TurnStream};
+use crate::turns::{self, TurnOutcome, TurnResult, TurnStream};
 
 /// How long a caller may wait for an answer, from when its turn was accepted.
 const MAX_WAIT: TimeDelta = TimeDelta::seconds(55);
@@ -80,6 +80,10 @@ impl WaitingReply {
     async fn answer(&self, caller: &InboundCaller, outcome: &TurnOutcome) -> Result<Outcome> {
         let turn_id = self.inbound.turn.id;
         caller.credential.check_now(&caller.app.verifiers).await?;
+        // What stopped the turn may have been the erasure of its sender, or of its conversation.
+        if let TurnResult::Failure(_) = outcome.result {
+            caller.check(turn_id).await?;
+        }
         let mut tx = caller.begin().await?;
         let is_ours = replies::mark_returned(&mut tx, turn_id).await?;
         tx.commit().await?;

@@ -207,17 +207,15 @@ impl TurnStream {
                     self.ready.push_back(Update::Text(text.to_owned()));
                 }
             }
-            MESSAGE_DISCARDED if self.has_shown || self.has_ready_text() => {
-                return Err(restarted(self.turn.id));
+            MESSAGE_DISCARDED if self.has_shown => return Err(restarted(self.turn.id)),
+            MESSAGE_DISCARDED => {
+                self.ready
+                    .retain(|update| !matches!(update, Update::Text(_)));
+                self.ready.push_back(Update::Event(event));
             }
             _ => self.ready.push_back(Update::Event(event)),
         }
         Ok(())
-    }
-
-    fn has_ready_text(&self) -> bool {
-        let is_text = |update: &Update| matches!(update, Update::Text(_));
-        self.ready.iter().any(is_text)
     }
 
     fn follow_events(&mut self) {

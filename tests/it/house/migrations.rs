@@ -12,6 +12,8 @@ use throughline::store::bridge::delivery_leases::lease;
 use throughline::store::db::migrate;
 
 use crate::support::servers::cluster::{cluster, project};
+use crate::support::world::WorldOptions;
+use crate::support::{Fields, World};
 
 const TENANT: &str = "01890000-0000-7000-8000-000000000001";
 
@@ -118,4 +120,66 @@ async fn what_was_there_before_a_migration_is_found_after_it() {
             Vec::new()
         )
     );
+}
+
+/// A row or more in every table, as the commit before the migration of names had them; with the tenant and its key.
+const BEFORE_NAMES: &str = include_str!("before_names.sql");
+
+fn comment(name: &str) -> &'static str {
+    let prefix = format!("-- {name} ");
+    let found = BEFORE_NAMES
+        .lines()
+        .find_map(|line| line.strip_prefix(&prefix));
+    found.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_from_before_the_renamed_columns_serves_after_their_migration() {
+    let database = cluster().new_empty_database().await;
+    migrate_before(&database, 20_261_119_100_100).await;
+    run(&database, BEFORE_NAMES).await;
+    let tables: Vec<String> = sqlx::query_scalar(
+        "select table_name::text from information_schema.columns
+          where table_schema = 'public' and column_name = 'tenant_id' and table_name <> 'jobs'",
+    )
+    .fetch_all(&mut cluster().superuser(&database).await)
+    .await
+    .unwrap();
+    for table in &tables {
+        let inserts = format!("insert into {table} ");
+        assert!(BEFORE_NAMES.contains(&inserts), "{table} has no row");
+    }
+    migrate::run(&cluster().migrate_config(&database))
+        .await
+        .unwrap();
+    let reply_via: Option<String> = sqlx::query_scalar("select reply_via from turns")
+        .fetch_one(&mut cluster().superuser(&database).await)
+        .await
+        .unwrap();
+    assert_eq!(reply_via.as_deref(), Some("returned"));
+
+    let world = World::with(WorldOptions {
+        database: Some(database),
+        ..WorldOptions::default()
+    })
+    .await;
+    let key = comment("key");
+    let get = async |path: &str| world.get(key, path).await.expect(200);
+    assert_eq!(get("/v1/whoami").await.text("tenant_id"), comment("tenant"));
+    let users = get("/v1/users").await;
+    assert_eq!(users["data"].as_array().unwrap().len(), 3);
+    let session = get("/v1/session-keys?limit=200").await["data"][0]["session_id"].clone();
+    let session = session.as_str().unwrap();
+    let turns = get(&format!("/v1/sessions/{session}/turns")).await;
+    let messages = get(&format!("/v1/sessions/{session}/messages")).await;
+    assert!(turns["data"].is_array() && messages["data"].is_array());
+    let turn: String = sqlx::query_scalar("select replace(id::text, '-', '') from turns")
+        .fetch_one(&mut world.superuser().await)
+        .await
+        .unwrap();
+    let turn = get(&format!("/v1/turns/trn_{turn}")).await;
+    assert_eq!(turn.text("state"), "completed");
+    let message = serde_json::json!({"identity": "telegram:1", "text": "still there?"});
+    let answer = world.post(key, "/v1/inbound", message).await.expect(200);
+    assert!(answer["reply"]["text"].is_string(), "{answer}");
 }

@@ -30,6 +30,8 @@ pub struct World {
 pub struct WorldOptions {
     pub nodes: usize,
     pub redis_url: String,
+    /// A database that is there already, instead of a new one.
+    pub database: Option<String>,
     /// Whether tenants' URLs may lead to servers of the test.
     pub private_upstreams: bool,
     /// Where the service's own pages are.
@@ -43,6 +45,7 @@ impl Default for WorldOptions {
         Self {
             nodes: 1,
             redis_url: cluster().redis_url().to_owned(),
+            database: None,
             private_upstreams: false,
             public_url: None,
             drain: Duration::ZERO,
@@ -82,7 +85,10 @@ impl World {
     }
 
     pub async fn with(options: WorldOptions) -> Self {
-        let database = cluster().new_database().await;
+        let database = match options.database {
+            Some(database) => database,
+            None => cluster().new_database().await,
+        };
         let clock = Clock::system();
         let mut nodes = Vec::new();
         for _ in 0..options.nodes {
