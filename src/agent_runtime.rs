@@ -124,7 +124,7 @@ impl AgentRuntime {
 
     /// An agent was changed on this node: later calls get it as it is now. Call it after the commit.
     pub async fn invalidate(&self, tenant_id: TenantId, name: &str) {
-        self.agents.invalidate((tenant_id, name.to_owned())).await;
+        self.agents.invalidate(&(tenant_id, name.to_owned())).await;
     }
 
     async fn read(&self, tenant_id: TenantId, name: &str) -> Result<Option<Agent>> {

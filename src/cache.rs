@@ -1,12 +1,14 @@
 //! A cache of what the database said less than a second ago. Callers that miss together ask once: the others wait
-//! for the same answer. An answer counts from before it was asked for, so nothing older than the TTL is ever used.
+//! for the same answer. An answer counts from before it was asked for, so no caller gets one that was older than the
+//! TTL when the caller came.
 
 use std::fmt;
+use std::future::ready;
 use std::hash::Hash;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use moka::future::Cache;
 
 use crate::clock::Clock;
@@ -15,121 +17,161 @@ use crate::error::{Error, Result};
 /// What changes on another node (a key revoked, an issuer deleted, an agent changed) holds here within this.
 const TTL: Duration = Duration::from_millis(800);
 const CAPACITY: u64 = 10_000;
-/// Longer than any question takes: an answer that was asked for before a change is not used after it.
-const INVALIDATION_TTL: Duration = Duration::from_secs(60);
+/// A key that nobody asks for is forgotten after this.
+const IDLE_TTL: Duration = Duration::from_secs(60);
 
 /// Time as a cached answer needs it: by a clock that never goes back, and by the node's own, which tests move.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Moment {
     monotonic: Instant,
     wall: DateTime<Utc>,
 }
 
-#[derive(Clone)]
+impl Moment {
+    /// Whether an answer that was asked for at `asked_at` is fresh now.
+    fn is_within_ttl_of(self, asked_at: Self) -> bool {
+        let age = (self.wall - asked_at.wall).to_std().unwrap_or_default();
+        age < TTL && self.monotonic.saturating_duration_since(asked_at.monotonic) < TTL
+    }
+}
+
+pub struct ShortCache<K, V> {
+    clock: Clock,
+    entries: Cache<K, Arc<Entry<V>>>,
+}
+
+/// What is known of one key.
+struct Entry<V> {
+    last: Mutex<Last<V>>,
+    /// Held by the caller that asks. A caller that is dropped leaves the question to the next one.
+    asking: tokio::sync::Mutex<()>,
+}
+
+struct Last<V> {
+    answer: Option<Answer<V>>,
+    failure: Option<Failure>,
+    /// When the value was changed: answers from before are not used.
+    changed_at: Option<Instant>,
+}
+
 struct Answer<V> {
     asked_at: Moment,
     value: V,
 }
 
-pub struct ShortCache<K, V> {
-    clock: Clock,
-    answers: Cache<K, Answer<V>>,
-    invalidated: Cache<K, Instant>,
+struct Failure {
+    failed_at: Instant,
+    error: Error,
+}
+
+impl<V> Default for Entry<V> {
+    fn default() -> Self {
+        let last = Last {
+            answer: None,
+            failure: None,
+            changed_at: None,
+        };
+        Self {
+            last: Mutex::new(last),
+            asking: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
+impl<V: Clone> Last<V> {
+    /// The answer, for a caller that came at `came_at`.
+    fn fresh(&self, came_at: Moment) -> Option<V> {
+        let answer = self.answer.as_ref()?;
+        let is_current = self
+            .changed_at
+            .is_none_or(|changed_at| changed_at < answer.asked_at.monotonic);
+        let is_fresh = is_current && came_at.is_within_ttl_of(answer.asked_at);
+        is_fresh.then(|| answer.value.clone())
+    }
+
+    /// The failure that a caller waited for which came at `came_at`.
+    fn failure_since(&self, came_at: Moment) -> Option<Error> {
+        let failure = self.failure.as_ref()?;
+        (failure.failed_at >= came_at.monotonic).then(|| copy_of(&failure.error))
+    }
+}
+
+impl<V> Entry<V> {
+    fn last(&self) -> MutexGuard<'_, Last<V>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<K, V> ShortCache<K, V>
 where
-    K: Clone + Eq + Hash + Send + Sync + 'static,
+    K: Eq + Hash + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
     pub fn new(clock: Clock) -> Self {
         Self {
             clock,
-            answers: Cache::builder()
+            entries: Cache::builder()
                 .max_capacity(CAPACITY)
-                .time_to_live(TTL)
-                .build(),
-            invalidated: Cache::builder()
-                .max_capacity(CAPACITY)
-                .time_to_live(INVALIDATION_TTL)
+                .time_to_idle(IDLE_TTL)
                 .build(),
         }
     }
 
     /// The cached answer, or that of `ask`, which runs once for all who miss together. A failure is not cached;
     /// those who waited for it get it too, so that a database that is away is not asked by each in turn.
-    pub async fn get_with<F>(&self, key: K, ask: impl Fn() -> F) -> Result<V>
+    pub async fn get_with<F>(&self, key: K, ask: impl FnOnce() -> F) -> Result<V>
     where
         F: Future<Output = Result<V>>,
     {
-        if let Some(answer) = self.answers.get(&key).await
-            && self.is_fresh(&key, answer.asked_at).await
-        {
-            return Ok(answer.value);
+        let came_at = self.now();
+        let entry = self.entries.get_with(key, ready(Arc::default())).await;
+        if let Some(value) = entry.last().fresh(came_at) {
+            return Ok(value);
         }
         // Boxed: a hit should not carry the room that a miss needs.
-        Box::pin(self.ask(key, ask)).await
+        Box::pin(self.ask(&entry, came_at, ask)).await
     }
 
-    async fn ask<F>(&self, key: K, ask: impl Fn() -> F) -> Result<V>
+    async fn ask<F>(&self, entry: &Entry<V>, came_at: Moment, ask: impl FnOnce() -> F) -> Result<V>
     where
         F: Future<Output = Result<V>>,
     {
-        loop {
-            let asked_at = self.now();
-            let question = async {
-                let value = ask().await?;
-                Ok::<_, Error>(Answer { asked_at, value })
-            };
-            let entry = self.answers.entry(key.clone());
-            let answer = match entry.or_try_insert_with(question).await {
-                Ok(entry) => entry.into_value(),
-                Err(error) => return Err(copy_of(&error)),
-            };
-            // One's own answer is used however long it took. Another's may be too old, or from before a change.
-            let is_own = answer.asked_at.monotonic == asked_at.monotonic;
-            if is_own || self.is_fresh(&key, answer.asked_at).await {
-                return Ok(answer.value);
+        let _asking = entry.asking.lock().await;
+        {
+            // However long the question took that this caller waited for, its answer is as good as one that the
+            // caller would have found. So no one waits for more than one other question.
+            let last = entry.last();
+            if let Some(value) = last.fresh(came_at) {
+                return Ok(value);
             }
-            self.remove(&key, answer.asked_at).await;
+            if let Some(error) = last.failure_since(came_at) {
+                return Err(error);
+            }
         }
+        let asked_at = self.now();
+        let outcome = ask().await;
+        let mut last = entry.last();
+        match &outcome {
+            Ok(value) => {
+                let value = value.clone();
+                last.answer = Some(Answer { asked_at, value });
+                last.failure = None;
+            }
+            Err(error) => {
+                let error = copy_of(error);
+                let failed_at = Instant::now();
+                last.failure = Some(Failure { failed_at, error });
+            }
+        }
+        outcome
     }
 
     /// The value has changed: no answer that was asked for before now is used again. Call it after the commit.
-    pub async fn invalidate(&self, key: K) {
-        self.invalidated.insert(key.clone(), Instant::now()).await;
-        self.answers.invalidate(&key).await;
-    }
-
-    async fn is_fresh(&self, key: &K, asked_at: Moment) -> bool {
-        let now = self.now();
-        let age = now.wall - asked_at.wall;
-        let is_young = now.monotonic - asked_at.monotonic < TTL
-            && age >= TimeDelta::zero()
-            && age.to_std().is_ok_and(|age| age < TTL);
-        is_young
-            && self
-                .invalidated
-                .get(key)
-                .await
-                .is_none_or(|at| at < asked_at.monotonic)
-    }
-
-    /// Removes the answer of that moment, and no newer one.
-    async fn remove(&self, key: &K, asked_at: Moment) {
-        let entry = self.answers.entry_by_ref(key);
-        entry
-            .and_compute_with(|entry| {
-                let is_same = entry.is_some_and(|entry| {
-                    entry.into_value().asked_at.monotonic == asked_at.monotonic
-                });
-                std::future::ready(if is_same {
-                    moka::ops::compute::Op::Remove
-                } else {
-                    moka::ops::compute::Op::Nop
-                })
-            })
-            .await;
+    pub async fn invalidate(&self, key: &K) {
+        // An entry that comes into being later is asked for later.
+        if let Some(entry) = self.entries.get(key).await {
+            entry.last().changed_at = Some(Instant::now());
+        }
     }
 
     fn now(&self) -> Moment {
@@ -147,7 +189,7 @@ impl<K, V> fmt::Debug for ShortCache<K, V> {
 }
 
 /// An error for each who waited. Its cause is in the log of the first; the others name it as text.
-fn copy_of(error: &Arc<Error>) -> Error {
+fn copy_of(error: &Error) -> Error {
     let cause = error.cause.as_ref();
     Error {
         errors: error.errors.clone(),
@@ -220,7 +262,7 @@ mod tests {
                 Ok(number)
             };
             let late = async {
-                cache.invalidate("key").await;
+                cache.invalidate(&"key").await;
                 let second = cache.get_with("key", ask);
                 change.notify_one();
                 second.await.unwrap()
@@ -247,6 +289,67 @@ mod tests {
                 (Code::Unavailable, "away")
             );
             assert_eq!(cache.get_with("key", ask).await.unwrap(), 1);
+        });
+    }
+
+    #[test]
+    fn those_who_wait_for_a_slow_question_share_its_answer() {
+        block_on(async {
+            let clock = Clock::system();
+            let cache = ShortCache::new(clock.clone());
+            let (asked, answer) = (AtomicUsize::new(0), Notify::new());
+            let ask = || async {
+                let number = asked.fetch_add(1, Ordering::Relaxed);
+                answer.notified().await;
+                Ok(number)
+            };
+            let waiting = join_all((0..5).map(|_| cache.get_with("key", ask)));
+            let late = async {
+                // The question has taken longer than the TTL. Two more come, and ask one question of their own.
+                clock.advance(TTL);
+                let late = join_all((0..2).map(|_| cache.get_with("key", ask)));
+                let answers = async {
+                    answer.notify_one();
+                    tokio::task::yield_now().await;
+                    answer.notify_one();
+                };
+                tokio::join!(late, answers).0
+            };
+            let (waiting, late) = tokio::join!(waiting, late);
+            assert!(waiting.into_iter().all(|answer| answer.unwrap() == 0));
+            assert!(late.into_iter().all(|answer| answer.unwrap() == 1));
+            assert_eq!(asked.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    #[test]
+    fn a_caller_that_leaves_leaves_the_question_to_the_next() {
+        block_on(async {
+            let cache = ShortCache::new(Clock::system());
+            let leaving = (0..500).map(|_| cache.get_with("key", std::future::pending));
+            let mut leaving: Vec<_> = leaving.map(Box::pin).collect();
+            for call in &mut leaving {
+                assert!(futures_util::poll!(call).is_pending());
+            }
+            let last = cache.get_with("key", async || Ok(7));
+            let leave = async { leaving.drain(..).for_each(drop) };
+            assert_eq!(tokio::join!(last, leave).0.unwrap(), 7);
+        });
+    }
+
+    #[test]
+    fn those_who_wait_for_a_failure_share_it() {
+        block_on(async {
+            let cache = ShortCache::<_, usize>::new(Clock::system());
+            let asked = AtomicUsize::new(0);
+            let ask = || async {
+                tokio::task::yield_now().await;
+                asked.fetch_add(1, Ordering::Relaxed);
+                Err(Error::new(Code::Unavailable, "away"))
+            };
+            let answers = join_all((0..20).map(|_| cache.get_with("key", ask))).await;
+            assert!(answers.into_iter().all(|answer| answer.is_err()));
+            assert_eq!(asked.load(Ordering::Relaxed), 1);
         });
     }
 }

@@ -1,6 +1,8 @@
 //! Verifies API keys. A node caches an answer for less than a second (`ShortCache`), so a revoked key stops
 //! everywhere within one second and no message has to arrive for that.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use chrono::{DateTime, TimeDelta, Utc};
 
 use super::KeyCaller;
@@ -71,15 +73,19 @@ impl KeyVerifier {
     }
 
     async fn find(&self, presented: &PresentedKey) -> Result<Option<KeyMatch>> {
-        self.keys
-            .get_with(presented.digest, || async {
-                let key = api_keys::find_presented(&self.db, presented).await?;
-                if let Some(found) = &key {
-                    self.note_use(found).await;
-                }
-                Ok(key)
-            })
-            .await
+        let has_asked = AtomicBool::new(false);
+        let ask = || {
+            has_asked.store(true, Ordering::Relaxed);
+            api_keys::find_presented(&self.db, presented)
+        };
+        let key = self.keys.get_with(presented.digest, ask).await?;
+        // By the one that asked, and not while the others wait: a write may wait for a lock.
+        if let Some(found) = &key
+            && has_asked.into_inner()
+        {
+            self.note_use(found).await;
+        }
+        Ok(key)
     }
 
     fn check_usable(&self, key: &KeyMatch) -> Result<()> {

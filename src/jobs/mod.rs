@@ -218,9 +218,22 @@ async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
     }
 }
 
-/// Spread by a quarter, so that jobs which failed together do not run together.
+/// Spread by a quarter, so that jobs that failed together do not run together; never longer than `MAX_BACKOFF`.
 fn backoff(attempts: i32) -> Duration {
     let attempts = u32::try_from(attempts).unwrap_or_default();
     let pause = retry::exponential(FIRST_BACKOFF, MAX_BACKOFF, attempts);
-    pause + retry::full_jitter(pause / 4)
+    pause - retry::full_jitter(pause / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_pause_between_attempts_is_an_hour() {
+        for attempts in [0, 12, 20, i32::MAX] {
+            assert!((0..100).all(|_| backoff(attempts) <= MAX_BACKOFF));
+        }
+        assert!(backoff(20) >= MAX_BACKOFF * 3 / 4);
+    }
 }

@@ -91,6 +91,7 @@ impl Db {
             notifier: self.notifier.clone(),
             notifications: Vec::new(),
             after_commit: Vec::new(),
+            mark: (0, 0),
         })
     }
 
@@ -125,6 +126,8 @@ pub struct TenantTx {
     /// Published by `commit`; collected by the store functions that write what they are about.
     notifications: Vec<Notification>,
     after_commit: Vec<Box<dyn FnOnce() + Send>>,
+    /// How many of both there were at the mark.
+    mark: (usize, usize),
 }
 
 impl TenantTx {
@@ -184,6 +187,11 @@ impl TenantTx {
         self.seen = Some(seen);
     }
 
+    /// Undoes what was written, when a condition that was checked on the way did not hold.
+    pub async fn roll_back(self) -> Result<()> {
+        Ok(self.lease.roll_back().await?)
+    }
+
     /// Goes on inside `tenant_id`, in the same transaction. The operator makes a tenant and its first
     /// key together; a tenant's own transaction never leaves its tenant.
     pub async fn operator_enter(&mut self, tenant_id: TenantId) -> Result<()> {
@@ -197,14 +205,18 @@ impl TenantTx {
 
     /// Marks where `roll_back_to_mark` goes back to.
     pub async fn mark(&mut self) -> Result<()> {
+        self.mark = (self.notifications.len(), self.after_commit.len());
         sqlx::raw_sql("savepoint mark")
             .execute(self.connection())
             .await?;
         Ok(())
     }
 
-    /// Undoes what was done since `mark`; locks taken since then are given back.
+    /// Undoes what was done since `mark`, and releases the locks that were taken since.
     pub async fn roll_back_to_mark(&mut self) -> Result<()> {
+        let (notifications, after_commit) = self.mark;
+        self.notifications.truncate(notifications);
+        self.after_commit.truncate(after_commit);
         sqlx::raw_sql("rollback to savepoint mark")
             .execute(self.connection())
             .await?;

@@ -177,7 +177,8 @@ impl TurnWriter {
         is_retry: bool,
     ) -> Result<(WriteOutcome, Option<RunnableTurn>)> {
         if !is_retry || !self.lease.was_applied(&mut tx).await? {
-            tx.end().await?;
+            // A statement that waited for the conversation, and then found the turn lost, has numbered its events.
+            tx.roll_back().await?;
             return Ok((self.lost(), None));
         }
         tx.commit().await?;

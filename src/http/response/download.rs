@@ -2,7 +2,7 @@
 //! reads slowly holds no connection to the database.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix_web::web::Bytes;
 use actix_web::{rt, web};
@@ -20,10 +20,10 @@ use crate::retry::Backoff;
 use crate::store::TenantTx;
 use crate::streams::CheckedCredential;
 
-/// How often a page is tried that the database has no connection for, and the bounds of the pauses between.
-const ATTEMPTS: usize = 5;
+/// How long a page is tried again that the database has no connection for, and the bounds of the pauses between.
+const MAX_BUSY: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_secs(4);
+const MAX_PAUSE: Duration = Duration::from_secs(4);
 
 /// For whom the pages are.
 pub struct Pages {
@@ -57,18 +57,17 @@ impl Pages {
     /// Checks the credential and whose account it is again, and begins. What is under way for minutes should outlive a moment
     /// without the database.
     pub async fn begin(&self) -> Result<TenantTx> {
-        let mut attempt = 1;
-        let mut backoff = Backoff::new(FIRST_PAUSE, LAST_PAUSE);
+        let since = Instant::now();
+        let mut backoff = Backoff::new(FIRST_PAUSE, MAX_PAUSE);
         loop {
             let begun = match self.credential.check(&self.app.verifiers).await {
                 Ok(()) => self.begin_present().await,
                 Err(error) => Err(error),
             };
             match begun {
-                Err(error) if error.is_transient() && attempt < ATTEMPTS => {}
+                Err(error) if error.is_transient() && since.elapsed() < MAX_BUSY => {}
                 Ok(_) | Err(_) => return begun,
             }
-            attempt += 1;
             tokio::time::sleep(backoff.next_pause()).await;
         }
     }

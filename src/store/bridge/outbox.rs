@@ -12,39 +12,27 @@ use crate::error::Result;
 use crate::ids::{DeliveryId, IdentityId};
 use crate::store::TenantTx;
 
-/// Writes a notice of kind `security` to the own chat of each account. Chats are taken in one order, so
-/// that whoever writes to several at once never waits in a circle.
+/// Writes a notice of kind `security` to the direct chat of each identity. Chats are locked in one order, so that
+/// two transactions that write to several never wait for each other.
 pub async fn insert_security(
     tx: &mut TenantTx,
     to: &[Identity],
     text: &str,
     now: DateTime<Utc>,
 ) -> Result<()> {
-    let mut chats: Vec<(&str, &str, String, &Identity)> = to
+    let address_of = |identity: &Identity| Address::of(&Chat::DM, &identity.name);
+    let mut notices: Vec<(Address, IdentityId)> = to
         .iter()
-        .map(|identity| {
-            let platform = identity.name.platform();
-            let chat_ref = format!("dm:{}", identity.name.external_id());
-            (
-                platform.platform(),
-                platform.scope().unwrap_or_default(),
-                chat_ref,
-                identity,
-            )
-        })
+        .map(|identity| (address_of(identity), identity.id))
         .collect();
-    chats.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
-    for (platform, scope, chat_ref, identity) in chats {
-        let address = Address {
-            platform: platform.to_owned(),
-            scope: scope.to_owned(),
-            chat_ref,
-            chat: Chat::DM,
-        };
+    notices.sort_by(|(a, _), (b, _)| {
+        (&a.platform, &a.scope, &a.chat_ref).cmp(&(&b.platform, &b.scope, &b.chat_ref))
+    });
+    for (address, identity_id) in notices {
         let delivery = NewDelivery {
             kind: DeliveryKind::Security,
             address: &address,
-            identity_id: Some(identity.id),
+            identity_id: Some(identity_id),
             text,
             turn_id: None,
             session_id: None,

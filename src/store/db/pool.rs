@@ -303,10 +303,18 @@ impl Lease {
         Limited(self)
     }
 
+    pub async fn commit(self) -> sqlx::Result<()> {
+        self.end(COMMIT).await
+    }
+
+    pub async fn roll_back(self) -> sqlx::Result<()> {
+        self.end(ROLLBACK).await
+    }
+
     /// If this fails or is dropped on its way, the connection is closed: nobody knows what state it is in.
-    pub async fn commit(mut self) -> sqlx::Result<()> {
+    async fn end(mut self, statement: &str) -> sqlx::Result<()> {
         if let Some(mut open) = self.open.take() {
-            execute(&mut open.connection, COMMIT).await?;
+            execute(&mut open.connection, statement).await?;
             self.shared.put_idle(open);
         }
         Ok(())

@@ -82,6 +82,14 @@ async fn a_transaction_that_is_rolled_back_notifies_nobody() {
     assert_eq!(*published.lock().unwrap(), []);
 
     let mut tx = caller.begin(&db).await.unwrap();
+    tx.mark().await.unwrap();
+    outbox::insert(&mut tx, &delivery, now).await.unwrap();
+    tx.after_commit(|| panic!("it was rolled back"));
+    tx.roll_back_to_mark().await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(*published.lock().unwrap(), [], "nor what a mark undoes");
+
+    let mut tx = caller.begin(&db).await.unwrap();
     outbox::insert(&mut tx, &delivery, now).await.unwrap();
     assert_eq!(*published.lock().unwrap(), [], "not before the commit");
     tx.commit().await.unwrap();

@@ -285,3 +285,43 @@ async fn no_slot_leads_to_a_conversation_that_was_deleted_while_it_was_switched_
     .await;
     assert_eq!(leading, 0);
 }
+
+/// Another node took the turn over while this one's write waited for the conversation: nothing of the write stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_of_a_turn_that_was_lost_meanwhile_numbers_no_events() {
+    let chat = Scene::chat([Step::Hold]).await;
+    let asked = tokio::spawn(Reply::of(chat.message_request(0, "s", "hi")));
+    chat.model.called(1).await;
+    let mut superuser = chat.world.superuser().await;
+    let mut other_node = superuser.begin().await.unwrap();
+    for statement in [
+        "select 1 from conversations for no key update",
+        "update turns set fence = fence + 1",
+    ] {
+        sqlx::query(statement)
+            .execute(&mut *other_node)
+            .await
+            .unwrap();
+    }
+    chat.model.release();
+    chat.world.waiting(1).await;
+    other_node.commit().await.unwrap();
+    eventually("the write has ended", PATIENCE, async || {
+        waiting(&chat).await == 0
+            && scalar::<i64>(
+                &chat,
+                "select count(*) from pg_stat_activity
+                  where datname = current_database() and state = 'idle in transaction'",
+            )
+            .await
+                == 0
+    })
+    .await;
+    let unused: i64 = scalar(
+        &chat,
+        "select c.next_event_seq - 1 - (select max(e.seq) from events e) from conversations c",
+    )
+    .await;
+    assert_eq!(unused, 0, "numbers of events that do not exist");
+    asked.abort();
+}
