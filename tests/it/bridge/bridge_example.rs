@@ -1,5 +1,5 @@
-//! The bridge that docs/bridges.md shows, docs/bridge_example.py, as its readers run it: people who write lines
-//! to it over TCP.
+//! The bridge that docs/guides/bridges.md shows, docs/guides/bridge_example.py, as its readers run it: people who
+//! write lines to it over TCP.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::support::servers::cluster::project;
 use crate::support::{Fields, Tenant, World, eventually};
 
-const PROGRAM: &str = "docs/bridge_example.py";
+const PROGRAM: &str = "docs/guides/bridge_example.py";
 const LIMIT: Duration = Duration::from_secs(30);
 
 struct Bridge {
