@@ -37,7 +37,7 @@ openapi: ## Regenerate openapi/openapi.json after a change to the API
 
 docs: ## Regenerate the tables of docs/reference, and build the book if mdbook is installed
 	cargo test -q --test it -- --ignored house::docs::reference::write
-	@if command -v mdbook >/dev/null; then mdbook build; \
+	@if command -v mdbook >/dev/null; then mdbook build docs; \
 	else echo "No book was built: install mdbook with \`cargo install mdbook\`."; fi
 
 bench-abuse: ## Measure the cost of a hostile tenant to another one, and to the memory of a release node

@@ -69,7 +69,7 @@ pub const KINDS: &[Kind] = &[
     kind(
         TURN_FAILED,
         REASON,
-        "The turn ended without an answer. The reason is an error code, or `empty_answer`.",
+        "The turn ended without an answer. The reason is an error code.",
     ),
     kind(
         TURN_CANCELLED,
