@@ -19,7 +19,6 @@ enum Form {
 const FORBIDDEN: [(&str, Form); 34] = [
     ("account", Anywhere),
     ("acting", Anywhere),
-    ("ahead", WholeName),
     ("anew", Anywhere),
     ("asked", Anywhere),
     ("asker", Anywhere),
@@ -27,7 +26,6 @@ const FORBIDDEN: [(&str, Form); 34] = [
     ("called", WholeName),
     ("claimed", WholeName),
     ("found", WholeName),
-    ("gone", WholeName),
     ("heard", Anywhere),
     ("held", WholeName),
     ("joining", Anywhere),
@@ -50,7 +48,9 @@ const FORBIDDEN: [(&str, Form); 34] = [
     ("told", Anywhere),
     ("viewer", Anywhere),
     ("vouched", Anywhere),
+    ("watching", WholeName),
     ("whoever", Anywhere),
+    ("wrote", Anywhere),
 ];
 
 /// The forbidden word in a name, given as its words in lower case.
