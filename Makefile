@@ -1,7 +1,7 @@
 # Thin on purpose: every recipe is a command to type by hand.
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test chaos fuzz fuzz-short openapi bench-abuse bench-bursts bench-chat bench-idle bench-inbound bench-large-tenant bench-limits bench-resolve bench-sessions bench-streams
+.PHONY: help dev docs test chaos fuzz fuzz-short openapi bench-abuse bench-bursts bench-chat bench-idle bench-inbound bench-large-tenant bench-limits bench-resolve bench-sessions bench-streams
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,11 @@ openapi: ## Regenerate openapi/openapi.json after a change to the API
 	mkdir -p openapi
 	cargo run -q -- openapi > openapi/openapi.json.new
 	mv openapi/openapi.json.new openapi/openapi.json
+
+docs: ## Regenerate the tables of docs/reference, and build the book if mdbook is installed
+	cargo test -q --test it -- --ignored house::docs::reference::write
+	@if command -v mdbook >/dev/null; then mdbook build docs; \
+	else echo "No book was built: install mdbook with \`cargo install mdbook\`."; fi
 
 bench-abuse: ## Measure the cost of a hostile tenant to another one, and to the memory of a release node
 	@scripts/install-missing

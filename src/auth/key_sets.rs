@@ -34,11 +34,11 @@ const REMEMBERED: u64 = 10_000;
 struct Publisher {
     /// Held while someone fetches: who needs the answer waits, who has good keys goes on with them.
     fetching: tokio::sync::Mutex<()>,
-    known: Mutex<Known>,
+    known: Mutex<CachedKeySet>,
 }
 
 #[derive(Default, Clone)]
-struct Known {
+struct CachedKeySet {
     document: Option<Arc<Value>>,
     fetched_at: Option<DateTime<Utc>>,
     failed_at: Option<DateTime<Utc>>,
@@ -46,12 +46,12 @@ struct Known {
 }
 
 impl Publisher {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, CachedKeySet> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl CachedKeySet {
     fn is_within(&self, age: TimeDelta, now: DateTime<Utc>) -> bool {
         self.fetched_at.is_some_and(|at| now - at <= age)
     }
@@ -102,7 +102,7 @@ impl KeySets {
             .get_with(name, async { Arc::default() })
             .await;
         let now = self.clock.now();
-        let good = |known: &Known| {
+        let good = |known: &CachedKeySet| {
             let keys = known.select(algorithm, kid);
             (!keys.is_empty() && known.is_within(STALE_BUT_GOOD, now)).then_some(keys)
         };
@@ -163,7 +163,7 @@ impl KeySets {
 /// No key is a fault of the token, unless there is no key set to look it up in.
 fn answer(
     keys: Option<Vec<VerifyingKey>>,
-    known: &Known,
+    known: &CachedKeySet,
     now: DateTime<Utc>,
 ) -> Result<Vec<VerifyingKey>> {
     if keys.is_none() && !known.is_within(STALE_BUT_GOOD, now) {

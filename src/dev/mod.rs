@@ -11,7 +11,7 @@ use secrecy::ExposeSecret;
 use crate::app::App;
 use crate::auth::{OperatorCaller, ServiceCaller};
 use crate::clock::Clock;
-use crate::config::{CLUSTER_VARIABLES, Config, MigrateConfig, PREFIX, ProgramDirs, environment};
+use crate::config::{Config, MigrateConfig, PREFIX, ProgramDirs, environment, variables};
 use crate::descriptors;
 use crate::domain::people::display_name::DisplayName;
 use crate::domain::tenant::api_key::{NewApiKey, Scope};
@@ -129,19 +129,19 @@ fn cluster_environment(
     postgres: &PostgresServer,
     redis: &RedisServer,
 ) -> BTreeMap<String, String> {
-    let own = CLUSTER_VARIABLES
+    let own = variables::ALL
         .iter()
-        .filter_map(|name| Some((variable(name), environment(&variable(name))?)))
+        .filter(|row| row.scope.is_shared())
+        .filter_map(|row| Some((row.full_name(), environment(&row.full_name())?)))
         // An empty value counts as not set.
         .filter(|(_, value)| !value.trim().is_empty());
-    let mut env = BTreeMap::from([
-        // Developers usually try a model on their own machine first.
-        (variable("ALLOW_PRIVATE_UPSTREAMS"), "true".to_owned()),
-        // A developer's tools are the developer's own; `dev` says so when it starts.
-        (variable("MCP_ISOLATION"), "none".to_owned()),
-        (variable("OPERATOR_KEY"), state.operator_key.clone()),
-        (variable("SECRET_KEY"), state.secret_key.clone()),
-    ]);
+    // Developers usually try a model on their own machine first, and their tools are their own.
+    let mut env: BTreeMap<String, String> = variables::ALL
+        .iter()
+        .filter_map(|row| Some((row.full_name(), row.in_dev?.to_owned())))
+        .collect();
+    env.insert(variable("OPERATOR_KEY"), state.operator_key.clone());
+    env.insert(variable("SECRET_KEY"), state.secret_key.clone());
     env.extend(own);
     env.insert(
         variable("DATABASE_URL"),

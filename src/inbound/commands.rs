@@ -4,7 +4,7 @@ use super::here::Here;
 use super::linking;
 use super::{CommandAnswer, CommandResult, InboundMessage, Sender};
 use crate::app::App;
-use crate::domain::bridge::command::{Command, HELP};
+use crate::domain::bridge::command::{Command, help};
 use crate::domain::conversation::session::Permission;
 use crate::domain::conversation::session_name::SessionRef;
 use crate::domain::people::display_name::DisplayName;
@@ -27,7 +27,7 @@ pub async fn run(
     command: &Command,
 ) -> Result<CommandResult> {
     let answer = match command {
-        Command::Help => CommandAnswer::saying(HELP),
+        Command::Help => CommandAnswer::saying(help()),
         Command::NotYet(name) => CommandAnswer::saying(format!("/{name} is not available yet.")),
         Command::Link(_) | Command::Unlink | Command::SetHome => {
             linking::run(app, tx, sender, message, command).await?

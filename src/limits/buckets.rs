@@ -46,7 +46,7 @@ pub enum Source<'a> {
 
 /// One limit in one window. Without a window of its own it is as new.
 #[derive(Default)]
-struct Held {
+struct LocalGrant {
     window: i64,
     /// Taken from Redis and not yet spent.
     left: u64,
@@ -61,7 +61,7 @@ struct Held {
     asking: Option<PendingAnswer>,
 }
 
-impl Held {
+impl LocalGrant {
     fn enter(&mut self, window: i64) {
         if window > self.window {
             *self = Self {
@@ -151,7 +151,7 @@ fn narrow(count: u64) -> u32 {
 
 pub struct Buckets {
     hasher: RandomState,
-    shards: Vec<Mutex<HashMap<Key, Held>>>,
+    shards: Vec<Mutex<HashMap<Key, LocalGrant>>>,
 }
 
 impl Buckets {
@@ -162,7 +162,7 @@ impl Buckets {
         }
     }
 
-    fn shard(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, Held>> {
+    fn shard(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, LocalGrant>> {
         let place = self.hasher.hash_one(key) as usize % SHARDS;
         // Counts are never half-written: a panic elsewhere leaves them good.
         self.shards[place]
@@ -234,7 +234,7 @@ impl Buckets {
 }
 
 /// Windows are numbered by their own length: only those of as long ones can be told to be over.
-fn make_room(shard: &mut HashMap<Key, Held>, wanted: Bucket, window: i64) {
+fn make_room(shard: &mut HashMap<Key, LocalGrant>, wanted: Bucket, window: i64) {
     let length = wanted.window_seconds();
     shard.retain(|(_, bucket), held| bucket.window_seconds() != length || held.window >= window);
     if shard.len() >= MAX_IN_SHARD
@@ -258,11 +258,11 @@ mod tests {
         }
     }
 
-    fn ask(held: &mut Held, limit: u32) -> Step {
+    fn ask(held: &mut LocalGrant, limit: u32) -> Step {
         held.step(&demand(limit), 50, &Source::RedisIf(&|| true))
     }
 
-    fn grant(held: &mut Held, limit: u32, taken: u64, used: u64) {
+    fn grant(held: &mut LocalGrant, limit: u32, taken: u64, used: u64) {
         let Step::Ask { amount, .. } = ask(held, limit) else {
             panic!("did not ask");
         };
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_chunk_is_spent_without_asking_and_an_empty_window_is_not_asked_again() {
-        let mut held = Held::default();
+        let mut held = LocalGrant::default();
         grant(&mut held, LIMIT, 2, 98);
         assert!(matches!(
             ask(&mut held, LIMIT),
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn one_asks_and_the_others_wait() {
-        let mut held = Held::default();
+        let mut held = LocalGrant::default();
         let Step::Ask { done, .. } = ask(&mut held, LIMIT) else {
             panic!("did not ask");
         };
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn without_redis_a_node_has_its_share_and_settles_it_later() {
-        let mut held = Held::default();
+        let mut held = LocalGrant::default();
         for _ in 0..50 {
             let step = held.step(&demand(LIMIT), 50, &Source::Share);
             assert!(matches!(step, Step::Taken { .. }));
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_lowered_limit_holds_for_what_a_node_has_already() {
-        let mut held = Held::default();
+        let mut held = LocalGrant::default();
         grant(&mut held, 5000, 100, 100);
         for _ in 0..3 {
             assert!(matches!(ask(&mut held, 3), Step::Taken { .. }));

@@ -72,39 +72,121 @@ fn command(text: &str) -> Option<Command> {
     };
     // In groups, platforms append the name of the bot: /new@our_bot.
     let word = word.split('@').next().unwrap_or_default();
-    let argument_text = (!argument.is_empty()).then(|| argument.to_owned());
-    Some(match word.to_ascii_lowercase().as_str() {
-        "new" => Command::New {
-            title: argument_text,
+    let word = word.to_ascii_lowercase();
+    let row = COMMANDS.iter().find(|row| row.name == word)?;
+    Some((row.parse)(argument))
+}
+
+/// A slash command.
+pub struct SlashCommand {
+    /// Without the slash.
+    pub name: &'static str,
+    /// The form of its argument, in brackets if it is optional.
+    pub argument: &'static str,
+    /// What it does, as `/help` lists it. None while it is not available.
+    pub help: Option<&'static str>,
+    parse: fn(&str) -> Command,
+}
+
+const fn row(
+    name: &'static str,
+    argument: &'static str,
+    help: &'static str,
+    parse: fn(&str) -> Command,
+) -> SlashCommand {
+    SlashCommand {
+        name,
+        argument,
+        help: Some(help),
+        parse,
+    }
+}
+
+const fn reserved(
+    name: &'static str,
+    argument: &'static str,
+    parse: fn(&str) -> Command,
+) -> SlashCommand {
+    SlashCommand {
+        name,
+        argument,
+        help: None,
+        parse,
+    }
+}
+
+/// Every command, in the order of `/help`.
+pub const COMMANDS: &[SlashCommand] = &[
+    row("new", "[title]", "start a new session", |title| {
+        Command::New {
+            title: given(title),
+        }
+    }),
+    row("reset", "", "the same, without a title", |_| Command::Reset),
+    row("sessions", "", "list the sessions here", |_| {
+        Command::Sessions
+    }),
+    row(
+        "resume",
+        "[number, title or id]",
+        "continue one of them",
+        |which| Command::Resume {
+            which: given(which),
         },
-        "reset" => Command::Reset,
-        "resume" => Command::Resume {
-            which: argument_text,
+    ),
+    row("branch", "[name]", "continue in a copy", |name| {
+        Command::Branch { name: given(name) }
+    }),
+    row("title", "[name]", "show or change the title", |name| {
+        Command::Title { name: given(name) }
+    }),
+    row(
+        "undo",
+        "[n]",
+        "undo your last n messages and their answers",
+        |turns| Command::Undo {
+            turns: turns.parse().unwrap_or(1).clamp(1, MAX_UNDO),
         },
-        "sessions" => Command::Sessions,
-        "branch" => Command::Branch {
-            name: argument_text,
-        },
-        "title" => Command::Title {
-            name: argument_text,
-        },
-        "undo" => Command::Undo {
-            turns: argument.parse().unwrap_or(1).clamp(1, MAX_UNDO),
-        },
-        "retry" => Command::Retry,
-        "status" => Command::Status,
-        "link" if argument.eq_ignore_ascii_case("yes") => Command::Link(Link::Yes),
-        "link" => Command::Link(argument_text.map_or(Link::Show, Link::Code)),
-        "unlink" => Command::Unlink,
-        "sethome" => Command::SetHome,
-        "stop" => Command::Stop,
-        "help" => Command::Help,
-        "compress" => Command::NotYet("compress"),
-        "save" => Command::NotYet("save"),
-        "handoff" => Command::NotYet("handoff"),
-        "continue" => Command::NotYet("continue"),
-        _ => return None,
-    })
+    ),
+    row("retry", "", "answer your last message again", |_| {
+        Command::Retry
+    }),
+    row("stop", "", "stop the running answer", |_| Command::Stop),
+    row("status", "", "show the state of this conversation", |_| {
+        Command::Status
+    }),
+    row(
+        "link",
+        "",
+        "show a code to link another account of yours; /link CODE: link the account that shows it",
+        |argument| Command::Link(link(argument)),
+    ),
+    row("unlink", "", "unlink this account from your others", |_| {
+        Command::Unlink
+    }),
+    row(
+        "sethome",
+        "",
+        "get messages from the service here on this platform",
+        |_| Command::SetHome,
+    ),
+    row("help", "", "show this list", |_| Command::Help),
+    reserved("compress", "[focus]", |_| Command::NotYet("compress")),
+    reserved("save", "", |_| Command::NotYet("save")),
+    reserved("handoff", "platform", |_| Command::NotYet("handoff")),
+    reserved("continue", "[code]", |_| Command::NotYet("continue")),
+];
+
+fn given(argument: &str) -> Option<String> {
+    (!argument.is_empty()).then(|| argument.to_owned())
+}
+
+fn link(argument: &str) -> Link {
+    if argument.eq_ignore_ascii_case("yes") {
+        Link::Yes
+    } else {
+        given(argument).map_or(Link::Show, Link::Code)
+    }
 }
 
 impl Command {
@@ -128,22 +210,22 @@ impl Command {
     }
 }
 
-pub const HELP: &str = "\
-/new [title]: start a new session
-/reset: the same, without a title
-/sessions: list the sessions here
-/resume [number, title or id]: continue one of them
-/branch [name]: continue in a copy
-/title [name]: show or change the title
-/undo [n]: undo your last n messages and their answers
-/retry: answer your last message again
-/stop: stop the running answer
-/status: show the state of this conversation
-/link: show a code to link another account of yours; /link CODE: link the account that shows it
-/unlink: unlink this account from your others
-/sethome: get messages from the service here on this platform
-/help: show this list
-A text that starts with // goes to the assistant with one slash.";
+/// The answer to `/help`.
+pub fn help() -> String {
+    let mut lines = Vec::new();
+    for SlashCommand {
+        name,
+        argument,
+        help,
+        ..
+    } in COMMANDS
+    {
+        let space = if argument.is_empty() { "" } else { " " };
+        lines.extend(help.map(|help| format!("/{name}{space}{argument}: {help}")));
+    }
+    lines.push("A text that starts with // goes to the assistant with one slash.".to_owned());
+    lines.join("\n")
+}
 
 #[cfg(test)]
 mod tests {
@@ -202,16 +284,15 @@ mod tests {
     }
 
     #[test]
-    fn help_names_every_available_command() {
-        for word in [
-            "new", "reset", "resume", "sessions", "branch", "title", "undo", "retry", "status",
-            "link", "unlink", "sethome", "stop", "help",
-        ] {
-            assert!(HELP.contains(&format!("/{word}")), "{word}");
-            assert!(
-                !matches!(parse(&format!("/{word}")), ParsedText::Text(_)),
-                "{word}"
-            );
+    fn help_has_a_line_for_each_available_command() {
+        let help = help();
+        assert!(help.starts_with("/new [title]: start a new session\n/reset: the same"));
+        for row in COMMANDS {
+            let text = format!("/{}", row.name);
+            let command = parse(&text);
+            let is_reserved = matches!(command, ParsedText::Command(Command::NotYet(_)));
+            assert_eq!(is_reserved, row.help.is_none(), "{}", row.name);
+            assert_eq!(!is_reserved, help.contains(&format!("/{}", row.name)));
         }
     }
 }

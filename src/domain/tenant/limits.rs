@@ -5,11 +5,32 @@ use serde_json::Value;
 
 use crate::error::{Code, Error, FieldError, Result};
 
+/// A limit of tenants.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit {
+    pub name: &'static str,
+    pub default: u32,
+    pub min: u32,
+    pub max: u32,
+    pub unit: &'static str,
+    pub meaning: &'static str,
+}
+
 macro_rules! limits {
-    ($($(#[$doc:meta])* $name:ident, $default:tt, $min:tt, $max:tt;)+) => {
+    ($(#[doc = $doc:literal] $name:ident, $default:tt, $min:tt, $max:tt, $unit:literal;)+) => {
         /// The limits that apply to a tenant.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
-        pub struct Limits { $($(#[$doc])* pub $name: u32),+ }
+        pub struct Limits { $(#[doc = $doc] pub $name: u32),+ }
+
+        /// Every limit, in the order of the reference.
+        pub const ALL: &[Limit] = &[$(Limit {
+            name: stringify!($name),
+            default: $default,
+            min: $min,
+            max: $max,
+            unit: $unit,
+            meaning: $doc,
+        }),+];
 
         impl Default for Limits {
             fn default() -> Self {
@@ -22,7 +43,7 @@ macro_rules! limits {
         #[serde(deny_unknown_fields, default)]
         pub struct LimitOverrides {
             $(
-                $(#[$doc])*
+                #[doc = $doc]
                 #[serde(skip_serializing_if = "Option::is_none")]
                 #[schema(minimum = $min, maximum = $max)]
                 pub $name: Option<i64>
@@ -34,7 +55,7 @@ macro_rules! limits {
         #[serde(deny_unknown_fields, default)]
         pub struct LimitChanges {
             $(
-                $(#[$doc])*
+                #[doc = $doc]
                 #[serde(deserialize_with = "nullable")]
                 #[schema(minimum = $min, maximum = $max, value_type = Option<i64>)]
                 pub $name: Option<Option<i64>>
@@ -117,27 +138,27 @@ where
 // sells less sets less.
 limits! {
     /// API requests of the whole tenant.
-    requests_per_minute, 1_200_000, 1, 10_000_000;
+    requests_per_minute, 1_200_000, 1, 10_000_000, "a minute";
     /// API requests of one key.
-    requests_per_minute_per_key, 1_200_000, 1, 10_000_000;
+    requests_per_minute_per_key, 1_200_000, 1, 10_000_000, "a minute";
     /// API requests for one acting user.
-    requests_per_minute_per_person, 60_000, 1, 1_000_000;
+    requests_per_minute_per_person, 60_000, 1, 1_000_000, "a minute";
     /// Tokens of models, in and out.
-    tokens_per_minute, 100_000_000, 1, 1_000_000_000;
+    tokens_per_minute, 100_000_000, 1, 1_000_000_000, "a minute";
     /// Turns that run at one time.
-    concurrent_turns, 1_000, 1, 100_000;
+    concurrent_turns, 1_000, 1, 100_000, "at one time";
     /// Model calls outside of sessions that run at one time. Each node admits its share.
-    concurrent_calls, 1_000, 1, 100_000;
+    concurrent_calls, 1_000, 1, 100_000, "at one time";
     /// Event streams and long polls that are open at one time.
-    open_streams, 10_000, 1, 1_000_000;
+    open_streams, 10_000, 1, 1_000_000, "at one time";
     /// Identities seen for the first time. 0 admits no new identity.
-    new_identities_per_hour, 1_000_000, 0, 10_000_000;
+    new_identities_per_hour, 1_000_000, 0, 10_000_000, "an hour";
     /// API keys that are not revoked, expired ones included.
-    api_keys, 1_000, 1, 100_000;
+    api_keys, 1_000, 1, 100_000, "in total";
     /// Agents.
-    agents, 500, 1, 10_000;
+    agents, 500, 1, 10_000, "in total";
     /// Issuers of user tokens.
-    issuers, 100, 0, 1_000;
+    issuers, 100, 0, 1_000, "in total";
 }
 
 #[cfg(test)]

@@ -9,24 +9,90 @@ use crate::domain::turn::TurnState;
 use crate::ids::{SessionId, TurnId};
 
 pub const TURN_STARTED: &str = "turn.started";
-/// A message was added to the transcript.
-pub const MESSAGE_CREATED: &str = "message.created";
-/// A part of a running answer.
-pub const MESSAGE_DELTA: &str = "message.delta";
-/// The output of an attempt is void: its node was lost, and the model is called again.
-pub const MESSAGE_DISCARDED: &str = "message.discarded";
 pub const TURN_WAITING: &str = "turn.waiting_client";
+pub const MESSAGE_CREATED: &str = "message.created";
+pub const MESSAGE_DELTA: &str = "message.delta";
+pub const MESSAGE_DISCARDED: &str = "message.discarded";
+
+const TURN_COMPLETED: &str = "turn.completed";
+const TURN_FAILED: &str = "turn.failed";
+const TURN_CANCELLED: &str = "turn.cancelled";
+const TURN_INTERRUPTED: &str = "turn.interrupted";
+
+/// A kind of event, as the reference describes it.
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    pub name: &'static str,
+    /// The members besides those that every event has.
+    pub members: &'static [&'static str],
+    pub meaning: &'static str,
+}
+
+const fn kind(name: &'static str, members: &'static [&'static str], meaning: &'static str) -> Kind {
+    Kind {
+        name,
+        members,
+        meaning,
+    }
+}
+
+const REASON: &[&str] = &["data.reason"];
+
+/// Every kind of event of a conversation.
+pub const KINDS: &[Kind] = &[
+    kind(TURN_STARTED, &[], "The turn runs."),
+    kind(
+        MESSAGE_CREATED,
+        &["message"],
+        "A message was added to the transcript.",
+    ),
+    kind(
+        MESSAGE_DELTA,
+        &["data.text"],
+        "A part of a running answer, of the attempt `attempt`.",
+    ),
+    kind(
+        MESSAGE_DISCARDED,
+        &["data.discarded_attempt"],
+        "The output of that attempt is void: its node was lost, and the model is called again.",
+    ),
+    kind(
+        TURN_WAITING,
+        &[],
+        "The model called tools of the client, and the turn waits for their results.",
+    ),
+    kind(
+        TURN_COMPLETED,
+        REASON,
+        "The turn ended with an answer. The reason is null.",
+    ),
+    kind(
+        TURN_FAILED,
+        REASON,
+        "The turn ended without an answer. The reason is an error code.",
+    ),
+    kind(
+        TURN_CANCELLED,
+        REASON,
+        "The turn was stopped. The reason says by whom.",
+    ),
+    kind(
+        TURN_INTERRUPTED,
+        REASON,
+        "The turn gave way to a later message, or the results of its tool calls did not come.",
+    ),
+];
 
 /// The last event of a turn.
 pub const fn of_end(state: TurnState) -> &'static str {
     match state {
-        TurnState::Failed => "turn.failed",
-        TurnState::Cancelled => "turn.cancelled",
-        TurnState::Interrupted => "turn.interrupted",
+        TurnState::Failed => TURN_FAILED,
+        TurnState::Cancelled => TURN_CANCELLED,
+        TurnState::Interrupted => TURN_INTERRUPTED,
         TurnState::Completed
         | TurnState::Queued
         | TurnState::Running
-        | TurnState::WaitingClient => "turn.completed",
+        | TurnState::WaitingClient => TURN_COMPLETED,
     }
 }
 
@@ -110,7 +176,7 @@ impl Event {
     pub fn ends_turn(&self) -> bool {
         matches!(
             self.kind.as_str(),
-            "turn.completed" | "turn.failed" | "turn.cancelled" | "turn.interrupted"
+            TURN_COMPLETED | TURN_FAILED | TURN_CANCELLED | TURN_INTERRUPTED
         )
     }
 }

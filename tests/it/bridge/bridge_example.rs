@@ -53,11 +53,11 @@ impl Bridge {
 }
 
 /// Somebody who is connected.
-struct Person {
+struct Visitor {
     stream: BufReader<TcpStream>,
 }
 
-impl Person {
+impl Visitor {
     async fn connect(bridge: &Bridge, name: &str) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", bridge.port)).await;
         let mut person = Self {
@@ -101,8 +101,8 @@ async fn the_example_bridge_carries_messages_commands_and_what_waited() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let bridge = Bridge::start(&world, &tenant).await;
-    let mut ada = Person::connect(&bridge, "ada").await;
-    let mut bob = Person::connect(&bridge, "bob").await;
+    let mut ada = Visitor::connect(&bridge, "ada").await;
+    let mut bob = Visitor::connect(&bridge, "bob").await;
     ada.write("hello").await;
     ada.read("You said: hello (your message 1 here)").await;
     bob.write("hello").await;
@@ -129,7 +129,7 @@ async fn the_example_bridge_carries_messages_commands_and_what_waited() {
         count == 1
     };
     eventually("the bridge could not deliver", LIMIT, given_back).await;
-    let mut bob = Person::connect(&bridge, "bob").await;
+    let mut bob = Visitor::connect(&bridge, "bob").await;
     world.age_deliveries(Duration::from_secs(5)).await;
     bob.read("tcp:ada now belongs to you here").await;
 
@@ -145,8 +145,8 @@ async fn the_example_bridge_reads_a_group_and_answers_who_calls_it() {
     let world = World::new().await;
     let tenant = world.tenant("Acme").await;
     let bridge = Bridge::start(&world, &tenant).await;
-    let mut ada = Person::connect(&bridge, "ada").await;
-    let mut bob = Person::connect(&bridge, "bob").await;
+    let mut ada = Visitor::connect(&bridge, "ada").await;
+    let mut bob = Visitor::connect(&bridge, "bob").await;
     // Once each has an answer, the bridge knows both.
     for person in [&mut ada, &mut bob] {
         person.write("hello").await;

@@ -38,7 +38,7 @@ pub struct Link {
 
 /// What one node shows of a conversation.
 #[derive(Debug, Clone)]
-pub struct Shown {
+pub struct NodeView {
     pub transcript: Vec<Row>,
     pub lineage: Vec<String>,
     /// For each link its own rows.
@@ -54,7 +54,7 @@ pub struct Chain {
     pub tip: String,
     /// All of them, also the undone ones, by depth.
     pub links: Vec<Link>,
-    pub shown: Vec<Shown>,
+    pub shown: Vec<NodeView>,
 }
 
 #[derive(Debug, Clone)]
@@ -180,7 +180,7 @@ async fn read_rows(database: &mut PgConnection, session: SessionId) -> Vec<Row> 
     found.into_iter().map(row).collect()
 }
 
-async fn read_shown(reader: &Reader<'_>, node: &str, chain: &Chain, history: &History) -> Shown {
+async fn read_shown(reader: &Reader<'_>, node: &str, chain: &Chain, history: &History) -> NodeView {
     let url = |id: &str, rest: &str| format!("{node}/v1/sessions/{id}/{rest}");
     let client = reader.client;
     let key = reader.key;
@@ -188,7 +188,7 @@ async fn read_shown(reader: &Reader<'_>, node: &str, chain: &Chain, history: &Hi
         let shown = walk(client, key, &url).await;
         shown.iter().map(row_of).collect()
     };
-    let mut shown = Shown {
+    let mut shown = NodeView {
         transcript: rows(url(&chain.id, "messages?scope=conversation&limit=200")).await,
         lineage: Vec::new(),
         exact: Vec::new(),

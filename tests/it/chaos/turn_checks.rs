@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::turn_history::{
-    Asked, Conversation, Disposition, EndedTurn, Line, SessionInfo, TurnHistory, TurnsState,
+    Conversation, Disposition, EndedTurn, Line, ReceivedEvent, SentMessage, TurnHistory, TurnsState,
 };
 use crate::support::servers::model::echo_of;
 
@@ -12,8 +12,8 @@ use crate::support::servers::model::echo_of;
 pub fn violations(history: &TurnHistory, state: &TurnsState) -> Vec<String> {
     let mut found = history.faults.clone();
     for conversation in &state.conversations {
-        let asked = |one: &&Asked| one.conversation == conversation.id;
-        let asked: Vec<&Asked> = history.asked.iter().filter(asked).collect();
+        let asked = |one: &&SentMessage| one.conversation == conversation.id;
+        let asked: Vec<&SentMessage> = history.asked.iter().filter(asked).collect();
         found.extend(messages(&asked, conversation));
         found.extend(order(&asked, conversation));
         found.extend(
@@ -45,7 +45,7 @@ pub fn violations(history: &TurnHistory, state: &TurnsState) -> Vec<String> {
 
 /// Every acknowledged message is in the transcript once, with the one answer that its sender was given, or
 /// with a reason why there is none. One in doubt is there at most once, a refused one never.
-fn messages(asked: &[&Asked], conversation: &Conversation) -> Vec<String> {
+fn messages(asked: &[&SentMessage], conversation: &Conversation) -> Vec<String> {
     let mut found = Vec::new();
     let mut spoken: HashMap<&str, Vec<&Line>> = HashMap::new();
     for line in conversation
@@ -74,7 +74,7 @@ fn messages(asked: &[&Asked], conversation: &Conversation) -> Vec<String> {
     found
 }
 
-fn answered(asked: &Asked, line: &Line, conversation: &Conversation) -> Vec<String> {
+fn answered(asked: &SentMessage, line: &Line, conversation: &Conversation) -> Vec<String> {
     let mut found = Vec::new();
     let of_turn = |other: &&Line| other.turn == line.turn && other.role == "assistant";
     let answers: Vec<&Line> = conversation.transcript.iter().filter(of_turn).collect();
@@ -114,7 +114,7 @@ fn answered(asked: &Asked, line: &Line, conversation: &Conversation) -> Vec<Stri
 
 /// Turns speak in the order of their acceptance, each question before its answer; and what was settled
 /// before something else was sent stands before it.
-fn order(asked: &[&Asked], conversation: &Conversation) -> Vec<String> {
+fn order(asked: &[&SentMessage], conversation: &Conversation) -> Vec<String> {
     let mut found = Vec::new();
     let place = |id: &str| conversation.turns.iter().position(|turn| turn.id == id);
     let places: Vec<Option<usize>> = conversation
@@ -136,11 +136,11 @@ fn order(asked: &[&Asked], conversation: &Conversation) -> Vec<String> {
             found.push(format!("{}: {two:?} follow each other", conversation.id));
         }
     }
-    let by_text: HashMap<&str, &&Asked> = asked
+    let by_text: HashMap<&str, &&SentMessage> = asked
         .iter()
         .map(|asked| (asked.text.as_str(), asked))
         .collect();
-    let mut first_settled: Option<&Asked> = None;
+    let mut first_settled: Option<&SentMessage> = None;
     for line in conversation.transcript.iter().rev() {
         let Some(asked) = by_text.get(line.text.as_str()) else {
             continue;
@@ -148,7 +148,7 @@ fn order(asked: &[&Asked], conversation: &Conversation) -> Vec<String> {
         if let Some(later) = first_settled.filter(|later| later.settled_at < asked.sent_at) {
             found.push(format!("{} stands behind {}", later.text, asked.text));
         }
-        let earlier = |first: &Asked| asked.settled_at < first.settled_at;
+        let earlier = |first: &SentMessage| asked.settled_at < first.settled_at;
         let is_known = !matches!(asked.became, Disposition::Unknown | Disposition::Refused);
         if is_known && first_settled.is_none_or(earlier) {
             first_settled = Some(asked);
@@ -161,12 +161,12 @@ fn order(asked: &[&Asked], conversation: &Conversation) -> Vec<String> {
 /// last are the answer, and one end comes last. None is left active.
 fn told(turn: &EndedTurn, conversation: &Conversation) -> Vec<String> {
     let mut found = Vec::new();
-    let events: Vec<&SessionInfo> = conversation
+    let events: Vec<&ReceivedEvent> = conversation
         .events
         .iter()
         .filter(|one| one.turn == turn.id)
         .collect();
-    let ends: Vec<&&SessionInfo> = events.iter().filter(|one| is_end(&one.name)).collect();
+    let ends: Vec<&&ReceivedEvent> = events.iter().filter(|one| is_end(&one.name)).collect();
     let expected = format!("turn.{}", turn.state);
     if ends.len() != 1 || ends[0].name != expected || events.last() != ends.last().copied() {
         found.push(format!("{turn:?} has the ends {ends:?}"));
@@ -207,7 +207,7 @@ fn is_end(name: &str) -> bool {
 }
 
 /// Where what somebody saw is not what there is.
-fn first_difference(seen: &[SessionInfo], events: &[SessionInfo]) -> Option<String> {
+fn first_difference(seen: &[ReceivedEvent], events: &[ReceivedEvent]) -> Option<String> {
     let place = seen
         .iter()
         .zip(events)

@@ -2,7 +2,8 @@
 
 use super::turn_checks::violations;
 use super::turn_history::{
-    Asked, Conversation, Disposition, EndedTurn, Line, Seen, SessionInfo, TurnHistory, TurnsState,
+    Conversation, Disposition, EndedTurn, Line, ReceivedEvent, ReceivedEvents, SentMessage,
+    TurnHistory, TurnsState,
 };
 use crate::support::servers::model::echo_of;
 
@@ -98,7 +99,7 @@ const DAMAGES: [(&str, Damage, &str); 15] = [
     (
         "a new attempt is not told",
         |history, state| {
-            let told = |event: &SessionInfo| event.name != "message.discarded";
+            let told = |event: &ReceivedEvent| event.name != "message.discarded";
             conversation(state).events.retain(told);
             history.seen[0].events.retain(told);
         },
@@ -114,8 +115,8 @@ const DAMAGES: [(&str, Damage, &str); 15] = [
     ),
 ];
 
-fn told(id: i64, turn: usize, attempt: i64, name: &str, text: &str) -> SessionInfo {
-    SessionInfo {
+fn told(id: i64, turn: usize, attempt: i64, name: &str, text: &str) -> ReceivedEvent {
+    ReceivedEvent {
         id,
         name: name.to_owned(),
         turn: format!("t-{turn}"),
@@ -159,7 +160,7 @@ fn right() -> (TurnHistory, TurnsState) {
             reason: None,
             attempt,
         });
-        asked.push(Asked {
+        asked.push(SentMessage {
             text,
             conversation: "c-1".to_owned(),
             sent_at: number as u64 * 2,
@@ -168,7 +169,7 @@ fn right() -> (TurnHistory, TurnsState) {
             doubts: 0,
         });
     }
-    let seen = Seen {
+    let seen = ReceivedEvents {
         conversation: "c-1".to_owned(),
         events: events.clone(),
     };

@@ -18,7 +18,7 @@ pub enum Disposition {
 
 /// A message that a client sent. Its text is like no other.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct SentMessage {
     pub text: String,
     pub conversation: String,
     /// When it was first sent, by the clients' common count of events.
@@ -32,7 +32,7 @@ pub struct Asked {
 
 /// An event of a conversation, as somebody was told of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionInfo {
+pub struct ReceivedEvent {
     pub id: i64,
     pub name: String,
     pub turn: String,
@@ -43,21 +43,21 @@ pub struct SessionInfo {
 
 /// All that somebody was told who watched a conversation, coming back whenever the stream broke.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct ReceivedEvents {
     pub conversation: String,
-    pub events: Vec<SessionInfo>,
+    pub events: Vec<ReceivedEvent>,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct TurnHistory {
-    pub asked: Vec<Asked>,
-    pub seen: Vec<Seen>,
+    pub asked: Vec<SentMessage>,
+    pub seen: Vec<ReceivedEvents>,
     /// Answers that nothing excuses.
     pub faults: Vec<String>,
 }
 
 impl TurnHistory {
-    pub fn count(&self, of: impl Fn(&Asked) -> bool) -> usize {
+    pub fn count(&self, of: impl Fn(&SentMessage) -> bool) -> usize {
         self.asked.iter().filter(|asked| of(asked)).count()
     }
 }
@@ -84,7 +84,7 @@ pub struct Conversation {
     /// In the order of acceptance.
     pub turns: Vec<EndedTurn>,
     /// Every event there is.
-    pub events: Vec<SessionInfo>,
+    pub events: Vec<ReceivedEvent>,
 }
 
 #[derive(Debug, Clone, Default)]

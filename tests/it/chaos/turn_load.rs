@@ -13,7 +13,8 @@ use tokio::task::JoinSet;
 
 use super::Dice;
 use super::turn_history::{
-    Asked, Conversation, Disposition, EndedTurn, Line, Seen, SessionInfo, TurnHistory, TurnsState,
+    Conversation, Disposition, EndedTurn, Line, ReceivedEvent, ReceivedEvents, SentMessage,
+    TurnHistory, TurnsState,
 };
 use crate::support::chat::{agent_on, with_model};
 use crate::support::conversations::{user_message, walk};
@@ -48,8 +49,8 @@ pub struct Load {
 
 pub struct Running {
     pub load: Arc<Load>,
-    speakers: JoinSet<Vec<Asked>>,
-    watchers: JoinSet<Seen>,
+    speakers: JoinSet<Vec<SentMessage>>,
+    watchers: JoinSet<ReceivedEvents>,
 }
 
 enum WriteAck {
@@ -176,7 +177,7 @@ impl Load {
             .unwrap()
     }
 
-    async fn ask(&self, node: usize, asked: &Asked, stream: bool) -> WriteAck {
+    async fn ask(&self, node: usize, asked: &SentMessage, stream: bool) -> WriteAck {
         let url = self.nodes.url_on(node, "/v1/chat/completions");
         let request = self.nodes.client.post(url).bearer_auth(&self.key);
         let request = request
@@ -278,7 +279,7 @@ impl Load {
                 attempt: turn.number("attempt"),
             };
             let turns: Vec<EndedTurn> = turns.iter().rev().map(turn).collect();
-            let mut events: Vec<SessionInfo> = turns
+            let mut events: Vec<ReceivedEvent> = turns
                 .iter()
                 .flat_map(|turn| events.get(&turn.id).cloned().unwrap_or_default())
                 .collect();
@@ -294,17 +295,17 @@ impl Load {
     }
 
     /// For each turn its events, as a superuser sees them.
-    async fn read_events(&self) -> HashMap<String, Vec<SessionInfo>> {
+    async fn read_events(&self) -> HashMap<String, Vec<ReceivedEvent>> {
         let rows: Vec<(i64, TurnId, i32, String, Option<String>)> = sqlx::query_as(
             "select seq, turn_id, attempt, kind, data ->> 'text' from events order by seq",
         )
         .fetch_all(&mut self.nodes.superuser().await)
         .await
         .unwrap();
-        let mut events: HashMap<String, Vec<SessionInfo>> = HashMap::new();
+        let mut events: HashMap<String, Vec<ReceivedEvent>> = HashMap::new();
         for (id, turn, attempt, name, text) in rows {
             let turn = turn.to_string();
-            events.entry(turn.clone()).or_default().push(SessionInfo {
+            events.entry(turn.clone()).or_default().push(ReceivedEvent {
                 id,
                 name,
                 turn,
@@ -316,10 +317,10 @@ impl Load {
     }
 }
 
-async fn speak(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<Asked> {
+async fn speak(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<SentMessage> {
     let mut all = Vec::new();
     while !load.stopping.load(Ordering::SeqCst) {
-        let mut asked = Asked {
+        let mut asked = SentMessage {
             text: format!("m{number}-{} with some more words", all.len()),
             conversation: format!("c-{}", number % CONVERSATIONS),
             sent_at: load.event(),
@@ -355,8 +356,8 @@ async fn speak(load: Arc<Load>, number: usize, mut dice: Dice) -> Vec<Asked> {
 }
 
 /// Watches one conversation from its first event to its last.
-async fn watch(load: Arc<Load>, number: usize, mut dice: Dice) -> Seen {
-    let mut seen = Seen {
+async fn watch(load: Arc<Load>, number: usize, mut dice: Dice) -> ReceivedEvents {
+    let mut seen = ReceivedEvents {
         conversation: format!("c-{number}"),
         events: Vec::new(),
     };
@@ -387,7 +388,7 @@ async fn watch(load: Arc<Load>, number: usize, mut dice: Dice) -> Seen {
 }
 
 /// Reads until the stream ends or is quiet, or for a while.
-async fn read_some(stream: &mut Sse, seen: &mut Seen, dice: &mut Dice) {
+async fn read_some(stream: &mut Sse, seen: &mut ReceivedEvents, dice: &mut Dice) {
     while !dice.one_in(60) {
         let next = tokio::time::timeout(Duration::from_secs(1), stream.try_next()).await;
         let Ok(Ok(Some(event))) = next else {
@@ -398,7 +399,7 @@ async fn read_some(stream: &mut Sse, seen: &mut Seen, dice: &mut Dice) {
         };
         let body = event.json();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        seen.events.push(SessionInfo {
+        seen.events.push(ReceivedEvent {
             id,
             name: event.name.clone(),
             turn: text(&body["turn_id"]),

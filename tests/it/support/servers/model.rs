@@ -220,8 +220,8 @@ async fn complete(
                 shared.released.acquire().await.unwrap().forget();
                 continue;
             }
-            Some(Step::Say(text)) => Said::Text(text, Duration::ZERO),
-            Some(Step::Echo(pause)) => Said::Text(echo_of(&said), pause),
+            Some(Step::Say(text)) => CompleteAnswer::Text(text, Duration::ZERO),
+            Some(Step::Echo(pause)) => CompleteAnswer::Text(echo_of(&said), pause),
             Some(Step::SayHeld { first, rest }) => {
                 let mut items = words(&first, Duration::ZERO);
                 items.push(Item::Hold);
@@ -237,11 +237,11 @@ async fn complete(
             Some(Step::Raw(text)) => return respond(call, vec![Item::Bytes(text.into())]),
             Some(Step::Endless) => return respond(call, vec![Item::Endless]),
             Some(Step::CallTool { name, arguments }) => {
-                Said::Calls(vec![("call_1".to_owned(), name, arguments.to_string())])
+                CompleteAnswer::Calls(vec![("call_1".to_owned(), name, arguments.to_string())])
             }
             Some(Step::CallTools(calls)) => {
                 let calls = calls.into_iter();
-                Said::Calls(
+                CompleteAnswer::Calls(
                     calls
                         .map(|(id, name)| (id, name, "{}".to_owned()))
                         .collect(),
@@ -280,7 +280,7 @@ fn last_said(body: &Value) -> String {
 }
 
 /// An answer that is complete.
-enum Said {
+enum CompleteAnswer {
     Text(String, Duration),
     /// Id, name, arguments.
     Calls(Vec<(String, String, String)>),
@@ -290,7 +290,7 @@ fn call_of((id, name, arguments): &(String, String, String)) -> Value {
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 
-impl Said {
+impl CompleteAnswer {
     fn whole(&self) -> HttpResponse {
         let (message, finish_reason) = match self {
             Self::Text(text, _) => (json!({"role": "assistant", "content": text}), "stop"),

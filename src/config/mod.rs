@@ -1,5 +1,5 @@
-//! Every environment variable of the service, typed, checked and documented. This is the only room
-//! that reads the environment; a mistake is one line that names the variable and never its value.
+//! The configuration, from environment variables: `variables` is their table, `parse` reads their values. This is the
+//! only room that reads the environment; a mistake is one line that names the variable and never its value.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,31 +9,16 @@ use ipnet::IpNet;
 use secrecy::SecretString;
 use url::Url;
 
+use parse::Parse;
+use variables::{DefaultValue, Variable};
+
+mod parse;
+pub mod variables;
+
 pub const PREFIX: &str = "THROUGHLINE_";
 
-/// What `serve` reads besides its own listen addresses: two nodes of one cluster agree on these.
-pub const CLUSTER_VARIABLES: [&str; 12] = [
-    "DATABASE_URL",
-    "DATABASE_POOL",
-    "REDIS_URL",
-    "OPERATOR_KEY",
-    "SECRET_KEY",
-    "ALLOW_PRIVATE_UPSTREAMS",
-    "TURN_LEASE_MS",
-    "WORKER_LEASE_MS",
-    "MCP_ISOLATION",
-    "MCP_BIN_DIRS",
-    "DRAIN_MS",
-    "SHUTDOWN_GRACE_MS",
-];
-
-/// By default; each costs memory, and Postgres is busy long before more of them are.
-const MOST_HTTP_WORKERS: usize = 8;
-/// Postgres sends notices such as "already exists, skipping", which sqlx logs as INFO.
-const DEFAULT_LOG: &str = "info,actix_server=warn,sqlx=warn";
-/// Shorter keys can be guessed.
-const MIN_SECRET_CHARS: usize = 32;
-
+/// Of the default. Each costs memory, and Postgres is busy long before more of them are.
+const MAX_HTTP_WORKERS: usize = 8;
 /// A wrong or missing variable, told in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{PREFIX}{name}: {problem}")]
@@ -115,35 +100,32 @@ impl Config {
     pub fn from_lookup(lookup: Lookup) -> Result<Self, ConfigError> {
         let vars = Vars { lookup };
         Ok(Self {
-            database_url: vars.required("DATABASE_URL", postgres_url)?,
-            database_pool: vars.or("DATABASE_POOL", 16, |text| bounded(text, 1, 1000))?,
-            redis_url: vars.required("REDIS_URL", redis_url)?,
-            listen: vars.or("LISTEN", SocketAddr::from(([0, 0, 0, 0], 8080)), address)?,
-            operator_listen: vars.optional("OPERATOR_LISTEN", address)?,
-            public_url: vars.optional("PUBLIC_URL", http_url)?,
-            internal_listen: vars.optional("INTERNAL_LISTEN", address)?,
-            internal_advertise: vars.optional("INTERNAL_ADVERTISE", http_url)?,
-            metrics_listen: vars.or(
-                "METRICS_LISTEN",
-                SocketAddr::from(([127, 0, 0, 1], 9464)),
-                address,
+            database_url: vars.get(&variables::DATABASE_URL, parse::postgres_url)?,
+            database_pool: vars.get(&variables::DATABASE_POOL, parse::connections)?,
+            redis_url: vars.get(&variables::REDIS_URL, parse::redis_url)?,
+            listen: vars.get(&variables::LISTEN, parse::address)?,
+            operator_listen: vars.find(&variables::OPERATOR_LISTEN, parse::address)?,
+            public_url: vars.find(&variables::PUBLIC_URL, parse::http_url)?,
+            internal_listen: vars.find(&variables::INTERNAL_LISTEN, parse::address)?,
+            internal_advertise: vars.find(&variables::INTERNAL_ADVERTISE, parse::http_url)?,
+            metrics_listen: vars.get(&variables::METRICS_LISTEN, parse::address)?,
+            operator_keys: vars.get(&variables::OPERATOR_KEY, parse::secrets)?,
+            secret_keys: vars.get(&variables::SECRET_KEY, parse::secrets)?,
+            allow_private_upstreams: vars.get(
+                &variables::ALLOW_PRIVATE_UPSTREAMS,
+                parse::private_upstreams,
             )?,
-            operator_keys: vars.required("OPERATOR_KEY", secrets)?,
-            secret_keys: vars.required("SECRET_KEY", secrets)?,
-            allow_private_upstreams: vars.or(
-                "ALLOW_PRIVATE_UPSTREAMS",
-                PrivateUpstreams::Refused,
-                private_upstreams,
-            )?,
-            turn_lease: vars.or("TURN_LEASE_MS", Duration::from_secs(15), lease)?,
-            worker_lease: vars.or("WORKER_LEASE_MS", Duration::from_secs(15), lease)?,
-            mcp_isolation: vars.or("MCP_ISOLATION", McpIsolation::Bubblewrap, isolation)?,
-            mcp_bin_dirs: vars.or("MCP_BIN_DIRS", Vec::new(), directories)?,
-            drain: vars.or("DRAIN_MS", Duration::from_secs(5), grace)?,
-            shutdown_grace: vars.or("SHUTDOWN_GRACE_MS", Duration::from_secs(25), grace)?,
-            http_workers: vars.or("HTTP_WORKERS", cores(), |text| {
-                bounded(text, 1, 256).map(|workers| workers as usize)
-            })?,
+            turn_lease: vars.get(&variables::TURN_LEASE_MS, parse::lease)?,
+            worker_lease: vars.get(&variables::WORKER_LEASE_MS, parse::lease)?,
+            mcp_isolation: vars.get(&variables::MCP_ISOLATION, parse::isolation)?,
+            mcp_bin_dirs: vars
+                .find(&variables::MCP_BIN_DIRS, parse::directories)?
+                .unwrap_or_default(),
+            drain: vars.get(&variables::DRAIN_MS, parse::grace)?,
+            shutdown_grace: vars.get(&variables::SHUTDOWN_GRACE_MS, parse::grace)?,
+            http_workers: vars
+                .find(&variables::HTTP_WORKERS, parse::threads)?
+                .unwrap_or_else(processors),
         })
     }
 }
@@ -158,8 +140,8 @@ impl MigrateConfig {
     pub fn from_lookup(lookup: Lookup) -> Result<Self, ConfigError> {
         let vars = Vars { lookup };
         Ok(Self {
-            owner_url: vars.required("MIGRATE_DATABASE_URL", postgres_url)?,
-            service_url: vars.required("DATABASE_URL", postgres_url)?,
+            owner_url: vars.get(&variables::MIGRATE_DATABASE_URL, parse::postgres_url)?,
+            service_url: vars.get(&variables::DATABASE_URL, parse::postgres_url)?,
         })
     }
 }
@@ -175,9 +157,10 @@ pub struct ProgramDirs {
 impl ProgramDirs {
     pub fn from_lookup(lookup: Lookup) -> Self {
         let path = lookup("PATH").unwrap_or_default();
+        let find = |variable: &Variable| lookup(&variable.full_name()).map(PathBuf::from);
         Self {
-            postgres_bin_dir: lookup("THROUGHLINE_POSTGRES_BIN_DIR").map(PathBuf::from),
-            redis_server: lookup("THROUGHLINE_REDIS_SERVER").map(PathBuf::from),
+            postgres_bin_dir: find(&variables::POSTGRES_BIN_DIR),
+            redis_server: find(&variables::REDIS_SERVER),
             path: std::env::split_paths(&path).collect(),
         }
     }
@@ -196,13 +179,8 @@ impl LogConfig {
     pub fn from_lookup(lookup: Lookup) -> Result<Self, ConfigError> {
         let vars = Vars { lookup };
         Ok(Self {
-            filter: vars.or("LOG", DEFAULT_LOG.to_owned(), |text| Ok(text.to_owned()))?,
-            format: vars.or("LOG_FORMAT", LogFormat::Auto, |text| match text {
-                "auto" => Ok(LogFormat::Auto),
-                "json" => Ok(LogFormat::Json),
-                "text" => Ok(LogFormat::Text),
-                _ => Err("must be auto, json or text".to_owned()),
-            })?,
+            filter: vars.get(&variables::LOG, parse::any_text)?,
+            format: vars.get(&variables::LOG_FORMAT, parse::log_format)?,
         })
     }
 }
@@ -211,138 +189,56 @@ struct Vars<'a> {
     lookup: Lookup<'a>,
 }
 
-type Parse<T> = Result<T, String>;
-
 impl Vars<'_> {
-    fn optional<T>(
+    /// The parsed value of the environment.
+    fn find<T>(
         &self,
-        name: &'static str,
+        variable: &Variable,
         parse: impl Fn(&str) -> Parse<T>,
     ) -> Result<Option<T>, ConfigError> {
-        let text = (self.lookup)(&format!("{PREFIX}{name}"));
+        let text = (self.lookup)(&variable.full_name());
         match text.as_deref().map(str::trim) {
             None | Some("") => Ok(None),
             Some(text) => parse(text)
                 .map(Some)
-                .map_err(|problem| ConfigError { name, problem }),
+                .map_err(|problem| variable.error(problem)),
         }
     }
 
-    fn or<T>(
+    /// The same, or the default of the table.
+    fn get<T>(
         &self,
-        name: &'static str,
-        default: T,
+        variable: &Variable,
         parse: impl Fn(&str) -> Parse<T>,
     ) -> Result<T, ConfigError> {
-        Ok(self.optional(name, parse)?.unwrap_or(default))
-    }
-
-    fn required<T>(
-        &self,
-        name: &'static str,
-        parse: impl Fn(&str) -> Parse<T>,
-    ) -> Result<T, ConfigError> {
-        self.optional(name, parse)?.ok_or_else(|| ConfigError {
-            name,
-            problem: "is not set".to_owned(),
-        })
+        if let Some(value) = self.find(variable, &parse)? {
+            return Ok(value);
+        }
+        match variable.default {
+            DefaultValue::Text(text) => parse(text).map_err(|problem| variable.error(problem)),
+            DefaultValue::Required | DefaultValue::Unset | DefaultValue::Computed(_) => {
+                Err(variable.error("is not set".to_owned()))
+            }
+        }
     }
 }
 
-fn cores() -> usize {
+impl Variable {
+    pub fn full_name(&self) -> String {
+        format!("{PREFIX}{}", self.name)
+    }
+
+    fn error(&self, problem: String) -> ConfigError {
+        ConfigError {
+            name: self.name,
+            problem,
+        }
+    }
+}
+
+fn processors() -> usize {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
-    all.min(MOST_HTTP_WORKERS)
-}
-
-fn url_of(text: &str, schemes: &[&str], example: &str) -> Parse<Url> {
-    let wrong = || format!("must be a URL like {example}");
-    let url = Url::parse(text).map_err(|_| wrong())?;
-    if schemes.contains(&url.scheme()) && url.has_host() {
-        Ok(url)
-    } else {
-        Err(wrong())
-    }
-}
-
-fn postgres_url(text: &str) -> Parse<SecretString> {
-    let example = "postgres://user:password@host:5432/database";
-    let url = url_of(text, &["postgres", "postgresql"], example)?;
-    if url.username().is_empty() {
-        return Err(format!("names no user; must be a URL like {example}"));
-    }
-    Ok(text.into())
-}
-
-fn redis_url(text: &str) -> Parse<SecretString> {
-    url_of(text, &["redis"], "redis://:password@host:6379/0").map(|_| text.into())
-}
-
-fn http_url(text: &str) -> Parse<Url> {
-    url_of(text, &["http", "https"], "http://10.0.0.5:8081")
-}
-
-fn address(text: &str) -> Parse<SocketAddr> {
-    text.parse()
-        .map_err(|_| "must be an address and port like 127.0.0.1:8080".to_owned())
-}
-
-fn bounded(text: &str, least: u32, most: u32) -> Parse<u32> {
-    text.parse()
-        .ok()
-        .filter(|number| (least..=most).contains(number))
-        .ok_or_else(|| format!("must be a whole number from {least} to {most}"))
-}
-
-fn lease(text: &str) -> Parse<Duration> {
-    bounded(text, 500, 600_000).map(|ms| Duration::from_millis(ms.into()))
-}
-
-fn grace(text: &str) -> Parse<Duration> {
-    bounded(text, 0, 600_000).map(|ms| Duration::from_millis(ms.into()))
-}
-
-fn secrets(text: &str) -> Parse<Vec<SecretString>> {
-    let parts: Vec<&str> = text.split(',').map(str::trim).collect();
-    if parts
-        .iter()
-        .any(|part| part.chars().count() < MIN_SECRET_CHARS)
-    {
-        return Err(format!(
-            "each key must have {MIN_SECRET_CHARS} characters or more (several are parted by commas)"
-        ));
-    }
-    Ok(parts.into_iter().map(SecretString::from).collect())
-}
-
-fn private_upstreams(text: &str) -> Parse<PrivateUpstreams> {
-    match text {
-        "false" => Ok(PrivateUpstreams::Refused),
-        "true" => Ok(PrivateUpstreams::Allowed),
-        list => list
-            .split(',')
-            .map(|part| part.trim().parse())
-            .collect::<Result<Vec<IpNet>, _>>()
-            .map(PrivateUpstreams::Only)
-            .map_err(|_| "must be false, true, or networks like 10.0.0.0/8,fd00::/8".to_owned()),
-    }
-}
-
-fn isolation(text: &str) -> Parse<McpIsolation> {
-    match text {
-        "bubblewrap" => Ok(McpIsolation::Bubblewrap),
-        "uid" => Ok(McpIsolation::Uid),
-        "none" => Ok(McpIsolation::None),
-        _ => Err("must be bubblewrap, uid or none".to_owned()),
-    }
-}
-
-fn directories(text: &str) -> Parse<Vec<PathBuf>> {
-    let dirs: Vec<PathBuf> = text.split(':').map(PathBuf::from).collect();
-    if dirs.iter().all(|dir| dir.is_absolute()) {
-        Ok(dirs)
-    } else {
-        Err("must be absolute directories parted by colons".to_owned())
-    }
+    all.min(MAX_HTTP_WORKERS)
 }
 
 #[cfg(test)]
@@ -376,6 +272,20 @@ mod tests {
         assert_eq!(config.listen.port(), 8080);
         assert!(config.metrics_listen.ip().is_loopback());
         assert_eq!(config.operator_keys[0].expose_secret(), KEY);
+    }
+
+    #[test]
+    fn every_default_is_a_value_that_its_parser_takes() {
+        LogConfig::from_lookup(&|_| None).unwrap();
+        for variable in variables::ALL {
+            let default = variable.in_dev.or(match variable.default {
+                DefaultValue::Text(text) => Some(text),
+                DefaultValue::Required | DefaultValue::Unset | DefaultValue::Computed(_) => None,
+            });
+            if let Some(text) = default {
+                load(&[(variable.full_name().as_str(), text)]).unwrap();
+            }
+        }
     }
 
     #[test]
