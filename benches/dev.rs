@@ -8,14 +8,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use throughline::child_guard::{Guarded, Spec, StopSignal};
+use throughline::child_guard::{GuardedChild, Spec, StopSignal};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_throughline");
 const POLL: Duration = Duration::from_millis(1);
 const DEV_WAIT: Duration = Duration::from_secs(60);
 
 pub struct Dev {
-    guarded: Guarded,
+    guarded: GuardedChild,
     log: PathBuf,
     /// Its data directory, which is removed at its end.
     #[allow(dead_code, reason = "not every bench uses it")]
@@ -49,7 +49,7 @@ impl Dev {
             lock: dir.join("dev.lock"),
             remove: Some(dir.clone()),
         };
-        let mut guarded = Guarded::start(Path::new(PROGRAM), &spec)?;
+        let mut guarded = GuardedChild::start(Path::new(PROGRAM), &spec)?;
         let began = Instant::now();
         while !ready_file.exists() {
             if guarded.has_ended() || began.elapsed() > DEV_WAIT {
@@ -67,7 +67,7 @@ impl Dev {
     }
 
     pub fn stop(self) -> anyhow::Result<()> {
-        self.guarded.stop();
+        self.child.stop();
         Ok(fs::remove_file(self.log)?)
     }
 }

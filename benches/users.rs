@@ -90,7 +90,7 @@ impl UserSeed {
              insert into identities (tenant_id, id, user_id, platform, external_id, raw, linked_at, created_at)
              select '{tenant}', {account}, {user}, 'telegram', n::text, n::text, now(), now() from numbers;
              insert into slots (tenant_id, id, kind, key, user_id, identity_id, agent, conversation_id,
-                                last_person_at, created_at)
+                                last_user_at, created_at)
              select '{tenant}', {slot}, 'dm', {key}, {user}, {account}, '{AGENT}', {session},
                     now(), now()
                from numbers;
@@ -99,7 +99,7 @@ impl UserSeed {
              insert into conversations (tenant_id, id, slot_id, namespace, user_id, agent, tip_session_id, created_at)
              select '{tenant}', {session}, {slot}, '{nil}', {user}, '{AGENT}', {session}, now() from numbers;
              insert into sessions (tenant_id, id, conversation_id, depth, state, next_seq, message_count, created_at,
-                                   last_active_at, last_person_at)
+                                   last_active_at, last_user_at)
              select '{tenant}', {session}, {session}, 0, 'open', 3, 2, now(), now(), now() from numbers;
              insert into slot_conversations (tenant_id, slot_id, conversation_id)
              select '{tenant}', {slot}, {session} from numbers;

@@ -262,12 +262,12 @@ fn host_of(url: &Url) -> String {
     }
 }
 
-fn of_demo(said: &Value) -> Result<CompletionObject> {
-    let read = CompletionObject::read(said.to_string().into_bytes());
+fn of_demo(body: &Value) -> Result<CompletionObject> {
+    let read = CompletionObject::read(body.to_string().into_bytes());
     read.map_err(|_| Error::internal(anyhow::anyhow!("the demo model says no completion")))
 }
 
-/// What a client is told of a call that failed: whose fault it is, and whether to try again.
+/// The error of a call that failed, for the client: whose fault it is, and whether to try again.
 fn refusal(called: &CalledServer, error: &CallError) -> Error {
     let detail = error.to_string();
     let (code, retry_after) = match error {

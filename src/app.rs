@@ -78,7 +78,7 @@ impl App {
         let export_permits = Semaphore::new((config.database_pool as usize / 4).max(1));
         let shares = NodeShares::new(descriptors::limit());
         let limits = Limiter::new(redis.clone(), clock.clone(), shares.clone());
-        let people = FirstContact::new(db.clone(), clock.clone(), limits.clone());
+        let first_contact = FirstContact::new(db.clone(), clock.clone(), limits.clone());
         let models =
             AgentRuntime::new(db.clone(), clock.clone(), keyring.clone(), upstream.clone());
         let verifiers = Verifiers {
@@ -89,9 +89,9 @@ impl App {
                 clock.clone(),
                 keyring.clone(),
                 upstream.clone(),
-                people.clone(),
+                first_contact.clone(),
             ),
-            people,
+            first_contact,
         };
         let shutdown = Shutdown::new(&config);
         Ok(Self {

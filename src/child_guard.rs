@@ -48,13 +48,13 @@ pub struct Spec {
 }
 
 /// A child behind a guard. Dropping it stops the child without waiting; `stop` waits.
-pub struct Guarded {
+pub struct GuardedChild {
     guard: Child,
     pipe: Option<ChildStdin>,
     pid: u32,
 }
 
-impl Guarded {
+impl GuardedChild {
     /// Starts `spec` behind a guard; `guard_program` is this program's own file.
     pub fn start(guard_program: &Path, spec: &Spec) -> anyhow::Result<Self> {
         let mut guard = Command::new(guard_program)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::agent_runtime::{Agent, AgentMember, Chunks};
 use crate::app::App;
-use crate::domain::tenant::usage::{UsageCounts, UsageName};
+use crate::domain::tenant::usage::{UsageCounts, UsageKey};
 use crate::domain::turn::completion::{CompletionRequest, TokenUsage};
 use crate::error::{Code, Error, Result};
 use crate::fair_queue::Holder;
@@ -73,7 +73,7 @@ impl Call {
         };
         let answer = self.app.models.complete(&self.agent, body, &mut room);
         let answer = answer.await?;
-        self.count(answer.usage, answer.said);
+        self.count(answer.usage, answer.output_bytes);
         if answer.choices == 0 {
             let detail = "the model's server answered without a choice";
             return Err(Error::new(Code::UpstreamFailed, detail));
@@ -98,7 +98,7 @@ impl Call {
         let estimate = || TokenUsage::estimate(self.request_bytes, answer_bytes);
         let usage = reported.unwrap_or_else(estimate);
         let now = self.app.clock.now();
-        let name = UsageName::model_call(
+        let name = UsageKey::model_call(
             now,
             &self.agent.name,
             &self.agent.spec,
@@ -148,7 +148,7 @@ impl CompletionStream {
             if chunk.choices == 0 && !self.call.include_usage {
                 continue;
             }
-            self.answer_bytes += chunk.said;
+            self.answer_bytes += chunk.output_bytes;
             return Ok(Some(chunk.with_model(&self.call.agent.name)));
         }
     }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::auth::ServiceCaller;
-use crate::domain::tenant::usage::{UsageCounts, UsageName};
+use crate::domain::tenant::usage::{UsageCounts, UsageKey};
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
 use crate::store::Db;
@@ -19,7 +19,7 @@ const MAX_WRITTEN_AT_ONCE: usize = 20;
 /// Longer than a statement may take, even if the database's host vanished.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 
-type TenantCounts = HashMap<UsageName, UsageCounts>;
+type TenantCounts = HashMap<UsageKey, UsageCounts>;
 
 /// The counts of this node that are not written yet.
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl UsageMeter {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn count(&self, tenant_id: TenantId, name: UsageName, counts: &UsageCounts) {
+    pub fn count(&self, tenant_id: TenantId, name: UsageKey, counts: &UsageCounts) {
         self.shard(tenant_id)
             .entry(tenant_id)
             .or_default()
@@ -108,7 +108,7 @@ impl UsageMeter {
     }
 }
 
-async fn write(db: &Db, tenant_id: TenantId, rows: &[(UsageName, UsageCounts)]) -> Result<()> {
+async fn write(db: &Db, tenant_id: TenantId, rows: &[(UsageKey, UsageCounts)]) -> Result<()> {
     let mut tx = ServiceCaller::for_tenant(tenant_id).begin(db).await?;
     usage::upsert(&mut tx, rows).await?;
     tx.commit().await

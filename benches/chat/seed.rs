@@ -149,7 +149,7 @@ impl Seed {
             ),
             format!(
                 "insert into sessions (tenant_id, id, conversation_id, depth, state, next_seq, message_count,
-                                       token_count, created_at, last_active_at, last_person_at)
+                                       token_count, created_at, last_active_at, last_user_at)
                  select {tenant}, {id}, {id}, 0, 'open', {messages} + 1, {messages}, {messages} * 54, now(), now(),
                         now()
                    from {numbers} n"

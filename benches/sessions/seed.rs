@@ -115,7 +115,7 @@ impl Seed {
             format!(
                 "insert into sessions (tenant_id, id, conversation_id, depth, chain_parent_id, edge, state, end_reason,
                                        ended_at, next_seq, message_count, token_count, created_at, last_active_at,
-                                       last_person_at)
+                                       last_user_at)
                  select {tenant}, pg_temp.bench_id({first} + d), pg_temp.bench_id({first}), d,
                         case when d > 0 then pg_temp.bench_id({first} + d - 1) end,
                         case when d > 0 then 'compression' end,

@@ -4,7 +4,7 @@
 use chrono::{DateTime, Utc};
 
 use crate::crypto::{BadMac, Keyring, Mac};
-use crate::domain::tenant::audit::{Entry, GENESIS_HASH, Head, Link};
+use crate::domain::tenant::audit::{AuditHead, AuditLink, Entry, GENESIS_HASH};
 use crate::error::{Error, Result};
 use crate::ids::TenantId;
 use crate::store::TenantTx;
@@ -34,7 +34,7 @@ pub async fn append(
         ))
     })?;
     let detail = entry.detail.into_value();
-    let link = Link {
+    let link = AuditLink {
         tenant_id,
         seq: last.head.seq + 1,
         at: now,
@@ -45,7 +45,7 @@ pub async fn append(
         prev_hash: &last.head.hash,
     };
     let hash = keyring.mac(ENTRY, &link.encode());
-    let head = Head {
+    let head = AuditHead {
         seq: link.seq,
         hash: hash.tag.to_vec(),
         at: now,
@@ -86,7 +86,7 @@ async fn lock_head(keyring: &Keyring, tx: &mut TenantTx, now: DateTime<Utc>) -> 
     if let Some(head) = audit::lock_head(tx).await? {
         return Ok(head);
     }
-    let head = Head {
+    let head = AuditHead {
         seq: 0,
         hash: GENESIS_HASH.to_vec(),
         at: now,
@@ -98,7 +98,7 @@ async fn lock_head(keyring: &Keyring, tx: &mut TenantTx, now: DateTime<Utc>) -> 
         .ok_or_else(|| Error::internal(anyhow::anyhow!("an audit head vanished")))
 }
 
-fn sign_head(keyring: &Keyring, tenant_id: TenantId, head: &Head) -> Mac {
+fn sign_head(keyring: &Keyring, tenant_id: TenantId, head: &AuditHead) -> Mac {
     keyring.mac(HEAD, &head.encode(tenant_id))
 }
 

@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::crypto::{BadMac, Keyring};
 use crate::domain::tenant::TenantState;
-use crate::domain::tenant::audit::{Action, GENESIS_HASH, Link};
+use crate::domain::tenant::audit::{Action, AuditLink, GENESIS_HASH};
 use crate::domain::values::paging::{MAX_LIMIT, PageRequest};
 use crate::error::Result;
 use crate::ids::TenantId;
@@ -30,7 +30,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
     Entry { seq: i64, cause: Cause },
-    Head(Cause),
+    AuditHead(Cause),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl fmt::Display for Verdict {
         match self {
             Self::Whole { entries } => write!(f, "{entries} entries, ok"),
             Self::Broken(Flaw::Entry { seq, cause }) => write!(f, "BROKEN at entry {seq}: {cause}"),
-            Self::Broken(Flaw::Head(cause)) => write!(f, "BROKEN at the head: {cause}"),
+            Self::Broken(Flaw::AuditHead(cause)) => write!(f, "BROKEN at the head: {cause}"),
         }
     }
 }
@@ -135,7 +135,7 @@ fn check_row(
         cause,
     };
     let detail = serde_json::from_str(&row.detail).map_err(|_| broken(Cause::Changed))?;
-    let link = Link {
+    let link = AuditLink {
         tenant_id,
         seq: row.seq,
         at: row.at,
@@ -170,11 +170,11 @@ fn check_end(
         return if verified.seq == 0 && tenant_id == TenantId::OPERATOR {
             Verdict::Whole { entries: 0 }
         } else {
-            Verdict::Broken(Flaw::Head(Cause::Missing))
+            Verdict::Broken(Flaw::AuditHead(Cause::Missing))
         };
     };
     if let Err(bad) = super::check_head(keyring, tenant_id, signed) {
-        return Verdict::Broken(Flaw::Head(Cause::from_bad_mac(bad, &signed.key_id)));
+        return Verdict::Broken(Flaw::AuditHead(Cause::from_bad_mac(bad, &signed.key_id)));
     }
     let head = &signed.head;
     if head.seq > verified.seq {
@@ -184,7 +184,7 @@ fn check_end(
         });
     }
     if head.seq < verified.seq || head.hash != verified.hash {
-        return Verdict::Broken(Flaw::Head(Cause::Mismatch {
+        return Verdict::Broken(Flaw::AuditHead(Cause::Mismatch {
             head: head.seq,
             last: verified.seq,
         }));

@@ -115,7 +115,7 @@ impl KeySets {
             Some(_) => publisher.fetching.try_lock().ok(),
             None => Some(publisher.fetching.lock().await),
         };
-        // Whoever held the lock may have fetched, or failed to, in the meantime.
+        // The task that held the lock may have fetched them, or failed to.
         let wanted = publisher.known().wants_fetch(keys.is_some(), now);
         if fetching.is_some() && wanted {
             self.fetch(&publisher, url, known.fetched_at.is_some())

@@ -1,5 +1,5 @@
 //! Who calls, and for whom. A `Caller` is the key that opens a `TenantTx`: no other room opens one.
-//! This room judges credentials; which endpoint wants which caller is said by `http::auth`.
+//! This room verifies credentials; `http::auth` says which endpoint wants which caller.
 
 use secrecy::{ExposeSecret, SecretString};
 
@@ -16,17 +16,17 @@ use crate::store::db::jobs::DueJob;
 use crate::store::{Db, TenantTx, Urgency};
 
 mod api_keys;
+mod first_contact;
 mod key_sets;
-mod people;
 mod tenant_caller;
 mod tokens;
 
 pub use api_keys::KeyVerifier;
-pub use people::FirstContact;
+pub use first_contact::FirstContact;
 pub use tenant_caller::TenantCaller;
 pub use tokens::{TokenVerifier, VerifiedToken, secret_context};
 
-/// Whoever a credential was believed to be.
+/// Who a credential was verified to be.
 #[derive(Debug, Clone)]
 pub enum Caller {
     Operator(OperatorCaller),
@@ -50,7 +50,7 @@ pub struct KeyCaller {
     terms: TenantTerms,
 }
 
-/// A person, proven by a token of a registered issuer. Acts for its own user alone.
+/// A user, proven by a token of a registered issuer. Acts for itself alone.
 #[derive(Debug, Clone)]
 pub struct UserCaller {
     tenant_id: TenantId,
@@ -177,7 +177,7 @@ impl ServiceCaller {
     }
 
     /// For the turns and streams that this node has accepted of `tenant_id`, and what it counted. It opens any
-    /// tenant: `tests/it/architecture.rs` names the only files that may call it.
+    /// tenant: `tests/it/house/architecture.rs` names the only files that may call it.
     pub(crate) fn for_tenant(tenant_id: TenantId) -> Self {
         Self {
             tenant_id,
@@ -218,23 +218,23 @@ impl OperatorKeys {
     }
 }
 
-/// What believes credentials, and makes the people they vouch for.
+/// Verifies credentials, and makes the users of identities that are new.
 pub struct Verifiers {
     pub operators: OperatorKeys,
     pub keys: KeyVerifier,
     pub tokens: TokenVerifier,
-    pub people: FirstContact,
+    pub first_contact: FirstContact,
 }
 
 /// What a request says about who sends it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Presented {
+pub struct PresentedCredential {
     pub authorization: Option<Vec<u8>>,
     /// `X-Throughline-Tenant`: which tenant a user token is for.
     pub tenant: Option<String>,
 }
 
-impl Presented {
+impl PresentedCredential {
     /// What stands behind `Bearer`.
     fn bearer(&self) -> Result<&str> {
         let header = self.authorization.as_deref().ok_or_else(|| {
@@ -251,7 +251,7 @@ impl Presented {
     }
 }
 
-/// A good credential. Whose token it is may be still to be found, or made.
+/// A good credential. The user of a token may still have to be found, or made.
 pub enum Verified {
     Caller(Caller),
     Token(VerifiedToken),
@@ -273,7 +273,7 @@ impl Verified {
             .any(|allowed| allowed == origin)
     }
 
-    /// Who calls. First contact of a token's account makes its user.
+    /// Who calls. First contact of a token's identity makes its user.
     pub async fn contact(self, verifiers: &Verifiers) -> Result<Caller> {
         match self {
             Self::Caller(caller) => Ok(caller),
@@ -282,8 +282,8 @@ impl Verified {
     }
 }
 
-/// Believes or refuses a credential. It has no effect.
-pub async fn verify(verifiers: &Verifiers, presented: &Presented) -> Result<Verified> {
+/// Verifies a credential, or refuses it. It has no effect.
+pub async fn verify(verifiers: &Verifiers, presented: &PresentedCredential) -> Result<Verified> {
     let token = presented.bearer()?;
     if let Some(operator) = verifiers.operators.verify(token) {
         return Ok(Verified::Caller(Caller::Operator(operator)));
@@ -302,7 +302,7 @@ pub async fn verify(verifiers: &Verifiers, presented: &Presented) -> Result<Veri
 
 /// Checks credentials again that were accepted when something long began: keys with one statement for all of
 /// them. Whose identity a token proves is not looked up, and nobody is made.
-pub async fn recheck(verifiers: &Verifiers, presented: &[&Presented]) -> Vec<Result<()>> {
+pub async fn recheck(verifiers: &Verifiers, presented: &[&PresentedCredential]) -> Vec<Result<()>> {
     let mut checked: Vec<Result<()>> = Vec::with_capacity(presented.len());
     let mut places = Vec::new();
     let mut keys = Vec::new();

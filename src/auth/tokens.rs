@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::UserCaller;
+use super::first_contact::FirstContact;
 use super::key_sets::{KeySets, matching};
-use super::people::FirstContact;
 use crate::cache::ShortCache;
 use crate::clock::Clock;
 use crate::crypto::Keyring;
@@ -83,7 +83,7 @@ pub struct TokenVerifier {
     clock: Clock,
     keyring: Arc<Keyring>,
     key_sets: KeySets,
-    people: FirstContact,
+    first_contact: FirstContact,
     /// As for API keys: a deleted issuer stops everywhere within a second.
     issuers: ShortCache<(TenantId, String), Arc<IssuerMatch>>,
 }
@@ -104,7 +104,7 @@ impl TokenVerifier {
         clock: Clock,
         keyring: Arc<Keyring>,
         client: GuardedClient,
-        people: FirstContact,
+        first_contact: FirstContact,
     ) -> Self {
         let issuers = ShortCache::new(clock.clone());
         Self {
@@ -112,7 +112,7 @@ impl TokenVerifier {
             db,
             clock,
             keyring,
-            people,
+            first_contact,
             issuers,
         }
     }
@@ -124,9 +124,9 @@ impl TokenVerifier {
             account,
             terms,
         } = token;
-        // Present ownership, asked anew for every request.
+        // The present owner, read for every request.
         let known = self
-            .people
+            .first_contact
             .contact(tenant_id, &account, &terms.limits)
             .await?;
         Ok(UserCaller {

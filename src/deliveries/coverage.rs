@@ -4,21 +4,21 @@ use crate::auth::KeyCaller;
 use crate::domain::people::platform::PlatformScope;
 use crate::domain::tenant::api_key::Scope;
 use crate::error::{Code, Error, Result};
-use crate::store::bridge::deliveries::Covered;
+use crate::store::bridge::deliveries::CoveredPlatforms;
 
 /// What a key may lease and end, narrowed to the platform that it names.
-pub fn served(key: &KeyCaller, named: Option<&PlatformScope>) -> Result<Covered> {
+pub fn served(key: &KeyCaller, named: Option<&PlatformScope>) -> Result<CoveredPlatforms> {
     let serves_all = key.has_scope(Scope::Admin);
     let Some(named) = named else {
         return Ok(if serves_all {
-            Covered::all()
+            CoveredPlatforms::all()
         } else {
-            Covered::of(key.platforms())
+            CoveredPlatforms::of(key.platforms())
         });
     };
     let covers = |own: &PlatformScope| own.covers(named.platform(), named.scope());
     if serves_all || key.platforms().iter().any(covers) {
-        return Ok(Covered::of(std::slice::from_ref(named)));
+        return Ok(CoveredPlatforms::of(std::slice::from_ref(named)));
     }
     // A platform whose workspaces it serves in part is narrowed to those.
     let parts: Vec<PlatformScope> = key
@@ -31,14 +31,14 @@ pub fn served(key: &KeyCaller, named: Option<&PlatformScope>) -> Result<Covered>
         let detail = "the key does not serve this platform";
         return Err(Error::new(Code::PlatformNotAllowed, detail));
     }
-    Ok(Covered::of(&parts))
+    Ok(CoveredPlatforms::of(&parts))
 }
 
 /// What a key may list.
-pub fn readable(key: &KeyCaller) -> Covered {
+pub fn readable(key: &KeyCaller) -> CoveredPlatforms {
     if key.has_scope(Scope::Admin) || key.has_scope(Scope::Read) {
-        Covered::all()
+        CoveredPlatforms::all()
     } else {
-        Covered::of(key.platforms())
+        CoveredPlatforms::of(key.platforms())
     }
 }

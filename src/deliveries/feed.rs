@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::limits::StreamGuard;
 use crate::notifications::Subscription;
 use crate::shutdown::Departure;
-use crate::store::bridge::deliveries::Covered;
+use crate::store::bridge::deliveries::CoveredPlatforms;
 use crate::store::bridge::delivery_leases;
 use crate::streams::CheckedCredential;
 
@@ -25,7 +25,7 @@ pub struct DeliveryFeed {
     app: App,
     key: KeyCaller,
     credential: Arc<CheckedCredential>,
-    covered: Covered,
+    covered: CoveredPlatforms,
     subscription: Subscription,
     departure: Departure,
     on_outage: OnOutage,

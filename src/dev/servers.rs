@@ -14,7 +14,7 @@ use sqlx::{ConnectOptions, Connection};
 
 use super::directory;
 use super::programs::Programs;
-use crate::child_guard::{Guarded, Spec, StopSignal, UnixUser};
+use crate::child_guard::{GuardedChild, Spec, StopSignal, UnixUser};
 
 const START_WAIT: Duration = Duration::from_secs(30);
 const SUPERUSER: &str = "postgres";
@@ -33,7 +33,7 @@ pub struct Setup {
 }
 
 pub struct PostgresServer {
-    pub guarded: Guarded,
+    pub child: GuardedChild,
     pub port: u16,
     password: String,
 }
@@ -53,7 +53,7 @@ impl PostgresServer {
             init_cluster(setup, &data, password)?;
         }
         let mut server = Self {
-            guarded: Guarded::start(&setup.guard_program, &postgres_spec(setup, &data, port))?,
+            child: GuardedChild::start(&setup.guard_program, &postgres_spec(setup, &data, port))?,
             port,
             password: password.to_owned(),
         };
@@ -85,7 +85,7 @@ impl PostgresServer {
 
     async fn wait_until_ready(&mut self) -> anyhow::Result<()> {
         let options = self.superuser("postgres");
-        poll(&mut self.guarded, async || {
+        poll(&mut self.child, async || {
             let connection = options.connect().await?;
             Ok(connection.close().await?)
         })
@@ -168,7 +168,7 @@ fn postgres_spec(setup: &Setup, data: &Path, port: u16) -> Spec {
 }
 
 pub struct RedisServer {
-    pub guarded: Guarded,
+    pub child: GuardedChild,
     pub port: u16,
     pub url: String,
 }
@@ -194,7 +194,7 @@ impl RedisServer {
             remove: setup.throwaway.then(|| setup.dir.clone()),
         };
         let mut server = Self {
-            guarded: Guarded::start(&setup.guard_program, &spec)?,
+            child: GuardedChild::start(&setup.guard_program, &spec)?,
             port,
             url: format!("redis://:{password}@127.0.0.1:{port}/0"),
         };
@@ -206,7 +206,7 @@ impl RedisServer {
 
     async fn wait_until_ready(&mut self) -> anyhow::Result<()> {
         let client = redis::Client::open(self.url.as_str())?;
-        poll(&mut self.guarded, async || {
+        poll(&mut self.child, async || {
             let mut connection = client.get_multiplexed_async_connection().await?;
             redis::cmd("PING").exec_async(&mut connection).await?;
             Ok(())
@@ -226,14 +226,14 @@ fn redis_config(setup: &Setup, password: &str, port: u16) -> String {
 
 /// Retries until the server answers; fails when it has ended or takes too long.
 async fn poll(
-    guarded: &mut Guarded,
+    child: &mut GuardedChild,
     attempt: impl AsyncFn() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let attempts = async {
         loop {
             match attempt().await {
                 Ok(()) => return anyhow::Ok(()),
-                Err(_) if guarded.has_ended() => anyhow::bail!("it ended at once"),
+                Err(_) if child.has_ended() => anyhow::bail!("it ended at once"),
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }

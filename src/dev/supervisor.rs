@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::servers::{PostgresServer, RedisServer, Setup};
 use super::state::State;
-use crate::child_guard::Guarded;
+use crate::child_guard::GuardedChild;
 
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Before the first restart. Each further one doubles it.
@@ -32,7 +32,7 @@ impl Supervisor {
                 kind: Kind::Postgres,
                 port: postgres.port,
                 password: state.superuser_password.clone(),
-                guarded: Some(postgres.guarded),
+                child: Some(postgres.child),
                 started_at: Instant::now(),
                 starts: 0,
             },
@@ -40,7 +40,7 @@ impl Supervisor {
                 kind: Kind::Redis,
                 port: redis.port,
                 password: state.redis_password.clone(),
-                guarded: Some(redis.guarded),
+                child: Some(redis.child),
                 started_at: Instant::now(),
                 starts: 0,
             },
@@ -59,8 +59,8 @@ impl Supervisor {
     /// Stops both and waits until all their processes are gone.
     pub fn stop(self) {
         for server in [self.postgres, self.redis] {
-            if let Some(guarded) = server.guarded {
-                guarded.stop();
+            if let Some(child) = server.child {
+                child.stop();
             }
         }
     }
@@ -86,7 +86,7 @@ struct Server {
     port: u16,
     password: String,
     /// `None` while it is down.
-    guarded: Option<Guarded>,
+    child: Option<GuardedChild>,
     started_at: Instant,
     /// Starts since the last steady run.
     starts: u32,
@@ -104,8 +104,8 @@ impl Server {
             }
             let kind = self.kind;
             let log = self.log(setup);
-            if let Some(guarded) = self.guarded.take() {
-                guarded.clear();
+            if let Some(child) = self.child.take() {
+                child.clear();
                 tracing::warn!(server = %kind, log = %log.display(), "server ended; restarting");
             }
             if self.starts == MAX_STARTS {
@@ -119,8 +119,8 @@ impl Server {
             tokio::time::sleep(backoff).await;
             let started = Box::pin(self.start(setup)).await;
             match started {
-                Ok(guarded) => {
-                    self.guarded = Some(guarded);
+                Ok(child) => {
+                    self.child = Some(child);
                     self.started_at = Instant::now();
                     tracing::info!(server = %kind, "server restarted");
                 }
@@ -132,21 +132,21 @@ impl Server {
     }
 
     fn is_running(&mut self) -> bool {
-        let guarded = self.guarded.as_mut();
-        guarded.is_some_and(|guarded| !guarded.has_ended())
+        let child = self.child.as_mut();
+        child.is_some_and(|child| !child.has_ended())
     }
 
-    async fn start(&self, setup: &Setup) -> anyhow::Result<Guarded> {
+    async fn start(&self, setup: &Setup) -> anyhow::Result<GuardedChild> {
         let password = self.password.as_str();
         let port = self.port;
         match self.kind {
             Kind::Postgres => {
                 let server = PostgresServer::start_on(setup, password, port).await?;
-                Ok(server.guarded)
+                Ok(server.child)
             }
             Kind::Redis => {
                 let server = RedisServer::start_on(setup, password, port).await?;
-                Ok(server.guarded)
+                Ok(server.child)
             }
         }
     }

@@ -8,7 +8,7 @@ use actix_web::http::header::{HeaderName, HeaderValue};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::domain::tenant::usage::{UsageCounts, UsageName};
+use crate::domain::tenant::usage::{UsageCounts, UsageKey};
 use crate::error::Error;
 use crate::limits::{Allowance, Bucket, Demand};
 
@@ -46,7 +46,7 @@ pub async fn admit(app: &App, caller: &Caller) -> Option<Admission> {
     ];
     Some(match app.limits.take(tenant_id, &demands).await {
         Ok(allowance) => {
-            let name = UsageName::api_request(app.clock.now());
+            let name = UsageKey::api_request(app.clock.now());
             app.usage.count(tenant_id, name, &UsageCounts::ONE_REQUEST);
             Admission {
                 allowance,

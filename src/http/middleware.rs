@@ -77,7 +77,7 @@ async fn answer(
     let leaves = || app.is_some_and(|app| app.shutdown.is_draining());
     request.extensions_mut().insert(KnownId(id.to_owned()));
     if method == Method::HEAD {
-        // Answered like GET; the connection knows that it was HEAD and sends no body.
+        // AnsweredRequest like GET; the connection knows that it was HEAD and sends no body.
         request.head_mut().method = Method::GET;
     }
     let outcome = if uri_length(request.uri()) > MAX_URI {
@@ -105,7 +105,7 @@ async fn answer(
             }
             set_request_id(answer.headers_mut(), id);
             forbid_keeping(answer.headers_mut());
-            log_request(&Answered {
+            log_request(&AnsweredRequest {
                 id,
                 method: method.as_str(),
                 route: UNMATCHED,
@@ -134,7 +134,7 @@ async fn answer(
         cors::allow_anyone(response.headers_mut());
     }
     let tenant = tenant.map(|tenant| tenant.to_string());
-    log_request(&Answered {
+    log_request(&AnsweredRequest {
         id,
         method: method.as_str(),
         route,
@@ -215,7 +215,7 @@ fn uri_length(uri: &Uri) -> usize {
     uri.path_and_query().map_or(0, |text| text.as_str().len())
 }
 
-struct Answered<'a> {
+struct AnsweredRequest<'a> {
     id: &'a str,
     method: &'a str,
     route: &'a str,
@@ -247,7 +247,7 @@ macro_rules! log_line {
 }
 
 /// The route's pattern and not the path: a path can hold what a person typed.
-fn log_request(answered: &Answered) {
+fn log_request(answered: &AnsweredRequest) {
     telemetry::record_request(
         answered.method,
         answered.route,

@@ -28,7 +28,7 @@ pub async fn run(
 ) -> Result<CommandResult> {
     let answer = match command {
         Command::Help => CommandAnswer::saying(help()),
-        Command::NotYet(name) => CommandAnswer::saying(format!("/{name} is not available yet.")),
+        Command::Reserved(name) => CommandAnswer::saying(format!("/{name} is not available yet.")),
         Command::Link(_) | Command::Unlink | Command::SetHome => {
             linking::run(app, tx, sender, message, command).await?
         }
@@ -73,7 +73,7 @@ async fn run_here(
         Command::Stop => stop(app, tx, &here, own(sender, message), &mut next).await?,
         Command::Status => status(tx, &here).await?,
         Command::Help
-        | Command::NotYet(_)
+        | Command::Reserved(_)
         | Command::Link(_)
         | Command::Unlink
         | Command::SetHome => String::new(),

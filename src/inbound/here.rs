@@ -35,7 +35,7 @@ pub struct Here {
 }
 
 impl Here {
-    /// Where a message in this chat would go; as with a message, what is too old begins anew.
+    /// Where a message in this chat would go; as with a message, an old session is reset.
     pub async fn find(
         tx: &mut TenantTx,
         sender: &Sender,

@@ -5,7 +5,7 @@ use chrono::TimeDelta;
 use super::{CommandAnswer, CommandResult, InboundMessage, Sender};
 use crate::app::App;
 use crate::domain::bridge::chat_text::chat_text;
-use crate::domain::bridge::command::{Command, Link};
+use crate::domain::bridge::command::{Command, LinkCommand};
 use crate::domain::people::user::IdentityOwner;
 use crate::error::{Code, Error, Result};
 use crate::people::{self, NewHomeChannel, RedeemRequest};
@@ -60,11 +60,11 @@ pub async fn run(
     command: &Command,
 ) -> Result<CommandAnswer> {
     match command {
-        Command::Link(Link::Show) => show(app, tx, sender).await,
-        Command::Link(Link::Code(code)) => {
+        Command::Link(LinkCommand::Show) => show(app, tx, sender).await,
+        Command::Link(LinkCommand::Code(code)) => {
             store_code(app, tx, sender, code, message.preview.as_ref()).await
         }
-        Command::Link(Link::Yes) => confirm(app, tx, sender).await,
+        Command::Link(LinkCommand::Yes) => confirm(app, tx, sender).await,
         Command::Unlink => unlink(app, tx, sender).await,
         Command::SetHome => {
             let access = sender.access();
@@ -89,7 +89,7 @@ pub async fn run(
         | Command::Status
         | Command::Stop
         | Command::Help
-        | Command::NotYet(_) => Err(Error::internal(anyhow::anyhow!("no command about linking"))),
+        | Command::Reserved(_) => Err(Error::internal(anyhow::anyhow!("no command about linking"))),
     }
 }
 

@@ -42,7 +42,7 @@ use linking::preview;
 pub use receive::{InboundCaller, Received, receive};
 pub use response::{InboundResponse, Notice};
 
-/// How long the receipt of a message is kept: until then the message is taken once.
+/// How long the receipt of a message is stored: until then a second copy of the message is recognised.
 pub const RECEIPT_RETENTION: TimeDelta = TimeDelta::days(30);
 
 /// The identity that sent a message, and the credential that brought it.
@@ -113,7 +113,7 @@ impl InboundMessage<'_> {
     }
 }
 
-/// The turn that a message became.
+/// The turn of a message.
 #[derive(Debug, Clone)]
 pub struct InboundTurn {
     pub turn: AcceptedTurn,
@@ -161,7 +161,7 @@ pub enum CommandResult {
     AskAgain(TurnInput),
 }
 
-/// What an earlier message of the same name became.
+/// The result of an earlier message of the same name.
 enum EarlierMessage {
     Turn(TurnId),
     Command(CommandAnswer),
@@ -177,7 +177,7 @@ fn receipt_name<'a>(sender: &Sender, message: &InboundMessage<'a>) -> Option<Rec
     })
 }
 
-/// Takes a message, or answers what it became when it was taken before. The same message waits here until that is
+/// Claims a message, or answers the result of its first copy. A second copy waits here until that is
 /// committed.
 async fn claim(
     app: &App,
@@ -318,7 +318,7 @@ async fn edit(
     Ok(turn_id)
 }
 
-/// The turn of a message that was taken before, and its conversation, if the sender may still take part in that: its
+/// The turn of an earlier copy of a message, and its conversation, if the sender may still take part in that: its
 /// owner may have changed.
 async fn find_earlier_turn(
     app: &App,

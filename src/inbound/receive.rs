@@ -10,7 +10,7 @@ use super::{
 };
 use crate::app::App;
 use crate::auth::TenantCaller;
-use crate::domain::bridge::command::{self as slash, Command, Link, ParsedText};
+use crate::domain::bridge::command::{self as slash, Command, LinkCommand, ParsedText};
 use crate::domain::bridge::delivery::ReplyVia;
 use crate::domain::people::access::Access;
 use crate::domain::turn::TurnInput;
@@ -35,7 +35,7 @@ pub struct InboundCaller {
     pub idempotency: Option<idempotency::Request>,
 }
 
-/// What became of a message.
+/// The result of a message.
 pub enum Received {
     Answered(Outcome),
     /// The caller waits for the turn's answer: `finish` it.
@@ -184,7 +184,7 @@ impl InboundCaller {
         }
     }
 
-    /// Commits a message that became no turn, and its answer.
+    /// Commits a message without a turn, and its answer.
     async fn settle(
         &self,
         mut tx: TenantTx,
@@ -217,7 +217,7 @@ impl InboundCaller {
         })
     }
 
-    /// Answers a message that was taken before: as its first answer was, or will be.
+    /// Answers a second copy of a message: as its first answer was, or will be.
     async fn answer_duplicate(
         &self,
         mut tx: TenantTx,
@@ -289,7 +289,7 @@ impl InboundCaller {
         mut message: InboundMessage<'_>,
         slash: &Command,
     ) -> Result<Received> {
-        if let Command::Link(Link::Code(code)) = slash
+        if let Command::Link(LinkCommand::Code(code)) = slash
             && message.chat.require_private().is_ok()
         {
             message.preview = Some(self.preview(code).await?);

@@ -67,7 +67,7 @@ impl InboundResponse {
         }
     }
 
-    /// To a message that became a turn, without the turn's answer.
+    /// To a message with a turn, without the turn's answer.
     pub(super) fn of_turn(inbound: &InboundTurn, access: &Access) -> Self {
         let turn = &inbound.turn;
         Self {

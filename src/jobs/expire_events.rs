@@ -12,7 +12,7 @@ use crate::store::tenant::expiry::Expiring;
 
 /// How long a stream can be resumed.
 pub const EVENT_RETENTION: TimeDelta = TimeDelta::hours(24);
-/// Counted from their expiry: they are unusable.
+/// OpenCount from their expiry: they are unusable.
 const CODE_RETENTION: TimeDelta = TimeDelta::days(30);
 /// Longer than any window in which attempts are counted.
 const CODE_ATTEMPT_RETENTION: TimeDelta = TimeDelta::days(1);

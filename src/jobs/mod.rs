@@ -25,8 +25,8 @@ use crate::tenants;
 
 mod batches;
 mod erase_conversations;
-mod erase_people;
 mod erase_tenant;
+mod erase_users;
 mod expire;
 mod expire_answers;
 mod expire_events;
@@ -111,7 +111,7 @@ pub async fn tick(app: &App) -> Result<usize> {
         }
         let step = tokio::select! {
             step = steps.next() => step,
-            // A job that became due meanwhile does not wait for the end of a long one.
+            // A job that is due meanwhile does not wait for the end of a long one.
             _ = again.tick() => {
                 more = true;
                 continue;
@@ -209,7 +209,7 @@ async fn run_one(app: &App, job: &DueJob) -> Result<DateTime<Utc>> {
         idempotency::EXPIRY_JOB => expire_answers::run(app, &caller).await,
         tenants::EXPIRE_EVENTS_JOB => expire_events::run(app, &caller).await,
         sessions::ERASE_JOB => erase_conversations::run(app, &caller).await,
-        people::ERASE_JOB => erase_people::run(app, &caller).await,
+        people::ERASE_JOB => erase_users::run(app, &caller).await,
         sessions::retention::SWEEP_JOB => sweep_conversations::run(app, &caller).await,
         tenants::STOP_TURNS_JOB => stop_turns::run(app, job.tenant_id).await,
         tenants::ERASE_JOB => erase_tenant::run(app, job.tenant_id).await,

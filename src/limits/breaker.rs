@@ -25,7 +25,7 @@ impl Breaker {
         u64::try_from((elapsed + PAUSE).as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether the caller may ask now. While open, one caller a second is told yes.
+    /// Whether the caller may ask now. While open, one caller a second may.
     pub fn lets_through(&self) -> bool {
         let until = self.open_until.load(Ordering::Relaxed);
         if until == CLOSED {

@@ -23,7 +23,7 @@ pub type PendingAnswer = watch::Receiver<()>;
 /// What a bucket can do about a demand.
 pub enum Step {
     /// Spent; this much of the limit is left, as far as this node knows.
-    Taken { remaining: u32 },
+    Granted { remaining: u32 },
     /// The window has no more.
     Refused,
     /// Somebody asks Redis already: wait for that, and look again.
@@ -48,7 +48,7 @@ pub enum Source<'a> {
 #[derive(Default)]
 struct LocalGrant {
     window: i64,
-    /// Taken from Redis and not yet spent.
+    /// Granted by Redis, and not yet spent.
     left: u64,
     /// Spent by this node in this window.
     spent: u64,
@@ -56,7 +56,7 @@ struct LocalGrant {
     owed: u64,
     /// Redis has no more for this limit, or a lower one.
     refused_limit: u32,
-    /// What all nodes had taken when Redis last told.
+    /// What all nodes had used when Redis last answered.
     used: u64,
     asking: Option<PendingAnswer>,
 }
@@ -81,7 +81,7 @@ impl LocalGrant {
         if self.left >= cost {
             self.left -= cost;
             self.spent += cost;
-            return Step::Taken {
+            return Step::Granted {
                 remaining: self.remaining(limit),
             };
         }
@@ -111,7 +111,7 @@ impl LocalGrant {
         }
         self.spent += cost;
         self.owed += cost;
-        Step::Taken {
+        Step::Granted {
             remaining: narrow(share - self.spent),
         }
     }
@@ -122,11 +122,11 @@ impl LocalGrant {
     }
 
     fn settle(&mut self, limit: u32, amount: u64, grant: Grant) {
-        let paid = self.owed.min(grant.taken);
+        let paid = self.owed.min(grant.granted);
         self.owed -= paid;
-        self.left += grant.taken - paid;
+        self.left += grant.granted - paid;
         self.used = grant.used;
-        if grant.taken < amount {
+        if grant.granted < amount {
             self.refused_limit = self.refused_limit.max(limit);
         }
     }
@@ -233,7 +233,7 @@ impl Buckets {
     }
 }
 
-/// Windows are numbered by their own length: only those of as long ones can be told to be over.
+/// Windows are numbered by their own length: only those of the same length can be over.
 fn make_room(shard: &mut HashMap<Key, LocalGrant>, wanted: Bucket, window: i64) {
     let length = wanted.window_seconds();
     shard.retain(|(_, bucket), held| bucket.window_seconds() != length || held.window >= window);
@@ -262,12 +262,12 @@ mod tests {
         held.step(&demand(limit), 50, &Source::RedisIf(&|| true))
     }
 
-    fn grant(held: &mut LocalGrant, limit: u32, taken: u64, used: u64) {
+    fn grant(held: &mut LocalGrant, limit: u32, granted: u64, used: u64) {
         let Step::Ask { amount, .. } = ask(held, limit) else {
             panic!("did not ask");
         };
         held.asking = None;
-        held.settle(limit, amount, Grant { taken, used });
+        held.settle(limit, amount, Grant { granted, used });
     }
 
     #[test]
@@ -276,11 +276,11 @@ mod tests {
         grant(&mut held, LIMIT, 2, 98);
         assert!(matches!(
             ask(&mut held, LIMIT),
-            Step::Taken { remaining: 3 }
+            Step::Granted { remaining: 3 }
         ));
         assert!(matches!(
             ask(&mut held, LIMIT),
-            Step::Taken { remaining: 2 }
+            Step::Granted { remaining: 2 }
         ));
         grant(&mut held, LIMIT, 0, 100);
         assert!(matches!(ask(&mut held, LIMIT), Step::Refused));
@@ -308,7 +308,7 @@ mod tests {
         let mut held = LocalGrant::default();
         for _ in 0..50 {
             let step = held.step(&demand(LIMIT), 50, &Source::Share);
-            assert!(matches!(step, Step::Taken { .. }));
+            assert!(matches!(step, Step::Granted { .. }));
         }
         let step = held.step(&demand(LIMIT), 50, &Source::Share);
         assert!(matches!(step, Step::Refused));
@@ -320,7 +320,7 @@ mod tests {
             LIMIT,
             amount,
             Grant {
-                taken: 52,
+                granted: 52,
                 used: 52,
             },
         );
@@ -332,10 +332,10 @@ mod tests {
         let mut held = LocalGrant::default();
         grant(&mut held, 5000, 100, 100);
         for _ in 0..3 {
-            assert!(matches!(ask(&mut held, 3), Step::Taken { .. }));
+            assert!(matches!(ask(&mut held, 3), Step::Granted { .. }));
         }
         assert!(matches!(ask(&mut held, 3), Step::Refused));
-        assert!(matches!(ask(&mut held, 5000), Step::Taken { .. }));
+        assert!(matches!(ask(&mut held, 5000), Step::Granted { .. }));
     }
 
     #[test]

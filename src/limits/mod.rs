@@ -26,7 +26,7 @@ mod shares;
 
 use breaker::Breaker;
 use buckets::{Buckets, Key, Source, Step};
-use open::{Counted, OpenCounts};
+use open::{OpenCount, OpenCounts};
 pub use shares::{MAX_VALUES_COST, Memory, NodeShares, SMALL};
 
 /// How long a request waits for Redis before it counts on its node's share.
@@ -106,7 +106,7 @@ pub struct Allowance {
     pub policy: &'static str,
     pub limit: u32,
     pub window_seconds: u32,
-    /// As far as this node knows: others may have taken some since.
+    /// As far as this node knows: others may have used some since.
     pub remaining: u32,
     /// Seconds until the window ends.
     pub resets_in: u32,
@@ -134,7 +134,7 @@ pub struct Limiter {
 
 /// A stream or a call that is open, with its connections; dropped, it is closed.
 pub struct StreamGuard {
-    _counted: Counted,
+    _counted: OpenCount,
     _connections: Permit,
 }
 
@@ -217,9 +217,9 @@ impl Limiter {
         let mut tightest: Option<Allowance> = None;
         for (place, demand) in demands.iter().enumerate() {
             match self.inner.take_one(tenant_id, demand, now).await {
-                Ok(taken) => {
-                    if tightest.is_none_or(|known| taken.remaining < known.remaining) {
-                        tightest = Some(taken);
+                Ok(allowance) => {
+                    if tightest.is_none_or(|known| allowance.remaining < known.remaining) {
+                        tightest = Some(allowance);
                     }
                 }
                 Err(refused) => {
@@ -240,10 +240,10 @@ impl Limiter {
     /// Whether a model may be asked. Tokens are known only when they were used: a tenant that has none left
     /// waits for the next minute.
     pub async fn check_tokens(&self, tenant_id: TenantId, limit: u32) -> Result<(), Error> {
-        let taken = self
+        let spent = self
             .take(tenant_id, &[Demand::one(Bucket::Tokens, limit)])
             .await;
-        taken.map(drop).map_err(|refused| refused.refusal())
+        spent.map(drop).map_err(|refused| refused.refusal())
     }
 
     /// Opens a stream, until the answer is dropped.
@@ -267,7 +267,7 @@ impl Limiter {
     fn hold(
         &self,
         tenant_id: TenantId,
-        counted: Option<Counted>,
+        counted: Option<OpenCount>,
         connections: usize,
         refusal: impl FnOnce() -> Error,
     ) -> Result<StreamGuard, Error> {
@@ -328,7 +328,7 @@ impl Inner {
         let mut waited_since = None;
         loop {
             let mut asked = match self.buckets.step(key, window, demand, share, &source) {
-                Step::Taken { remaining } => return Ok(allowance(demand, now, remaining)),
+                Step::Granted { remaining } => return Ok(allowance(demand, now, remaining)),
                 Step::Refused => return Err(allowance(demand, now, 0)),
                 Step::Wait(asked) => asked,
                 Step::Ask {

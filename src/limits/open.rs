@@ -11,28 +11,28 @@ pub struct OpenCounts {
 }
 
 /// An open stream or call; dropped, it is closed.
-pub struct Counted {
+pub struct OpenCount {
     counts: OpenCounts,
     tenant_id: TenantId,
 }
 
 impl OpenCounts {
     /// Opens one, unless as many as `share` are open.
-    pub fn open(&self, tenant_id: TenantId, share: u32) -> Option<Counted> {
+    pub fn open(&self, tenant_id: TenantId, share: u32) -> Option<OpenCount> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(tenant_id).or_default();
         if *count >= share {
             return None;
         }
         *count += 1;
-        Some(Counted {
+        Some(OpenCount {
             counts: self.clone(),
             tenant_id,
         })
     }
 }
 
-impl Drop for Counted {
+impl Drop for OpenCount {
     fn drop(&mut self) {
         let mut open = self
             .counts

@@ -1,7 +1,7 @@
 //! Use cases of users and their identities: recognise a sender, merge and unlink, and keep what belongs to a
-//! user. All functions are steps: they take `&mut TenantTx` and never commit. The caller commits the charge of
-//! a code attempt on its own, because it must outlive a refusal. Locks are acquired in one order: users by id,
-//! slots by id, conversations by id.
+//! user. All functions are steps: they take `&mut TenantTx` and never commit. One is an operation:
+//! `with_charged_attempt` commits the charge of a code attempt on its own, because it must outlive a refusal. Locks
+//! are acquired in one order: users by id, slots by id, conversations by id.
 
 mod codes;
 mod erase;

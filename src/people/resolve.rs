@@ -17,7 +17,7 @@ use crate::ids::{IdentityId, SlotId, UserId};
 use crate::sessions::{self, Arrival};
 use crate::store::TenantTx;
 use crate::store::conversation::slots;
-use crate::store::people::presence::Seen;
+use crate::store::people::presence::PresenceUpdate;
 use crate::store::people::resolve as statement;
 use crate::store::people::resolve::{CandidateSlot, SenderSlots};
 use crate::store::people::users;
@@ -69,7 +69,7 @@ pub async fn resolve(
         .last_seen
         .is_some_and(|(at, slot_id)| at > now - GRAIN && slot_id == Some(resolved.slot_id));
     if !is_noted {
-        tx.note_presence(Seen {
+        tx.note_presence(PresenceUpdate {
             identity_id: resolved.identity_id,
             slot_id: Some(resolved.slot_id),
             at: now,
@@ -180,8 +180,8 @@ fn is_reset_due(
         Some(_) => TimeZone::from_column(known.time_zone.as_deref()),
         None => TimeZone::UTC,
     };
-    let last_person_at = current.last_person_at.max(slot.chosen_at);
-    current.last_seq > 0 && due_reset(&rule, zone, last_person_at, now).is_some()
+    let last_user_at = current.last_user_at.max(slot.chosen_at);
+    current.last_seq > 0 && due_reset(&rule, zone, last_user_at, now).is_some()
 }
 
 /// Creates or resets what is missing. The user stays locked meanwhile: a concurrent merge waits.

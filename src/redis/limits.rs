@@ -19,7 +19,7 @@ pub struct LimitWindow {
 /// The result of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    pub taken: u64,
+    pub granted: u64,
     /// How much of the window all nodes have used.
     pub used: u64,
 }
@@ -45,7 +45,7 @@ impl Redis {
                 .map_err(anyhow::Error::from)
         };
         match tokio::time::timeout(WAIT, claiming).await {
-            Ok(Ok((taken, used))) => Ok(Grant { taken, used }),
+            Ok(Ok((granted, used))) => Ok(Grant { granted, used }),
             Ok(Err(cause)) => Err(Error::unavailable("Redis", cause)),
             Err(late) => Err(Error::unavailable("Redis", late)),
         }

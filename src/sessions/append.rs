@@ -13,7 +13,7 @@ use crate::ids::SessionId;
 use crate::store::TenantTx;
 use crate::store::conversation::messages::{self, Append};
 use crate::store::people::identities;
-use crate::store::people::presence::Seen;
+use crate::store::people::presence::PresenceUpdate;
 use crate::store::turn::turns;
 
 /// How often concurrent writers may move the tip before the request fails.
@@ -99,7 +99,7 @@ fn note_presence(
     if let Some(sender) = &access.sender
         && from_user
     {
-        tx.note_presence(Seen {
+        tx.note_presence(PresenceUpdate {
             identity_id: sender.id,
             slot_id: tip.slot_id,
             at: now,

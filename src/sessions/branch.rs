@@ -17,7 +17,7 @@ pub struct Branch {
     pub title: Option<String>,
 }
 
-/// Branches off the tip. The branch belongs to the owner of the conversation, whoever creates it. Its session key
+/// Branches off the tip. The branch belongs to the owner of the conversation, and not to its creator. Its session key
 /// lists it, but does not make it the current one.
 pub async fn branch(
     tx: &mut TenantTx,

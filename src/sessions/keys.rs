@@ -352,6 +352,6 @@ async fn due_reset_of(
         None => None,
     };
     let zone = TimeZone::from_column(zone.as_deref());
-    let last_person_at = tip.last_person_at.max(slot.last_person_at);
-    Ok(due_reset(&rule, zone, last_person_at, now))
+    let last_user_at = tip.last_user_at.max(slot.last_user_at);
+    Ok(due_reset(&rule, zone, last_user_at, now))
 }

@@ -121,7 +121,7 @@ pub struct TenantTx {
     lease: Lease,
     tenant_id: TenantId,
     /// An identity that spoke; written by `commit`.
-    seen: Option<presence::Seen>,
+    seen: Option<presence::PresenceUpdate>,
     notifier: Notifier,
     /// Published by `commit`; collected by the store functions that write what they are about.
     notifications: Vec<Notification>,
@@ -183,7 +183,7 @@ impl TenantTx {
     }
 
     /// Notes that an identity spoke, for `commit` to write.
-    pub fn note_presence(&mut self, seen: presence::Seen) {
+    pub fn note_presence(&mut self, seen: presence::PresenceUpdate) {
         self.seen = Some(seen);
     }
 

@@ -6,24 +6,24 @@ use std::sync::{Arc, Mutex, Weak};
 use tokio::time::Instant;
 
 use super::{BATCH, Verdict, lock};
-use crate::auth::{self, Presented, Verifiers};
+use crate::auth::{self, PresentedCredential, Verifiers};
 use crate::error::{Code, Error, Result};
 
 /// All credentials of open streams on this node.
 #[derive(Default)]
 pub struct Credentials {
-    open: Arc<Mutex<HashMap<Presented, Weak<CheckedCredential>>>>,
+    open: Arc<Mutex<HashMap<PresentedCredential, Weak<CheckedCredential>>>>,
 }
 
 pub struct CheckedCredential {
-    open: Arc<Mutex<HashMap<Presented, Weak<CheckedCredential>>>>,
-    presented: Presented,
+    open: Arc<Mutex<HashMap<PresentedCredential, Weak<CheckedCredential>>>>,
+    presented: PresentedCredential,
     verdict: Verdict,
 }
 
 impl Credentials {
     /// Adds a credential that was just accepted.
-    pub fn open(&self, presented: &Presented) -> Arc<CheckedCredential> {
+    pub fn open(&self, presented: &PresentedCredential) -> Arc<CheckedCredential> {
         // Before the guard, so that it is dropped after it: the last one to drop a credential takes the lock.
         let existing;
         let mut open = lock(&self.open);
@@ -92,7 +92,8 @@ impl Drop for CheckedCredential {
 /// Fails if one could not be checked because its tenant is busy.
 async fn check(verifiers: &Verifiers, credentials: &[Arc<CheckedCredential>]) -> Result<()> {
     let began = Instant::now();
-    let presented: Vec<&Presented> = credentials.iter().map(|one| &one.presented).collect();
+    let presented: Vec<&PresentedCredential> =
+        credentials.iter().map(|one| &one.presented).collect();
     let checked: Vec<Result<(), Error>> = auth::recheck(verifiers, &presented).await;
     let mut outcome = Ok(());
     for (credential, checked) in credentials.iter().zip(checked) {

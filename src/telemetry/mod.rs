@@ -64,17 +64,17 @@ fn filter_text(filter: &str) -> String {
 
 /// What a model was called for.
 #[derive(Debug, Clone, Copy)]
-pub enum CalledFor<'a> {
+pub enum CallPurpose<'a> {
     Turn(TurnId),
     /// A request without a session, by its id.
     Request(&'a str),
 }
 
 /// The one line about a call of a model that failed.
-pub fn warn_of_failed_call(failed: &FailedCall, called_for: CalledFor) {
-    let (turn, request_id) = match called_for {
-        CalledFor::Turn(turn) => (Some(turn), None),
-        CalledFor::Request(request_id) => (None, Some(request_id)),
+pub fn warn_of_failed_call(failed: &FailedCall, call_purpose: CallPurpose) {
+    let (turn, request_id) = match call_purpose {
+        CallPurpose::Turn(turn) => (Some(turn), None),
+        CallPurpose::Request(request_id) => (None, Some(request_id)),
     };
     tracing::warn!(
         tenant = %failed.tenant_id,

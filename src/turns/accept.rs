@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::ids::{SessionId, TurnId, UserId};
 use crate::store::TenantTx;
 use crate::store::conversation::conversations;
-use crate::store::people::presence::Seen;
+use crate::store::people::presence::PresenceUpdate;
 use crate::store::turn::turn_claims::{self, Wait};
 use crate::store::turn::turn_lease::TurnLease;
 use crate::store::turn::turn_stops;
@@ -106,7 +106,7 @@ pub async fn accept(
 ) -> Result<Accepted> {
     let agent = request.agent.name.as_str();
     let hash = request.hash()?;
-    // Taken before the check: a node that waits for its turns waits for this one too.
+    // Before the check: a node that waits for its turns waits for this one too.
     let _launching = app.turn_tasks.token();
     app.shutdown.check_accepts_turns()?;
     for _ in 0..target::ATTEMPTS {
@@ -265,7 +265,7 @@ fn note_presence(
         && has_spoken
         && found.chat_of.is_none()
     {
-        tx.note_presence(Seen {
+        tx.note_presence(PresenceUpdate {
             identity_id: sender.id,
             slot_id: found.slot_id,
             at: now,

@@ -43,7 +43,7 @@ pub struct Follower {
 }
 
 /// What a look at the turn and its events found.
-struct Looked {
+struct TurnLook {
     events: Vec<Event>,
     /// Whether the turn or the conversation had more of them.
     is_followed: bool,
@@ -106,7 +106,7 @@ impl Follower {
         self.read_at
     }
 
-    /// The next events, or none once `until` has passed. Whoever follows a turn is also answered, with
+    /// The next events, or none once `until` has passed. A follower of a turn is also answered, with
     /// nothing, when there is nothing more to tell.
     pub async fn next(&mut self, until: Instant) -> Result<Vec<Arc<Event>>> {
         loop {
@@ -145,7 +145,7 @@ impl Follower {
                     self.place = Some(looked.last.max(self.after));
                     self.tail.begin_at(looked.last, version);
                 }
-                // What it said before it came to rest is told first.
+                // Its events from before it was idle come first.
                 if looked.is_idle || !looked.events.is_empty() {
                     let events: Vec<_> = looked.events.into_iter().map(Arc::new).collect();
                     self.give(&events);
@@ -205,9 +205,9 @@ impl Follower {
         self.may_rest || woken_for_nothing || self.tail.has_ended(turn_id)
     }
 
-    async fn look(&mut self) -> Result<Looked> {
+    async fn look(&mut self) -> Result<TurnLook> {
         let mut tx = self.begin().await?;
-        // Before the events: a turn that rests by then has told everything.
+        // Before the events: a turn that is idle by then has written all of them.
         let is_idle = match self.turn_id {
             Some(turn_id) => self.is_idle(turns::get(&mut tx, turn_id).await?.state),
             None => false,
@@ -220,7 +220,7 @@ impl Follower {
         let found = events::list(&mut tx, conversation_id, turn_id, after, MAX_BATCH).await?;
         tx.end().await?;
         self.read_at = Instant::now();
-        Ok(Looked {
+        Ok(TurnLook {
             is_idle,
             events: found.events,
             is_followed: found.is_followed,
@@ -228,7 +228,7 @@ impl Follower {
         })
     }
 
-    /// How the turn that is followed ended, or that it waits for its client, once all of it was told; `None`
+    /// How the turn that is followed ended, or that it waits for its client, once all its events were read; `None`
     /// while there is more to come, and while nobody can tell.
     pub async fn outcome(&self) -> Result<Option<TurnOutcome>> {
         let Some(turn_id) = self.turn_id.filter(|_| self.may_rest) else {
@@ -252,7 +252,7 @@ impl Follower {
         Ok(outcome)
     }
 
-    /// Whether the turn that is followed has ended and all of it was told, as far as somebody can tell.
+    /// Whether the turn that is followed has ended and all its events were read, as far as this node knows.
     pub async fn has_ended(&self) -> Result<bool> {
         let Some(turn_id) = self.turn_id.filter(|_| self.may_rest) else {
             return Ok(false);

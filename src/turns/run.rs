@@ -16,7 +16,7 @@ use crate::agent_runtime::Agent;
 use crate::app::App;
 use crate::domain::conversation::message::{NewMessage, ToolCall};
 use crate::domain::conversation::message_extra::UsageDetails;
-use crate::domain::tenant::usage::{UsageCounts, UsageName};
+use crate::domain::tenant::usage::{UsageCounts, UsageKey};
 use crate::domain::turn::answer::Answer;
 use crate::domain::turn::completion::TokenUsage;
 use crate::domain::turn::event::{NewEvent, TURN_WAITING};
@@ -29,7 +29,7 @@ use crate::ids::TenantId;
 use crate::notifications::RunningTurn;
 use crate::store::turn::turn_writes::{Change, WriteAck};
 use crate::store::turn::{prompt_history, turns};
-use crate::telemetry::{self, CalledFor};
+use crate::telemetry::{self, CallPurpose};
 
 /// Between attempts to read while the database is away.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -229,10 +229,10 @@ impl Run {
             live: &mut self.live,
         };
         let end = call.run(body, session_key.as_deref()).await;
-        let has_answer = answer.said() > 0;
-        let used = answer
-            .usage
-            .or_else(|| has_answer.then(|| TokenUsage::estimate(request_bytes, answer.said())));
+        let has_answer = answer.output_bytes() > 0;
+        let used = answer.usage.or_else(|| {
+            has_answer.then(|| TokenUsage::estimate(request_bytes, answer.output_bytes()))
+        });
         self.usage.add(used.unwrap_or(TokenUsage::NONE));
         self.usage_details.add(answer.usage_details.clone());
         Ok(end)
@@ -341,7 +341,7 @@ impl Run {
             tracing::error!(turn = %turn_id, cause = ?error.cause, "turn failed");
         }
         if let Some(failed) = &error.failed_call {
-            telemetry::warn_of_failed_call(failed, CalledFor::Turn(turn_id));
+            telemetry::warn_of_failed_call(failed, CallPurpose::Turn(turn_id));
         }
         let change = Change {
             state: Some(TurnState::Failed),
@@ -421,7 +421,7 @@ impl Run {
         }
         let app = &self.writer.app;
         let tenant_id = self.writer.tenant_id;
-        let name = UsageName::model_call(
+        let name = UsageKey::model_call(
             app.clock.now(),
             &self.agent.name,
             &self.agent.spec,

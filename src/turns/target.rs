@@ -165,7 +165,10 @@ async fn by_key(
     let arrival = Arrival {
         platform: sender.map(|sender| sender.name.platform()),
         chat_type: None,
-        by_user: input.messages.iter().any(|said| said.role == Role::User),
+        by_user: input
+            .messages
+            .iter()
+            .any(|message| message.role == Role::User),
     };
     let chosen = sessions::choose_current(tx, access, key, Some(agent), arrival, now).await?;
     let session = SessionRef::Id(chosen.session_id);

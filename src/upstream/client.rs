@@ -1,4 +1,4 @@
-//! The one HTTP client for URLs that tenants give. Names are resolved and judged inside the connector,
+//! The one HTTP client for URLs that tenants give. Names are resolved and checked inside the connector,
 //! so the address that was checked is the address that is dialled. It follows no redirect, asks no
 //! proxy, and never repeats a URL in an error.
 
@@ -28,8 +28,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How a name becomes addresses: the system's way, or a test's.
-pub type Lookup = Arc<dyn Fn(String) -> Looking + Send + Sync>;
-pub type Looking = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>>;
+pub type Lookup = Arc<dyn Fn(String) -> AddressLookup + Send + Sync>;
+pub type AddressLookup = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>>;
 
 /// Why a fetch brought nothing.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ pub struct GuardedClient {
 
 struct Inner {
     rules: Arc<Rules>,
-    /// The connector is told a name only. So there is a client for each of the things that the
+    /// The connector gets a name only. So there is a client for each of the things that the
     /// judgement of an address hangs on: the scheme, and whether the port is one of ours.
     ///
     /// And one for each runtime: a connection's work is done on the runtime that opened it, and waking
@@ -168,7 +168,7 @@ impl GuardedClient {
         self.inner.rules.own_ports.set_others(places);
     }
 
-    /// What can be told while a URL is registered. A name is judged again by its addresses, each
+    /// What can be checked while a URL is registered. A name is checked again by its addresses, each
     /// time it is dialled.
     pub fn check_url(&self, text: &str) -> Result<Url, UrlRefused> {
         let url = url_rules::parse(text)?;
@@ -176,7 +176,7 @@ impl GuardedClient {
         Ok(url)
     }
 
-    /// A request for the caller to fill and send. An answer of 3xx is not followed, so it must be taken
+    /// A request for the caller to fill and send. An answer of 3xx is not followed, so it must be treated
     /// for a failure; body and time have no cap here but the time to connect (see `fetch`).
     pub fn request(&self, method: Method, url: &Url) -> Result<RequestBuilder, UrlRefused> {
         let (https, own_port) = self.check_parsed(url)?;
@@ -271,7 +271,7 @@ impl From<reqwest::Error> for FetchError {
     }
 }
 
-/// What `GuardedResolver` said, deep inside the connector's error.
+/// The error of `GuardedResolver`, deep inside the connector's error.
 fn refusal(error: &reqwest::Error) -> Option<UrlRefused> {
     let mut source = error.source();
     while let Some(cause) = source {

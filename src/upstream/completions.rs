@@ -31,7 +31,7 @@ const WHOLE_STREAM: Duration = Duration::from_secs(15 * 60);
 const QUICK_FAILURE: Duration = Duration::from_secs(5);
 /// Of an answer that is not streamed, and of all events of one that is.
 const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
-/// Room for a whole answer is taken in steps of this; the first is not counted.
+/// Room for a whole answer is reserved in steps of this; the first is not counted.
 const ROOM_STEP: usize = 256 * 1024;
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 /// What one comes to in memory.
@@ -286,18 +286,18 @@ async fn refusal(status: u16, mut response: Response, server: &ModelServer) -> C
         429 => CallError::Busy { retry_after },
         401 | 403 => CallError::NotAllowed(status),
         400..=499 if status != 408 => {
-            let mut told = Vec::new();
+            let mut body = Vec::new();
             let until = Deadline::now() + ERROR_BODY;
             while let Ok(Some(piece)) = next_piece(&mut response, until).await {
-                told.extend_from_slice(&piece);
-                if told.len() > MAX_ERROR_BYTES {
+                body.extend_from_slice(&piece);
+                if body.len() > MAX_ERROR_BYTES {
                     break;
                 }
             }
-            let told = String::from_utf8_lossy(&told);
-            let told = json_text::read_value(&told, MAX_ERROR_COST).unwrap_or_default();
-            let message = message_of(&told, server);
-            if is_too_long(&told["error"]) {
+            let body = String::from_utf8_lossy(&body);
+            let body = json_text::read_value(&body, MAX_ERROR_COST).unwrap_or_default();
+            let message = message_of(&body, server);
+            if is_too_long(&body["error"]) {
                 CallError::TooLong(message)
             } else {
                 CallError::Refused { status, message }
@@ -330,11 +330,11 @@ fn is_too_long(error: &Value) -> bool {
 }
 
 /// What a server says about an error: one line of it, without the agent's key and what could be another.
-fn message_of(told: &Value, server: &ModelServer) -> String {
-    let error = &told["error"];
+fn message_of(body: &Value, server: &ModelServer) -> String {
+    let error = &body["error"];
     let message = error["message"].as_str().or(error.as_str());
     let message = message
-        .or(told["message"].as_str())
+        .or(body["message"].as_str())
         .unwrap_or("no reason was given");
     let message = match server.key() {
         Some(key) => message.replace(key, "…"),

@@ -1,6 +1,6 @@
 //! The way out to every URL that a tenant or user gives: models, JWKS, remote MCP servers, attachments.
 //!
-//! - `url_rules`: what can be told from a URL's text, and every reason to refuse one
+//! - `url_rules`: what a URL's text alone shows, and every reason to refuse one
 //! - `address`: which IP addresses may be dialled
 //! - `own_ports`: the service's own ports, which no tenant may reach through it; `interfaces`: this machine's addresses
 //! - `client`: the one HTTP client that holds to all three at the moment it dials
@@ -24,7 +24,7 @@ mod url_rules;
 mod hostile_tests;
 
 pub use call_error::CallError;
-pub use client::{FetchError, GuardedClient, Looking, Lookup, fetch};
+pub use client::{AddressLookup, FetchError, GuardedClient, Lookup, fetch};
 pub use completions::{CompletionStream, Completions, ModelServer};
 pub use own_ports::OwnPorts;
 pub use url_rules::UrlRefused;

@@ -25,7 +25,7 @@ pub struct OwnPorts {
     addresses: BTreeSet<IpAddr>,
     /// Of this node's listener for other nodes.
     internal: BTreeSet<u16>,
-    /// The other nodes, as they said last.
+    /// The other nodes, by their last heartbeat.
     others: RwLock<NodeAddresses>,
     /// Refused at every address there is, because these servers move and have replicas, and nobody
     /// serves a model there.
@@ -78,7 +78,7 @@ impl OwnPorts {
             .insert(port);
     }
 
-    /// What the other nodes are told.
+    /// What the other nodes get.
     pub(super) fn place(&self) -> NodeAddresses {
         let here = read(&self.here);
         NodeAddresses {
@@ -102,7 +102,7 @@ impl OwnPorts {
         read(&self.here).contains(&port) || read(&self.others).ports.contains(&port)
     }
 
-    /// Whether another node said that this is its machine's.
+    /// Whether another node reported this address as its machine's.
     pub(super) fn is_of_a_node(&self, address: IpAddr) -> bool {
         read(&self.others).addresses.contains(&address)
     }

@@ -1,4 +1,4 @@
-//! What can be told from a URL alone, before any name is resolved; and every reason to refuse one. The
+//! What a URL alone shows, before any name is resolved; and every reason to refuse one. The
 //! messages are for the tenant who gave the URL: they never repeat it, nor tell what a name resolves to.
 
 use std::net::IpAddr;

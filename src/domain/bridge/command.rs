@@ -22,17 +22,17 @@ pub enum Command {
     },
     Retry,
     Status,
-    Link(Link),
+    Link(LinkCommand),
     Unlink,
     SetHome,
     Stop,
     Help,
     /// A command that is reserved, and not available yet.
-    NotYet(&'static str),
+    Reserved(&'static str),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkCommand {
     /// Create and show a link code.
     Show,
     /// Preview the merge for this code.
@@ -171,21 +171,21 @@ pub const COMMANDS: &[SlashCommand] = &[
         |_| Command::SetHome,
     ),
     row("help", "", "show this list", |_| Command::Help),
-    reserved("compress", "[focus]", |_| Command::NotYet("compress")),
-    reserved("save", "", |_| Command::NotYet("save")),
-    reserved("handoff", "platform", |_| Command::NotYet("handoff")),
-    reserved("continue", "[code]", |_| Command::NotYet("continue")),
+    reserved("compress", "[focus]", |_| Command::Reserved("compress")),
+    reserved("save", "", |_| Command::Reserved("save")),
+    reserved("handoff", "platform", |_| Command::Reserved("handoff")),
+    reserved("continue", "[code]", |_| Command::Reserved("continue")),
 ];
 
 fn given(argument: &str) -> Option<String> {
     (!argument.is_empty()).then(|| argument.to_owned())
 }
 
-fn link(argument: &str) -> Link {
+fn link(argument: &str) -> LinkCommand {
     if argument.eq_ignore_ascii_case("yes") {
-        Link::Yes
+        LinkCommand::Yes
     } else {
-        given(argument).map_or(Link::Show, Link::Code)
+        given(argument).map_or(LinkCommand::Show, LinkCommand::Code)
     }
 }
 
@@ -194,7 +194,7 @@ impl Command {
     pub fn is_private(&self) -> bool {
         match self {
             Self::Link(_) | Self::Unlink | Self::SetHome => true,
-            Self::NotYet(name) => matches!(*name, "handoff" | "continue"),
+            Self::Reserved(name) => matches!(*name, "handoff" | "continue"),
             Self::New { .. }
             | Self::Reset
             | Self::Resume { .. }
@@ -262,15 +262,21 @@ mod tests {
                 "/undo 4000000000",
                 ParsedText::Command(Command::Undo { turns: MAX_UNDO }),
             ),
-            ("/link", ParsedText::Command(Command::Link(Link::Show))),
-            ("/link Yes", ParsedText::Command(Command::Link(Link::Yes))),
+            (
+                "/link",
+                ParsedText::Command(Command::Link(LinkCommand::Show)),
+            ),
+            (
+                "/link Yes",
+                ParsedText::Command(Command::Link(LinkCommand::Yes)),
+            ),
             (
                 "/link ABCD2345",
-                ParsedText::Command(Command::Link(Link::Code("ABCD2345".to_owned()))),
+                ParsedText::Command(Command::Link(LinkCommand::Code("ABCD2345".to_owned()))),
             ),
             (
                 "/handoff telegram",
-                ParsedText::Command(Command::NotYet("handoff")),
+                ParsedText::Command(Command::Reserved("handoff")),
             ),
             ("//new", ParsedText::Text("/new")),
             (" //new", ParsedText::Text("/new")),
@@ -290,7 +296,7 @@ mod tests {
         for row in COMMANDS {
             let text = format!("/{}", row.name);
             let command = parse(&text);
-            let is_reserved = matches!(command, ParsedText::Command(Command::NotYet(_)));
+            let is_reserved = matches!(command, ParsedText::Command(Command::Reserved(_)));
             assert_eq!(is_reserved, row.help.is_none(), "{}", row.name);
             assert_eq!(!is_reserved, help.contains(&format!("/{}", row.name)));
         }

@@ -42,21 +42,21 @@ text_enum!(
     ResetReason { Idle = "idle", Daily = "daily" }
 );
 
-/// Whether a message at `now` resets a conversation whose user last wrote at `last_person_at`, and for
+/// Whether a message at `now` resets a conversation whose user last wrote at `last_user_at`, and for
 /// which reason: the earlier of the two.
 pub fn due_reset(
     rule: &ResetRule,
     zone: TimeZone,
-    last_person_at: DateTime<Utc>,
+    last_user_at: DateTime<Utc>,
     now: DateTime<Utc>,
 ) -> Option<ResetReason> {
     let idle = || {
         let idle_for = TimeDelta::minutes(i64::from(rule.idle_minutes));
-        let at = last_person_at.checked_add_signed(idle_for)?;
+        let at = last_user_at.checked_add_signed(idle_for)?;
         Some((at, ResetReason::Idle))
     };
     let daily = || {
-        let at = boundary_after(last_person_at, zone, rule.at_hour)?;
+        let at = boundary_after(last_user_at, zone, rule.at_hour)?;
         Some((at, ResetReason::Daily))
     };
     let (ended_at, reason) = match rule.mode {

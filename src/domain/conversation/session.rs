@@ -129,7 +129,7 @@ pub struct Tip {
     pub next_seq: i64,
     pub born_seq: i64,
     pub token_count: i64,
-    pub last_person_at: DateTime<Utc>,
+    pub last_user_at: DateTime<Utc>,
     pub name: ConversationHandle,
     pub owner: Ownership,
     pub agent: String,

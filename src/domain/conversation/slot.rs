@@ -22,7 +22,7 @@ pub struct Slot {
     pub user_id: Option<UserId>,
     pub agent: String,
     pub generation: i64,
-    pub last_person_at: DateTime<Utc>,
+    pub last_user_at: DateTime<Utc>,
     pub created_at: DateTime<Utc>,
     pub current: Option<Current>,
 }

@@ -179,13 +179,13 @@ pub struct AuditEntry {
 
 /// The last entry of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Head {
+pub struct AuditHead {
     pub seq: i64,
     pub hash: Vec<u8>,
     pub at: DateTime<Utc>,
 }
 
-impl Head {
+impl AuditHead {
     /// The bytes that a head's MAC covers.
     pub fn encode(&self, tenant_id: TenantId) -> Vec<u8> {
         let mut out = Encoding::default();
@@ -199,7 +199,7 @@ impl Head {
 
 /// An entry with its position in the chain: everything its hash covers.
 #[derive(Debug, Clone, Copy)]
-pub struct Link<'a> {
+pub struct AuditLink<'a> {
     pub tenant_id: TenantId,
     pub seq: i64,
     pub at: DateTime<Utc>,
@@ -210,7 +210,7 @@ pub struct Link<'a> {
     pub prev_hash: &'a [u8],
 }
 
-impl Link<'_> {
+impl AuditLink<'_> {
     /// The canonical encoding of the entry. No two entries share one.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Encoding::default();
@@ -325,7 +325,7 @@ mod tests {
         let other = json!({"a": "1"});
         let nested = json!({"a": ["b", "c"]});
         let split = json!({"a": [["b"], "c"]});
-        let base = Link {
+        let base = AuditLink {
             tenant_id: TenantId::OPERATOR,
             seq: 1,
             at: DateTime::UNIX_EPOCH,
@@ -338,53 +338,53 @@ mod tests {
         let later = DateTime::UNIX_EPOCH + chrono::TimeDelta::microseconds(1);
         let links = [
             base,
-            Link {
+            AuditLink {
                 tenant_id: TenantId::generate(),
                 ..base
             },
-            Link { seq: 2, ..base },
-            Link { at: later, ..base },
-            Link {
+            AuditLink { seq: 2, ..base },
+            AuditLink { at: later, ..base },
+            AuditLink {
                 actor: "key_aa",
                 action: ".b",
                 ..base
             },
-            Link {
+            AuditLink {
                 actor: "key_",
                 action: "aa.b",
                 ..base
             },
-            Link {
+            AuditLink {
                 action: "a.bx",
                 target: Some(""),
                 ..base
             },
-            Link {
+            AuditLink {
                 target: None,
                 ..base
             },
-            Link {
+            AuditLink {
                 target: Some(""),
                 ..base
             },
-            Link {
+            AuditLink {
                 detail: &other,
                 ..base
             },
-            Link {
+            AuditLink {
                 detail: &nested,
                 ..base
             },
-            Link {
+            AuditLink {
                 detail: &split,
                 ..base
             },
-            Link {
+            AuditLink {
                 prev_hash: &[1; 32],
                 ..base
             },
         ];
-        let encodings: HashSet<_> = links.iter().map(Link::encode).collect();
+        let encodings: HashSet<_> = links.iter().map(AuditLink::encode).collect();
         assert_eq!(encodings.len(), links.len());
     }
 

@@ -9,7 +9,7 @@ use crate::ids::UserId;
 
 /// The dimensions of one usage row. Empty text means none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct UsageName {
+pub struct UsageKey {
     pub hour: DateTime<Utc>,
     pub source: UsageSource,
     pub agent: String,
@@ -17,7 +17,7 @@ pub struct UsageName {
     pub user_id: Option<UserId>,
 }
 
-impl UsageName {
+impl UsageKey {
     /// An API request of any kind.
     pub fn api_request(now: DateTime<Utc>) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl UsageName {
     }
 }
 
-impl UsageName {
+impl UsageKey {
     /// A call of an agent's model.
     pub fn model_call(
         now: DateTime<Utc>,

@@ -146,7 +146,7 @@ impl Answer {
     }
 
     /// The size of the model's output in bytes, for an estimate.
-    pub fn said(&self) -> usize {
+    pub fn output_bytes(&self) -> usize {
         let calls = self
             .calls
             .iter()

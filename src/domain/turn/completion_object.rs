@@ -37,7 +37,7 @@ pub struct CompletionObject {
     /// The number of its choices.
     pub choices: usize,
     /// The size of its output in bytes, for an estimate.
-    pub said: usize,
+    pub output_bytes: usize,
     /// The delta of the first choice of a chunk.
     pub delta: Map<String, Value>,
     pub finish_reason: Option<String>,
@@ -71,7 +71,7 @@ impl CompletionObject {
         Ok(Self {
             model: members.model.map(range_of),
             choices: choices.count,
-            said: choices.output_bytes,
+            output_bytes: choices.output_bytes,
             delta: choices.first.delta,
             finish_reason: choices.first.finish_reason,
             logprobs,
@@ -308,7 +308,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(chunk.choices, 2);
-        assert_eq!((chunk.content(), chunk.said), ("hé", 6));
+        assert_eq!((chunk.content(), chunk.output_bytes), ("hé", 6));
         assert_eq!(chunk.delta["more"], json!([1]));
         assert_eq!(chunk.finish_reason.as_deref(), Some("stop"));
         let usage = chunk.usage.unwrap();
@@ -339,9 +339,9 @@ mod tests {
     fn the_output_of_all_choices_is_counted() {
         let chunk =
             read(r#"{"choices": [{"delta": {"content": "ab"}}, {"delta": {"content": "c"}}]}"#);
-        assert_eq!(chunk.unwrap().said, 3);
+        assert_eq!(chunk.unwrap().output_bytes, 3);
         let whole = read(r#"{"choices": [{"message": {}}, {"message": {}}]}"#);
-        assert_eq!(whole.unwrap().said, 4);
+        assert_eq!(whole.unwrap().output_bytes, 4);
     }
 
     #[test]

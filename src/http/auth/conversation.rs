@@ -1,6 +1,5 @@
-//! For whom a call touches conversations: one extractor for those who converse and one for those who
-//! also only read, and the person that the body or `X-Throughline-Identity` names. A name is never a
-//! right: whose it is, is looked up at every call.
+//! For whom a call on conversations is: an extractor for those who write and one for those who read, and the user
+//! that the body or `X-Throughline-Identity` names. A name is never a right: its owner is looked up at every call.
 
 use std::future::{Ready, ready};
 
@@ -23,11 +22,11 @@ use crate::people;
 use crate::store::people::{identities, users};
 use crate::store::{Db, TenantTx};
 
-/// A call that has not yet said, or not in full, for whom it is.
+/// A call before its body is read, which may name the user it is for.
 struct Call {
     credential: TenantCaller,
-    /// The scopes that the endpoint takes.
-    taken: &'static [Scope],
+    /// The scopes that the endpoint accepts.
+    accepted: &'static [Scope],
     header: Option<UserName>,
 }
 
@@ -38,7 +37,7 @@ macro_rules! extractor {
 
         #[allow(dead_code, reason = "some endpoints need a transaction at once, others later")]
         impl $name {
-            /// For whom the call is. `named` is the person in the body, which wins over the header.
+            /// For whom the call is. `named` is the user in the body, which wins over the header.
             /// Call it before a transaction is open: it opens its own.
             pub async fn context(self, app: &App, named: Option<&UserName>) -> Result<CallerContext> {
                 self.0.context(app, named).await
@@ -68,7 +67,7 @@ macro_rules! extractor {
 }
 
 extractor!(
-    /// Whoever may take part in conversations: a person, or a key with `admin`, `bridge` or `chat`.
+    /// Who may write in conversations: a user, or a key with `admin`, `bridge` or `chat`.
     ConversationWriter,
     &[Scope::Admin, Scope::Bridge, Scope::Chat]
 );
@@ -91,7 +90,7 @@ impl ConversationWriter {
                 return Ok((context, sender.filter(|_| stores || is_me)));
             }
             (TenantCaller::Key(key), Some(named)) if key.has_scope(Scope::Admin) => {
-                // Naming an account here is a first contact.
+                // Naming an identity here is a first contact.
                 known_or_new(app, key, &named).await?;
                 Some(named)
             }
@@ -110,35 +109,34 @@ impl ConversationWriter {
 }
 
 extractor!(
-    /// Whoever may read conversations: the same, and a key with `read`.
+    /// Who may read conversations: the same, and a key with `read`.
     ConversationReader,
     &[Scope::Admin, Scope::Bridge, Scope::Chat, Scope::Read]
 );
 
 extractor!(
-    /// Whoever may change what is a person's own: the person, a bridge that names them, or an admin.
+    /// Who may change what is a user's own: the user, a bridge that names them, or an admin.
     UserWriter,
     &[Scope::Admin, Scope::Bridge]
 );
 extractor!(
-    /// Whoever may take everything of a person along: the person, or an admin.
+    /// Who may export everything of a user: the user, or an admin.
     UserExporter,
     &[Scope::Admin]
 );
 extractor!(
-    /// Whoever may read what is a person's own: the person, a bridge that names them, an admin, and a key
-    /// with `read`.
+    /// Who may read what is a user's own: the user, a bridge that names them, an admin, and a key with `read`.
     UserReader,
     &[Scope::Admin, Scope::Bridge, Scope::Read]
 );
 
 impl Call {
-    fn of(request: &HttpRequest, taken: &'static [Scope]) -> Result<Self> {
-        let credential = tenant_caller(request, taken)?;
+    fn of(request: &HttpRequest, accepted: &'static [Scope]) -> Result<Self> {
+        let credential = tenant_caller(request, accepted)?;
         let header = read_header(request, &credential)?;
         Ok(Self {
             credential,
-            taken,
+            accepted,
             header,
         })
     }
@@ -146,7 +144,7 @@ impl Call {
     async fn context(self, app: &App, named: Option<&UserName>) -> Result<CallerContext> {
         let named = named.or(self.header.as_ref());
         let access = match &self.credential {
-            TenantCaller::Key(key) => access_of_key(app, key, self.taken, named).await?,
+            TenantCaller::Key(key) => access_of_key(app, key, self.accepted, named).await?,
             TenantCaller::User(user) => access_of_user(app, user, named).await?,
         };
         let name = match &self.credential {
@@ -164,17 +162,17 @@ impl Call {
 async fn access_of_key(
     app: &App,
     key: &KeyCaller,
-    taken: &[Scope],
+    accepted: &[Scope],
     named: Option<&UserName>,
 ) -> Result<Access> {
-    let scope = scope_in_use(key.scopes(), taken, named.is_some());
-    match scope.ok_or_else(|| missing_scope(taken))? {
+    let scope = scope_in_use(key.scopes(), accepted, named.is_some());
+    match scope.ok_or_else(|| missing_scope(accepted))? {
         Scope::Admin => {
-            let (person, sender) = match named {
+            let (user_id, sender) = match named {
                 Some(named) => find_user_of_identity(app, key, named).await?,
                 None => (None, None),
             };
-            Ok(Access::of_admin_key(person, sender))
+            Ok(Access::of_admin_key(user_id, sender))
         }
         Scope::Bridge => access_of_bridge(app, key, named).await,
         Scope::Chat if named.is_some() => {
@@ -186,7 +184,7 @@ async fn access_of_key(
     }
 }
 
-/// Someone the tenant knows; naming an account is no first contact here.
+/// A user that the tenant has; naming an identity is no first contact here.
 async fn find_user_of_identity(
     app: &App,
     key: &KeyCaller,
@@ -220,24 +218,25 @@ async fn access_of_bridge(app: &App, key: &KeyCaller, named: Option<&UserName>) 
         let detail = "name an identity in the body or in the header X-Throughline-Identity";
         Error::new(Code::IdentityRequired, detail)
     })?;
-    let (person, sender) = match named {
+    let (user_id, sender) = match named {
         UserName::Me => return Err(key_is_nobody()),
         UserName::User(id) => {
             let mut tx = key.begin(&app.db).await?;
             let user = users::find(&mut tx, *id).await?.ok_or_else(no_such_user)?;
-            let accounts = identities::list(&mut tx, user.id).await?;
+            let identities = identities::list(&mut tx, user.id).await?;
             tx.end().await?;
-            let accounts: Vec<Identity> = accounts.iter().map(IdentityRecord::identity).collect();
-            let sender = sender_through(key.platforms(), &accounts);
+            let identities: Vec<Identity> =
+                identities.iter().map(IdentityRecord::identity).collect();
+            let sender = sender_through(key.platforms(), &identities);
             (user.id, sender.ok_or_else(no_such_user)?)
         }
         UserName::Identity(name) => {
-            let (person, sender) = contact(app, key, name).await?;
-            (person, Some(sender))
+            let (user_id, sender) = contact(app, key, name).await?;
+            (user_id, Some(sender))
         }
     };
     let chats_too = key.has_scope(Scope::Chat);
-    Ok(Access::of_bridge_key(person, sender, chats_too))
+    Ok(Access::of_bridge_key(user_id, sender, chats_too))
 }
 
 async fn contact(app: &App, key: &KeyCaller, name: &IdentityName) -> Result<(UserId, Identity)> {
@@ -252,13 +251,13 @@ async fn known_or_new(
     key: &KeyCaller,
     name: &IdentityName,
 ) -> Result<(UserId, Identity)> {
-    let account = NewIdentity {
+    let identity = NewIdentity {
         name: name.clone(),
         issuer: None,
     };
-    let people = &app.verifiers.people;
-    let known = people
-        .contact(key.tenant_id(), &account, key.limits())
+    let first_contact = &app.verifiers.first_contact;
+    let known = first_contact
+        .contact(key.tenant_id(), &identity, key.limits())
         .await?;
     let sender = Identity {
         id: known.id,
@@ -305,7 +304,7 @@ pub struct CallerContext {
 }
 
 impl CallerContext {
-    /// The person of an id, or who became of it, if there for this caller to see.
+    /// The user of an id, or the one it was merged into, if this caller may see it.
     pub async fn find_user(&self, tx: &mut TenantTx, id: UserId) -> Result<User> {
         let user = users::find(tx, id).await?.ok_or_else(no_such_user)?;
         match self.access.visibility {
@@ -320,29 +319,28 @@ impl CallerContext {
         check_chat(&self.credential, chat)
     }
 
-    /// Fails when the account that speaks has another person by now: for what goes on long after the call
-    /// was judged.
+    /// Fails when the sender's identity has another user by now: for what goes on long after the call was checked.
     pub async fn check_present(&self, tx: &mut TenantTx) -> Result<()> {
-        let (Visibility::User(person), Some(sender)) =
+        let (Visibility::User(user_id), Some(sender)) =
             (self.access.visibility, &self.access.sender)
         else {
             return Ok(());
         };
-        people::find_present_user(tx, sender.id, person)
+        people::find_present_user(tx, sender.id, user_id)
             .await
             .map(drop)
     }
 
-    /// Whom a list is narrowed to by an id of a person: who became of it. A person sees their own alone.
-    pub async fn narrowed_to(
+    /// The user that a list is filtered by: the one that the id was merged into. A user sees its own alone.
+    pub async fn user_filter(
         &self,
         tx: &mut TenantTx,
         user_id: Option<UserId>,
     ) -> Result<Option<UserId>> {
-        let Some(asked) = user_id else {
+        let Some(id) = user_id else {
             return Ok(None);
         };
-        let present = users::find_redirect(tx, asked).await?.unwrap_or(asked);
+        let present = users::find_redirect(tx, id).await?.unwrap_or(id);
         match self.access.visibility {
             Visibility::User(own) if own != present => Err(no_such_user()),
             Visibility::User(_) | Visibility::Tenant | Visibility::Service => Ok(Some(present)),

@@ -11,7 +11,7 @@ use actix_web::{FromRequest, HttpRequest};
 use super::keys::{key_with, not_proven};
 use super::middleware::caller;
 use crate::app::App;
-use crate::auth::{Caller, Presented, TenantCaller};
+use crate::auth::{Caller, PresentedCredential, TenantCaller};
 use crate::domain::bridge::chat::Chat;
 use crate::domain::people::identity::{IdentityName, UserName};
 use crate::domain::tenant::api_key::Scope;
@@ -22,7 +22,7 @@ const IDENTITY: &str = "x-throughline-identity";
 const TENANT: &str = "x-throughline-tenant";
 
 /// The credential of a request, to be checked again while a long answer is under way.
-pub struct RawCredential(Presented);
+pub struct RawCredential(PresentedCredential);
 
 impl FromRequest for RawCredential {
     type Error = Error;
@@ -60,9 +60,9 @@ pub(in crate::http) fn check_chat(caller: &TenantCaller, chat: &Chat) -> Result<
     }
 }
 
-pub(super) fn presented(headers: &HeaderMap) -> Presented {
+pub(super) fn presented(headers: &HeaderMap) -> PresentedCredential {
     let tenant = headers.get(TENANT);
-    Presented {
+    PresentedCredential {
         authorization: headers
             .get(header::AUTHORIZATION)
             .map(|value| value.as_bytes().to_vec()),

@@ -1,5 +1,5 @@
-//! For which account a call speaks: the extractor of the endpoints where somebody appears, maybe for the
-//! first time. Who may vouch is judged here, before anything is looked up.
+//! The identity that a call is for: the extractor of the endpoints where an identity may be new. Who may vouch for it
+//! is checked here, before anything is looked up.
 
 use std::future::{Ready, ready};
 
@@ -21,8 +21,7 @@ use crate::ids::TenantId;
 use crate::store::people::identities;
 use crate::store::{Db, TenantTx};
 
-/// Whoever may vouch for an account: a person for their own, a bridge for those of its platforms, an
-/// admin for any.
+/// Who may vouch for an identity: a user for its own, a bridge for those of its platforms, an admin for any.
 pub struct IdentityCaller {
     credential: TenantCaller,
     header: Option<IdentityName>,
@@ -50,7 +49,7 @@ impl IdentityCaller {
         Ok(Self { credential, header })
     }
 
-    /// Vouches for the account that the body names, else the header, else the token itself, in `chat`.
+    /// Vouches for the identity that the body names, else the header, else the token itself, in `chat`.
     pub fn vouch(self, claim: Claim<'_>) -> Result<VerifiedIdentity> {
         let chat = claim.chat;
         let errors = chat.map_or_else(Vec::new, |chat| chat.check("/chat"));
@@ -91,8 +90,8 @@ impl IdentityCaller {
     }
 }
 
-/// What a call says of who speaks and where. An API key is trusted with it, within its platforms. A user token
-/// proves one account, in its direct chat, and nothing else of this.
+/// The sender and the chat as the call names them. An API key is trusted with both, within its platforms. A user token
+/// proves one identity, in its direct chat, and nothing else of this.
 pub struct Claim<'a> {
     pub identity: Option<IdentityName>,
     pub chat: Option<&'a Chat>,
@@ -107,7 +106,7 @@ fn check_covered(key: &KeyCaller, named: &IdentityName, chat: Option<&Chat>) -> 
     Ok(())
 }
 
-/// A call and the account it speaks for.
+/// A call and the identity it is for.
 pub struct VerifiedIdentity {
     credential: TenantCaller,
     pub identity: IdentityName,
@@ -122,20 +121,21 @@ impl VerifiedIdentity {
         self.credential.tenant_id()
     }
 
-    /// Whose account it is now; made if nobody's. Call it before a transaction is open: it opens its own.
+    /// The present owner of the identity; a new user if it has none. Call it before a transaction is open: it opens its
+    /// own.
     pub async fn contact(&self, app: &App) -> Result<IdentityOwner> {
         match &self.credential {
             TenantCaller::Key(key) => {
-                let account = NewIdentity {
+                let identity = NewIdentity {
                     name: self.identity.clone(),
                     issuer: None,
                 };
-                let people = &app.verifiers.people;
-                people
-                    .contact(key.tenant_id(), &account, key.limits())
+                let first_contact = &app.verifiers.first_contact;
+                first_contact
+                    .contact(key.tenant_id(), &identity, key.limits())
                     .await
             }
-            // The token has proven its own account, which may have gone since.
+            // The token has proven its identity, which may have been erased since.
             TenantCaller::User(user) => {
                 let mut tx = user.begin(&app.db).await?;
                 let known = identities::find(&mut tx, &self.identity).await?;
@@ -147,7 +147,7 @@ impl VerifiedIdentity {
         }
     }
 
-    /// The same account, with its id.
+    /// The same identity, with its id.
     pub fn identity(&self, known: &IdentityOwner) -> Identity {
         Identity {
             id: known.id,
@@ -155,8 +155,7 @@ impl VerifiedIdentity {
         }
     }
 
-    /// A person reaches nobody else, whoever they name. Whose the token's own account is, may have
-    /// changed since the token was judged.
+    /// A user reaches nobody else. The owner of the token's identity may have changed since the token was checked.
     pub fn check_own(&self, known: &IdentityOwner) -> Result<()> {
         match &self.credential {
             TenantCaller::Key(_) => Ok(()),
@@ -167,7 +166,7 @@ impl VerifiedIdentity {
         }
     }
 
-    pub fn is_person(&self) -> bool {
+    pub fn is_user(&self) -> bool {
         matches!(self.credential, TenantCaller::User(_))
     }
 

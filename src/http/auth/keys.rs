@@ -137,9 +137,9 @@ impl DeliveryReader {
 }
 
 /// A person with a user token.
-pub struct Person(UserCaller);
+pub struct TokenUser(UserCaller);
 
-impl FromRequest for Person {
+impl FromRequest for TokenUser {
     type Error = Error;
     type Future = Ready<Result<Self>>;
 
@@ -154,7 +154,7 @@ impl FromRequest for Person {
     }
 }
 
-impl Deref for Person {
+impl Deref for TokenUser {
     type Target = UserCaller;
 
     fn deref(&self) -> &UserCaller {

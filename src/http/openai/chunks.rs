@@ -76,7 +76,7 @@ impl Frame {
     }
 
     /// The chunk with `finish_reason`.
-    fn finish(&self, answered: &Answered<'_>, hermes: &Value) -> Bytes {
+    fn finish(&self, answered: &AnswerParts<'_>, hermes: &Value) -> Bytes {
         let mut line = self.line(json!({}));
         line.extend_from_slice(b",\"finish_reason\":");
         write_json(&mut line, &answered.finish_reason);
@@ -91,7 +91,7 @@ impl Frame {
         Bytes::from(line)
     }
 
-    /// The first: who speaks.
+    /// The first: the role.
     pub fn role(&self) -> Bytes {
         let delta = json!({"role": "assistant", "content": ""});
         self.chunk(delta, &Value::Null)
@@ -102,7 +102,7 @@ impl Frame {
     }
 
     /// What a chunk of the model's server adds, in our frame; `None` if it says nothing to the client. The
-    /// tools that are called, and the end, are told when it is known what they come to.
+    /// tools that are called, and the end, come when it is known what they come to.
     pub fn pass(&self, mut delta: Map<String, Value>, logprobs: &Value) -> Option<Bytes> {
         delta.remove("role");
         delta.remove("tool_calls");
@@ -113,7 +113,7 @@ impl Frame {
     /// The tools that the client is to call, then the end.
     pub fn end(
         &self,
-        answered: &Answered<'_>,
+        answered: &AnswerParts<'_>,
         hermes: &Value,
         usage: Option<TokenUsage>,
     ) -> Vec<Bytes> {
@@ -145,7 +145,7 @@ impl Frame {
     }
 
     /// The whole answer.
-    pub fn whole(&self, answered: &Answered<'_>, hermes: Value, usage: TokenUsage) -> Value {
+    pub fn whole(&self, answered: &AnswerParts<'_>, hermes: Value, usage: TokenUsage) -> Value {
         let (content, refusal) = split_refusal(answered.content);
         let mut message = json!({"role": "assistant", "content": content, "refusal": refusal});
         if answered.tool_calls.is_array() {
@@ -179,14 +179,14 @@ impl Frame {
 }
 
 /// An answer that there is.
-pub struct Answered<'a> {
+pub struct AnswerParts<'a> {
     pub content: &'a Value,
     tool_calls: &'a Value,
     finish_reason: &'a str,
     extra: Option<&'a Extra>,
 }
 
-impl Answered<'_> {
+impl AnswerParts<'_> {
     /// What the provider says of itself.
     fn of_provider(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let named = self.extra.map(|extra| {
@@ -252,14 +252,14 @@ pub fn hermes(outcome: &TurnOutcome, name: &ConversationHandle, access: &Access)
 }
 
 /// The answer of an outcome, or the error of one that has none.
-pub fn answer_of(outcome: &TurnOutcome) -> Result<Answered<'_>, Error> {
+pub fn answer_of(outcome: &TurnOutcome) -> Result<AnswerParts<'_>, Error> {
     match &outcome.result {
         TurnResult::Answer {
             content,
             tool_calls,
             finish_reason,
             extra,
-        } => Ok(Answered {
+        } => Ok(AnswerParts {
             content,
             tool_calls,
             finish_reason,

@@ -32,7 +32,7 @@ use crate::http::response::reader::Reader;
 use crate::http::response::sse::{self, Batch, EventSource, KEEP_ALIVE_EVERY};
 use crate::ids::TurnId;
 use crate::limits::Memory;
-use crate::telemetry::{self, CalledFor};
+use crate::telemetry::{self, CallPurpose};
 use crate::turns::Target;
 
 const SESSION_ID: &str = "X-Hermes-Session-Id";
@@ -396,7 +396,7 @@ impl EventSource for StatelessStream {
 
     fn error_event(&self, error: &Error) -> Bytes {
         if let Some(failed) = &error.failed_call {
-            telemetry::warn_of_failed_call(failed, CalledFor::Request(&self.request_id));
+            telemetry::warn_of_failed_call(failed, CallPurpose::Request(&self.request_id));
         } else {
             tracing::warn!(code = error.code.as_str(), "stream aborted: {error}");
         }

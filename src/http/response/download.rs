@@ -10,7 +10,7 @@ use futures_util::stream;
 use tokio::sync::SemaphorePermit;
 use tracing::Instrument;
 
-use super::slow_readers::{Patience, Watched};
+use super::slow_readers::{Patience, WatchedBody};
 use crate::app::App;
 use crate::error::{Error, Result};
 use crate::fair_queue::Permit;
@@ -94,7 +94,7 @@ pub fn stream<D, F>(
     credential: Arc<CheckedCredential>,
     download: D,
     chunk: impl Fn(D) -> F + Copy + 'static,
-) -> Watched
+) -> WatchedBody
 where
     D: 'static,
     F: Future<Output = Result<(Bytes, Option<D>)>> + 'static,
@@ -110,5 +110,5 @@ where
         }
     });
     let refused = async move { credential.refused().await };
-    Watched::new(chunks, Patience::endless(), refused)
+    WatchedBody::new(chunks, Patience::endless(), refused)
 }

@@ -10,7 +10,7 @@ use actix_web::http::Method;
 use actix_web::web::{self, Bytes};
 use futures_util::{Stream, stream};
 
-use super::slow_readers::{Patience, Watched};
+use super::slow_readers::{Patience, WatchedBody};
 use crate::app::App;
 use crate::error::{Error, Result};
 use crate::http::request::json_body::holder_of;
@@ -50,7 +50,7 @@ pub fn hold(
     response.map_body(|_, body| match body.try_into_bytes() {
         Ok(bytes) => {
             let patience = Patience::within(READ_LIMIT);
-            let pieces = Watched::new(pieces(bytes, memory), patience, std::future::pending());
+            let pieces = WatchedBody::new(pieces(bytes, memory), patience, std::future::pending());
             BoxBody::new(SizedStream::new(size as u64, pieces))
         }
         Err(body) => body,

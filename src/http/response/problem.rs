@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::error::{Code, Error, FieldError};
 use crate::http::fallback::is_of_responses;
-use crate::telemetry::{self, CalledFor};
+use crate::telemetry::{self, CallPurpose};
 
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
@@ -190,7 +190,7 @@ fn log_cause(error: &Error, request_id: &str) {
         }
     }
     if let Some(failed) = &error.failed_call {
-        telemetry::warn_of_failed_call(failed, CalledFor::Request(request_id));
+        telemetry::warn_of_failed_call(failed, CallPurpose::Request(request_id));
     }
 }
 

@@ -47,7 +47,7 @@ impl Patience {
 }
 
 /// A body that is watched.
-pub struct Watched {
+pub struct WatchedBody {
     state: Rc<RefCell<State>>,
     watch: JoinHandle<()>,
 }
@@ -61,7 +61,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-impl Watched {
+impl WatchedBody {
     /// What `source` holds is dropped when its client is too slow, and when `refused` is over.
     pub fn new(
         source: impl Stream<Item = Result<Bytes>> + 'static,
@@ -112,7 +112,7 @@ fn break_off(state: &RefCell<State>) {
     }
 }
 
-impl Stream for Watched {
+impl Stream for WatchedBody {
     type Item = Result<Bytes>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -137,7 +137,7 @@ impl Stream for Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for WatchedBody {
     fn drop(&mut self) {
         self.watch.abort();
     }
@@ -156,13 +156,13 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(100);
 
     /// An endless body that holds what is answered with it.
-    fn held(patience: Patience, pause: Duration) -> (Watched, Arc<()>) {
+    fn held(patience: Patience, pause: Duration) -> (WatchedBody, Arc<()>) {
         let held = Arc::new(());
         let source = stream::unfold(held.clone(), move |held| async move {
             sleep(pause).await;
             Some((Ok(Bytes::from_static(b"piece")), held))
         });
-        let watched = Watched::new(source, patience, std::future::pending());
+        let watched = WatchedBody::new(source, patience, std::future::pending());
         (watched, held)
     }
 

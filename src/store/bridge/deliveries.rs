@@ -74,14 +74,14 @@ pub(in crate::store) fn read(row: &PgRow, chat: Option<Chat>) -> Result<Delivery
 
 /// Which deliveries somebody may see: of these platforms; a platform without a scope is all its scopes.
 #[derive(Debug, Clone)]
-pub struct Covered {
+pub struct CoveredPlatforms {
     pub(in crate::store) platforms: Vec<String>,
     pub(in crate::store) scopes: Vec<Option<String>>,
     /// Whether it is all of them.
     pub(in crate::store) all: bool,
 }
 
-impl Covered {
+impl CoveredPlatforms {
     pub fn all() -> Self {
         Self {
             platforms: Vec::new(),
@@ -114,7 +114,7 @@ macro_rules! is_covered {
 /// How often it was given out; `None`: there is no such delivery for who asks.
 pub async fn find_attempt(
     tx: &mut TenantTx,
-    covered: &Covered,
+    covered: &CoveredPlatforms,
     id: DeliveryId,
 ) -> Result<Option<i32>> {
     Ok(sqlx::query_scalar(concat!(
@@ -151,7 +151,7 @@ pub enum DeliveryEnd<'a> {
 }
 
 /// Ends a delivery and says when its chat is due again: now, if anything else is open in it. The chat is changed
-/// first, as by all others. Whoever had it meanwhile may have left something that this statement cannot see yet:
+/// first, as by all others. Another transaction that had it meanwhile may have left something that this statement cannot see yet:
 /// then the chat's row is at another place, and is due too. Each row is found by values and not by a join, which
 /// would read all chats of a tenant of whom statistics do not know yet. Only a leased delivery has a lease.
 ///
@@ -219,7 +219,7 @@ pub enum EndOutcome {
 /// Ends the lease of a delivery.
 pub async fn end(
     tx: &mut TenantTx,
-    covered: &Covered,
+    covered: &CoveredPlatforms,
     id: DeliveryId,
     lease: Uuid,
     end: DeliveryEnd<'_>,
@@ -258,7 +258,7 @@ pub async fn end(
 /// Dead deliveries, newest first.
 pub async fn list_dead(
     tx: &mut TenantTx,
-    covered: &Covered,
+    covered: &CoveredPlatforms,
     page: &PageRequest,
 ) -> Result<Page<Delivery>> {
     let rows: Vec<DeliveryRow> = sqlx::query_as(concat!(
@@ -292,7 +292,7 @@ pub async fn list_dead(
 /// Lets a dead one be tried again, from its place in the order of its chat.
 pub async fn replay(
     tx: &mut TenantTx,
-    covered: &Covered,
+    covered: &CoveredPlatforms,
     id: DeliveryId,
 ) -> Result<Option<Delivery>> {
     let chat: Option<(String, String, String)> = sqlx::query_as(concat!(

@@ -3,15 +3,15 @@
 
 use sqlx::Row;
 
-use super::deliveries::{self, Covered, DeliveryEnd, delivery_columns, read, read_chat};
+use super::deliveries::{self, CoveredPlatforms, DeliveryEnd, delivery_columns, read, read_chat};
 use crate::domain::bridge::delivery::{Delivery, LEASE_TTL, MAX_ATTEMPTS};
 use crate::error::{Error, Result};
 use crate::ids::DeliveryId;
 use crate::store::TenantTx;
 
 /// Locks chats that are due. Each platform and scope is a range of one index, so a backlog elsewhere costs
-/// nothing. Whoever works on a chat in this moment makes it due again, or has leased what there is: it is
-/// passed over and never waited for. Only what is taken is locked, one by one; a few more are looked at, because
+/// nothing. A transaction that works on a chat in this moment makes it due again, or has leased what there is: the chat is
+/// passed over and never waited for. Only what is leased is locked, one by one; a few more are looked at, because
 /// others who fetch at the same time have some of the first.
 ///
 /// Public, as `LEASE` is, for the bench that runs them beside the service.
@@ -93,7 +93,7 @@ pub const LOCK_DUE: &str = "with recursive platforms as (
 /// whose lease has expired; and writes when to look at the chat again. A delivery that an unlink or an
 /// erasure holds is left alone.
 ///
-/// Every row is looked up by values, and one chat at a time. Joined for many chats at once it was planned anew for
+/// Every row is looked up by values, and one chat at a time. Joined for many chats at once it was planned again for
 /// every number of chats, and read all rows of a tenant of whom statistics did not know yet. For the same reason
 /// `held` compares the state in a way that no index of open deliveries answers.
 pub const LEASE: &str = concat!(
@@ -173,7 +173,11 @@ pub const LEASE: &str = concat!(
 
 /// Hands out the first delivery of each chat that is due and has none in flight, up to `limit`. Leases are by
 /// the clock of the database, which all nodes share. One that cannot be read is dead, so that it holds up no other.
-pub async fn lease(tx: &mut TenantTx, covered: &Covered, limit: i64) -> Result<Vec<Delivery>> {
+pub async fn lease(
+    tx: &mut TenantTx,
+    covered: &CoveredPlatforms,
+    limit: i64,
+) -> Result<Vec<Delivery>> {
     let due: Vec<(String, String, String)> = sqlx::query_as(LOCK_DUE)
         .bind(tx.tenant_id())
         .bind(covered.all)

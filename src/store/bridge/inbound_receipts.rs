@@ -1,4 +1,4 @@
-//! Which messages of platforms were taken: each once, in the transaction of what became of it.
+//! Receipts of messages of platforms: each is written once, in the transaction of the message's result.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -100,7 +100,7 @@ pub const UPDATE: &str = "update inbound_receipts
         and identity_id = $5
         and message_id = $6";
 
-/// Says what became of it: a turn, or a command's answer; or what it was changed to.
+/// Notes the result: a turn, or a command's answer; or what it was changed to.
 pub async fn update(
     tx: &mut TenantTx,
     name: ReceiptName<'_>,

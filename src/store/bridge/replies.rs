@@ -156,7 +156,7 @@ pub async fn list_undoable(
     .await?)
 }
 
-/// What was said to the agent in a turn.
+/// The user messages of a turn.
 pub async fn list_said(
     tx: &mut TenantTx,
     session_id: SessionId,

@@ -139,7 +139,7 @@ pub async fn insert_sessions(
         .collect::<Result<Vec<_>>>()?;
     sqlx::query(
         "insert into sessions (tenant_id, id, conversation_id, depth, chain_parent_id, edge, state,
-                               compression, created_at, last_active_at, last_person_at)
+                               compression, created_at, last_active_at, last_user_at)
          select $1, l.id, $2, l.depth, l.parent_id, 'compression', 'open', l.compression::jsonb, $3, $3, $3
            from unnest($4::uuid[], $5::uuid[], $6::text[])
                   with ordinality

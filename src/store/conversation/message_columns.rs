@@ -13,7 +13,7 @@ pub(in crate::store) struct MessageColumns<'a> {
     pub tool_calls: Vec<Option<String>>,
     pub tool_call_ids: Vec<Option<&'a str>>,
     pub tokens: Vec<i32>,
-    /// Whether a user said it, and not only a role of that name: then it has a sender.
+    /// Whether a user wrote it, and not only a role of that name: then it has a sender.
     pub is_spoken: Vec<bool>,
     pub extras: Vec<Option<String>>,
 }

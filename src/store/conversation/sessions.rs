@@ -189,7 +189,7 @@ pub async fn insert_first(
 ) -> Result<()> {
     sqlx::query(
         "insert into sessions (tenant_id, id, conversation_id, depth, origin_id, edge, state, created_at,
-                               last_active_at, last_person_at)
+                               last_active_at, last_user_at)
          values ($1, $2, $2, 0, $3, $4, 'open', $5, $5, $5)",
     )
     .bind(tx.tenant_id())
@@ -218,9 +218,9 @@ pub async fn insert_child(
 ) -> Result<()> {
     sqlx::query(
         "insert into sessions (tenant_id, id, conversation_id, depth, chain_parent_id, edge, state,
-                               compression, created_at, last_active_at, last_person_at)
+                               compression, created_at, last_active_at, last_user_at)
          select p.tenant_id, $3, p.conversation_id, p.depth + 1, p.id, 'compression', 'open', $4, $5,
-                p.last_active_at, p.last_person_at
+                p.last_active_at, p.last_user_at
            from sessions p
           where p.tenant_id = $1
             and p.id = $2",

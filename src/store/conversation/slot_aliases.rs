@@ -138,7 +138,7 @@ pub async fn fold(
         "update slots k
             set conversation_id = $4,
                 generation = generation + case when k.conversation_id is distinct from $4 then 1 else 0 end,
-                last_person_at = greatest(k.last_person_at, (select max(o.last_person_at)
+                last_user_at = greatest(k.last_user_at, (select max(o.last_user_at)
                                                                from slots o
                                                               where o.tenant_id = $1
                                                                 and o.id = any ($2)
@@ -154,7 +154,7 @@ pub async fn fold(
     .await?;
     sqlx::query(
         "update slots
-            set conversation_id = null, generation = generation + 1, last_person_at = $3
+            set conversation_id = null, generation = generation + 1, last_user_at = $3
           where tenant_id = $1
             and id = any ($2)",
     )

@@ -20,7 +20,7 @@ macro_rules! slot_from {
     ($from:literal) => {
         concat!(
             "select k.id as slot_id, k.key as slot_key, k.user_id as slot_user_id, k.agent, k.generation,
-                    k.last_person_at, k.created_at, c.id as conversation_id, c.namespace, c.client_id,
+                    k.last_user_at, k.created_at, c.id as conversation_id, c.namespace, c.client_id,
                     c.user_id, home.key as session_key, t.id as session_id, t.last_active_at, ",
             access_columns!(namespace: "$2", user: "$3", now: "$4"),
             " from ",
@@ -65,7 +65,7 @@ fn read_slot(row: &PgRow) -> Result<Slot> {
         user_id: row.try_get("slot_user_id")?,
         agent: row.try_get("agent")?,
         generation: row.try_get("generation")?,
-        last_person_at: row.try_get("last_person_at")?,
+        last_user_at: row.try_get("last_user_at")?,
         created_at: row.try_get("created_at")?,
         current,
     })
@@ -204,7 +204,7 @@ pub async fn insert(
                on conflict on constraint slot_names_pkey do nothing
         returning tenant_id, slot_id, key
          )
-         insert into slots (tenant_id, id, kind, key, user_id, identity_id, agent, last_person_at, created_at)
+         insert into slots (tenant_id, id, kind, key, user_id, identity_id, agent, last_user_at, created_at)
          select tenant_id, slot_id, $5, key, $6, $7, $8, $9, $9
            from name",
     )
@@ -231,7 +231,7 @@ pub async fn update_current(
 ) -> Result<()> {
     sqlx::query(
         "update slots
-            set conversation_id = $3, generation = generation + 1, last_person_at = $4
+            set conversation_id = $3, generation = generation + 1, last_user_at = $4
           where tenant_id = $1
             and id = $2",
     )
@@ -270,7 +270,7 @@ pub async fn update_if_empty(
 pub async fn update_chosen_at(tx: &mut TenantTx, id: SlotId, now: DateTime<Utc>) -> Result<()> {
     sqlx::query(
         "update slots
-            set last_person_at = $3
+            set last_user_at = $3
           where tenant_id = $1
             and id = $2",
     )

@@ -44,7 +44,7 @@ macro_rules! to_the_tip {
              select r.id as requested_id, r.depth as requested_depth,
                     r.undone_at is not null as requested_undone,
                     s.id, s.depth, s.chain_parent_id, s.state, s.end_reason, s.next_seq, s.born_seq,
-                    s.token_count, s.last_person_at, s.conversation_id, c.namespace, c.client_id, c.user_id,
+                    s.token_count, s.last_user_at, s.conversation_id, c.namespace, c.client_id, c.user_id,
                     c.agent, c.slot_id, k.key as session_key, ",
             access_columns!(namespace: "$3", user: "$4", now: "$5"),
             " from requested r
@@ -135,7 +135,7 @@ fn read_tip(row: &PgRow) -> Result<Tip> {
         next_seq: row.try_get("next_seq")?,
         born_seq: row.try_get("born_seq")?,
         token_count: row.try_get("token_count")?,
-        last_person_at: row.try_get("last_person_at")?,
+        last_user_at: row.try_get("last_user_at")?,
         name: read_name(row)?,
         owner: read_owner(row)?,
         agent: row.try_get("agent")?,

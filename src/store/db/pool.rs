@@ -1,4 +1,4 @@
-//! The connections to Postgres. One that goes back has ended what it did and was told so by Postgres: no
+//! The connections to Postgres. One that goes back has ended what it did, which Postgres has acknowledged: no
 //! open transaction, no setting of a tenant and no half-read answer ever reaches its next user.
 //!
 //! Ours and not sqlx's, because that asks Postgres once more, in a task of its own, each time that a
@@ -79,7 +79,7 @@ pub enum Urgency {
 struct Open {
     connection: PgConnection,
     since: Instant,
-    /// Since when Postgres plans its statements anew.
+    /// When Postgres last dropped the plans of its statements.
     planned_since: Instant,
     /// Whose thread hears of answers first. Others can use the connection, but are woken through it.
     runtime: Id,
@@ -140,7 +140,7 @@ impl Pool {
     }
 
     /// A connection on which a statement or several have begun a transaction of a tenant, for its requests or for its
-    /// turns. `begin` makes them, and is told whether many requests of the tenant are under way.
+    /// turns. `begin` makes them, and gets whether many requests of the tenant are under way.
     pub async fn begin(
         &self,
         tenant_id: TenantId,

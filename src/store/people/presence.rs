@@ -21,7 +21,7 @@ use crate::store::conversation::tips::read_name;
 
 /// The identity that sent a message, for its presence.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen {
+pub struct PresenceUpdate {
     pub identity_id: IdentityId,
     pub slot_id: Option<SlotId>,
     pub at: DateTime<Utc>,
@@ -57,7 +57,7 @@ pub const WRITE: &str = "with due as (
          on conflict on constraint identity_presence_pkey do nothing";
 
 /// Only `TenantTx::commit` calls it.
-pub(in crate::store) async fn write(tx: &mut TenantTx, seen: &Seen) -> Result<()> {
+pub(in crate::store) async fn write(tx: &mut TenantTx, seen: &PresenceUpdate) -> Result<()> {
     sqlx::query(WRITE)
         .bind(tx.tenant_id())
         .bind(seen.identity_id)

@@ -43,9 +43,9 @@ pub const RESOLVE: &str = concat!(
   select sender.identity_id, sender.sender_user_id, sender.linked, sender.time_zone, sender.last_seen_at,
          sender.seen_slot_id,
          tenant.settings ->> 'dm_scope' as dm_scope, a.spec,
-         k.id as slot_id, k.key as slot_key, k.user_id as slot_user_id, k.last_person_at as chosen_at,
+         k.id as slot_id, k.key as slot_key, k.user_id as slot_user_id, k.last_user_at as chosen_at,
          c.id as conversation_id, c.namespace, c.client_id, c.user_id, t.id as session_id, t.next_seq,
-         t.last_person_at, ",
+         t.last_user_at, ",
     access_columns!(hidden_from: "$8"),
     " as hidden
     from sender
@@ -67,19 +67,19 @@ pub const RESOLVE: &str = concat!(
      and c.id = k.conversation_id
     left join lateral (
            with recursive tip as (
-             select s.id, s.depth, s.next_seq, s.last_person_at
+             select s.id, s.depth, s.next_seq, s.last_user_at
                from sessions s
               where s.tenant_id = $1
                 and s.id = c.tip_session_id
               union all
-             select s.id, s.depth, s.next_seq, s.last_person_at
+             select s.id, s.depth, s.next_seq, s.last_user_at
                from tip
                join sessions s
                  on s.tenant_id = $1
                 and s.chain_parent_id = tip.id
                 and s.undone_at is null
            )
-           select id, next_seq, last_person_at
+           select id, next_seq, last_user_at
              from tip
             order by depth desc
             limit 1) t
@@ -115,7 +115,7 @@ pub struct CandidateSlot {
 pub struct SlotTip {
     pub link: SessionHandle,
     pub last_seq: i64,
-    pub last_person_at: DateTime<Utc>,
+    pub last_user_at: DateTime<Utc>,
 }
 
 pub async fn find(
@@ -179,7 +179,7 @@ fn read_slot(row: &PgRow) -> Result<Option<CandidateSlot>> {
                 name: read_name(row)?,
             },
             last_seq: row.try_get::<i64, _>("next_seq")? - 1,
-            last_person_at: row.try_get("last_person_at")?,
+            last_user_at: row.try_get("last_user_at")?,
         }),
         None => None,
     };

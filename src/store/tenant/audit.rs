@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 
 use crate::crypto::Mac;
-use crate::domain::tenant::audit::{Action, AuditEntry, Head, Link};
+use crate::domain::tenant::audit::{Action, AuditEntry, AuditHead, AuditLink};
 use crate::domain::values::paging::{Page, PageRequest};
 use crate::error::Result;
 use crate::store::TenantTx;
@@ -13,7 +13,7 @@ use crate::store::TenantTx;
 /// A head as stored, with its signature and the key of the signature.
 #[derive(Debug, Clone)]
 pub struct SignedHead {
-    pub head: Head,
+    pub head: AuditHead,
     pub key_id: Vec<u8>,
     pub mac: Vec<u8>,
 }
@@ -30,7 +30,7 @@ struct HeadRow {
 impl From<HeadRow> for SignedHead {
     fn from(row: HeadRow) -> Self {
         Self {
-            head: Head {
+            head: AuditHead {
                 seq: row.seq,
                 hash: row.hash,
                 at: row.at,
@@ -115,7 +115,7 @@ pub async fn lock_head(tx: &mut TenantTx) -> Result<Option<SignedHead>> {
 }
 
 /// Starts a chain, unless another transaction has just started it.
-pub async fn insert_head(tx: &mut TenantTx, head: &Head, mac: &Mac) -> Result<()> {
+pub async fn insert_head(tx: &mut TenantTx, head: &AuditHead, mac: &Mac) -> Result<()> {
     sqlx::query(
         "insert into audit_heads (tenant_id, seq, hash, at, key_id, mac)
          values ($1, $2, $3, $4, $5, $6)
@@ -136,9 +136,9 @@ pub async fn insert_head(tx: &mut TenantTx, head: &Head, mac: &Mac) -> Result<()
 /// locked the head.
 pub async fn insert(
     tx: &mut TenantTx,
-    link: &Link<'_>,
+    link: &AuditLink<'_>,
     hash: &Mac,
-    head: &Head,
+    head: &AuditHead,
     mac: &Mac,
 ) -> Result<()> {
     sqlx::query(

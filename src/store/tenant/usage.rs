@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use crate::domain::tenant::usage::{UsageCounts, UsageGroup, UsageName};
+use crate::domain::tenant::usage::{UsageCounts, UsageGroup, UsageKey};
 use crate::domain::values::paging::{Page, PageRequest, Position};
 use crate::error::Result;
 use crate::ids::UserId;
@@ -11,9 +11,9 @@ use crate::store::TenantTx;
 
 /// Adds counts to their rows, in one statement. The names are distinct and sorted, so that two nodes that
 /// add to the same rows lock them in one order. Nothing is added for a deleted tenant.
-pub async fn upsert(tx: &mut TenantTx, usage: &[(UsageName, UsageCounts)]) -> Result<()> {
+pub async fn upsert(tx: &mut TenantTx, usage: &[(UsageKey, UsageCounts)]) -> Result<()> {
     let hours: Vec<DateTime<Utc>> = usage.iter().map(|(name, _)| name.hour).collect();
-    let text = |of: fn(&UsageName) -> &str| -> Vec<&str> {
+    let text = |of: fn(&UsageKey) -> &str| -> Vec<&str> {
         usage.iter().map(|(name, _)| of(name)).collect()
     };
     let users: Vec<Uuid> = usage

@@ -1,5 +1,5 @@
 //! Turns as they wait and as they stand. How one starts is in `turn_starts`, who has one in `turn_claims`,
-//! what a running turn writes in `turn_writes`. Whoever accepts or ends one holds its conversation.
+//! what a running turn writes in `turn_writes`. A transaction that accepts or ends one holds its conversation.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -134,7 +134,7 @@ pub struct NewTurn<'a> {
     pub request_hash: [u8; 32],
     pub input: &'a TurnInput,
     pub session_info: &'a SessionInfo,
-    /// Who speaks, and on which platform.
+    /// The sender, and on which platform.
     pub sender: Option<(IdentityId, String)>,
     /// Where its answer goes, for one that came from a platform.
     pub reply: Option<(&'a ReplyTo, ReplyVia)>,

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use throughline::dev::service_caller;
-use throughline::store::bridge::deliveries::Covered;
+use throughline::store::bridge::deliveries::CoveredPlatforms;
 use throughline::store::bridge::delivery_leases::lease;
 
 use crate::support::deliveries::Retry;
@@ -462,7 +462,7 @@ async fn a_fetch_locks_only_the_chats_that_it_leases() {
     await_pending(&b.world, 4).await;
     let caller = service_caller(b.tenant.id.parse().unwrap());
     let mut tx = caller.begin(&b.world.app().db).await.unwrap();
-    let first = lease(&mut tx, &Covered::all(), 1).await.unwrap();
+    let first = lease(&mut tx, &CoveredPlatforms::all(), 1).await.unwrap();
     assert_eq!(first.len(), 1);
     let rest = b.fetch(1, "wait=0&limit=10").await;
     tx.commit().await.unwrap();

@@ -99,7 +99,7 @@ async fn survive_outages(rounds: u64, seed: u64) {
         }
         work(&load, &mut dice).await;
         let port = servers.redis.take().map(|redis| {
-            redis.guarded.stop();
+            redis.child.stop();
             redis.port
         });
         load.answers_everywhere("it answers without Redis", RECOVERY)

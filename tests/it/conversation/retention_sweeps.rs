@@ -106,7 +106,7 @@ async fn a_message_in_the_middle_of_a_sweep_saves_its_conversation() {
     let mut open = superuser.begin().await.unwrap();
     let changed = sqlx::query(
         "with place as (
-           update sessions set next_seq = next_seq + 1, last_active_at = $3, last_person_at = $3
+           update sessions set next_seq = next_seq + 1, last_active_at = $3, last_user_at = $3
             where tenant_id = $1 and id = $2
         returning next_seq - 1 as seq
          )

@@ -29,7 +29,7 @@ async fn seed_chain(world: &World, tenant: &Tenant, links: usize) -> Vec<Session
     .unwrap();
     sqlx::query(
         "insert into sessions (tenant_id, id, conversation_id, depth, chain_parent_id, edge, state, end_reason,
-                               created_at, last_active_at, last_person_at, ended_at)
+                               created_at, last_active_at, last_user_at, ended_at)
          select $1, l.id, $3, l.place - 1, lag(l.id) over (order by l.place),
                 case when l.place > 1 then 'compression' end,
                 case when l.place < $4 then 'ended' else 'open' end,

@@ -7,7 +7,7 @@ use sqlx::{Connection, PgConnection};
 use throughline::dev::service_caller;
 use throughline::ids::TenantId;
 use throughline::store::Db;
-use throughline::store::bridge::deliveries::Covered;
+use throughline::store::bridge::deliveries::CoveredPlatforms;
 use throughline::store::bridge::delivery_leases::lease;
 use throughline::store::db::migrate;
 
@@ -46,7 +46,7 @@ async fn leased(db: &Db) -> Vec<String> {
     let tenant_id = TenantId::from_uuid(TENANT.parse().unwrap());
     let caller = service_caller(tenant_id);
     let mut tx = caller.begin(db).await.unwrap();
-    let leased = lease(&mut tx, &Covered::all(), 10).await.unwrap();
+    let leased = lease(&mut tx, &CoveredPlatforms::all(), 10).await.unwrap();
     tx.commit().await.unwrap();
     leased.into_iter().map(|one| one.chat_ref).collect()
 }

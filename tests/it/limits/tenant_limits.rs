@@ -196,7 +196,7 @@ async fn without_redis_each_node_keeps_its_share_and_answers_promptly() {
     heartbeat::tick(world.app()).await;
     assert!(world.nodes.iter().all(|n| n.app.limits.live_nodes() == 2));
     assert_eq!(accepted(&hammer(&world, &tenant.key, 100).await), 40);
-    redis.guarded.stop();
+    redis.child.stop();
     world.start_window(MINUTE);
     let began = Instant::now();
     let mut taken = 0;
@@ -235,7 +235,7 @@ async fn what_was_admitted_without_redis_is_counted_when_it_is_back() {
     let port = redis.port;
     let world = World::with_redis(1, &url).await;
     let tenant = limited_tenant(&world, json!({"requests_per_minute": 500})).await;
-    redis.guarded.stop();
+    redis.child.stop();
     assert_eq!(accepted(&hammer(&world, &tenant.key, 100).await), 100);
     let _redis = RedisServer::start_on(&setup(scratch_dir("own-redis")), "pw", port)
         .await

@@ -453,7 +453,7 @@ async fn a_known_identity_costs_the_same_among_many() {
              insert into identities (tenant_id, id, user_id, platform, external_id, raw, linked_at, created_at)
              select '{tenant}', md5('i' || n)::uuid, md5('u' || n)::uuid, 'telegram', n::text, n::text, now(), now()
                from generate_series({from}, {count}) n;
-             insert into slots (tenant_id, id, kind, key, user_id, agent, last_person_at, created_at)
+             insert into slots (tenant_id, id, kind, key, user_id, agent, last_user_at, created_at)
              select '{tenant}', md5('s' || n)::uuid, 'dm', 'agent:main:telegram:dm:' || n, md5('u' || n)::uuid, 'main',
                     now(), now()
                from generate_series({from}, {count}) n;

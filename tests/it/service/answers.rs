@@ -19,7 +19,7 @@ async fn health_and_readiness_are_public_and_show_names_only() {
         ready,
         json!({"status": "ok", "dependencies": {"postgres": "ok", "redis": "ok"}})
     );
-    redis.guarded.stop();
+    redis.child.stop();
     let degraded = get("/readyz").await.expect(200);
     assert_eq!(
         degraded,

@@ -123,7 +123,7 @@ async fn a_revoked_key_fails_on_another_node_within_a_second_also_without_redis(
             "taken for {last_taken:?}"
         );
         if let Some(redis) = redis {
-            redis.guarded.stop();
+            redis.child.stop();
         }
     }
 }

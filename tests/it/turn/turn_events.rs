@@ -168,7 +168,7 @@ async fn a_conversation_is_watched_live_from_another_node_with_redis_and_without
     ];
     let heard = watched(&chat, &mut streams, "with Redis").await;
     assert!(heard < Duration::from_secs(1), "{heard:?}");
-    redis.guarded.stop();
+    redis.child.stop();
     eventually("it is noticed", Duration::from_secs(5), async || {
         !chat.world.nodes[1].app.notifications.is_connected()
     })

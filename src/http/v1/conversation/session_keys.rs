@@ -47,7 +47,7 @@ impl SlotResponse {
         Self {
             session_id: current.map(public_id),
             conversation_id: current.map(|current| current.name.public_id(access)),
-            last_active_at: current.map_or(slot.last_person_at, |current| current.last_active_at),
+            last_active_at: current.map_or(slot.last_user_at, |current| current.last_active_at),
             session_key: slot.key,
             user_id: slot.user_id,
             agent: slot.agent,
@@ -143,7 +143,7 @@ pub async fn list_session_keys(
     let name = ListName::for_context(&context, format!("session_keys?{:?}", params.user_id));
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = context.begin(&app.db).await?;
-    let user_id = context.narrowed_to(&mut tx, params.user_id).await?;
+    let user_id = context.user_filter(&mut tx, params.user_id).await?;
     let page =
         store::conversation::slots::list(&mut tx, access, user_id, app.clock.now(), &page).await?;
     tx.commit().await?;

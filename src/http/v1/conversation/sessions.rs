@@ -212,7 +212,7 @@ pub async fn list_sessions(
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
     let mut tx = context.begin(&app.db).await?;
     let mut filter = Filter {
-        user_id: context.narrowed_to(&mut tx, params.user_id).await?,
+        user_id: context.user_filter(&mut tx, params.user_id).await?,
         slot_id: None,
         agent: params.agent.map(|agent| agent.to_string()),
         state: params.state,

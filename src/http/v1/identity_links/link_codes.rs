@@ -179,7 +179,7 @@ pub async fn redeem_link_code(
         let mut tx = verified.begin(&app.db).await?;
         let actor = verified.actor();
         let access = |user_id| {
-            if verified.is_person() {
+            if verified.is_user() {
                 Access::of_user(user_id, verified.identity(&known))
             } else {
                 Access::of_service(user_id, verified.identity(&known))

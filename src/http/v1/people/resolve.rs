@@ -132,7 +132,7 @@ fn render(verified: &VerifiedIdentity, resolved: Resolution) -> Result<ResolveRe
         id: resolved.identity_id,
         name: verified.identity.clone(),
     };
-    let access = if verified.is_person() {
+    let access = if verified.is_user() {
         Access::of_user(resolved.user_id, sender)
     } else {
         Access::of_service(resolved.user_id, sender)

@@ -13,7 +13,7 @@ use crate::domain::people::identity::IdentityName;
 use crate::domain::people::user::User;
 use crate::error::{Code, Error, FieldError, Result};
 use crate::http::auth::conversation::{UserReader, UserWriter};
-use crate::http::auth::keys::{Admin, Person, Reader};
+use crate::http::auth::keys::{Admin, Reader, TokenUser};
 use crate::http::request::extract::{PathId, Query, given};
 use crate::http::request::idempotency_key::IdempotencyKey;
 use crate::http::request::json_body::JsonBody;
@@ -224,7 +224,7 @@ pub async fn list_users(
     responses((status = 200, description = "The user", body = UserResponse))
 )]
 #[get("/users/me")]
-pub async fn get_own_user(app: web::Data<App>, caller: Person) -> Result<HttpResponse> {
+pub async fn get_own_user(app: web::Data<App>, caller: TokenUser) -> Result<HttpResponse> {
     let mut tx = caller.begin(&app.db).await?;
     let user = store::people::users::find(&mut tx, caller.user_id()).await?;
     tx.end().await?;

@@ -63,9 +63,9 @@ impl Servers {
 
     /// The same, with an outage of this length.
     pub async fn restart_postgres_after(&mut self, signal: Signal, outage: Duration) {
-        let pid = self.postgres.guarded.pid();
+        let pid = self.postgres.child.pid();
         kill(Pid::from_raw(pid as i32), signal).unwrap();
-        while !self.postgres.guarded.has_ended() {
+        while !self.postgres.child.has_ended() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         tokio::time::sleep(outage).await;
@@ -75,7 +75,7 @@ impl Servers {
     }
 
     pub fn stop(self) {
-        self.postgres.guarded.stop();
+        self.postgres.child.stop();
         drop(self.redis);
         let dir: PathBuf = self.setup.dir;
         std::fs::remove_dir_all(dir).unwrap();

@@ -1,5 +1,5 @@
-//! First contact: an account that is vouched for becomes a person, once, under the limit of new
-//! identities. Who vouches has been judged before.
+//! First contact: an identity that is new gets a user, once, under the limit of new identities. The credential that
+//! vouches for it was verified before.
 
 use crate::clock::Clock;
 use crate::domain::people::user::{IdentityOwner, NewIdentity};
@@ -10,7 +10,7 @@ use crate::limits::{Bucket, Demand, Limiter};
 use crate::store::people::identities;
 use crate::store::{Db, Urgency};
 
-/// As often as an account may come and go under us before we give up.
+/// How often an identity may be made and erased by others before the request fails.
 const ATTEMPTS: usize = 5;
 
 #[derive(Clone)]
@@ -25,15 +25,16 @@ impl FirstContact {
         Self { db, clock, limiter }
     }
 
-    /// Whose account it is now; made if nobody's. Not for who holds a transaction: it opens its own.
+    /// The present owner of the identity; a new user if it has none. Call it before a transaction is open: it opens its
+    /// own.
     pub async fn contact(
         &self,
         tenant_id: TenantId,
-        account: &NewIdentity,
+        identity: &NewIdentity,
         limits: &Limits,
     ) -> Result<IdentityOwner> {
         let mut tx = self.db.begin_tenant(tenant_id, Urgency::Request).await?;
-        let known = identities::find(&mut tx, &account.name).await?;
+        let known = identities::find(&mut tx, &identity.name).await?;
         // The limiter may wait for Redis: not while a connection is held.
         tx.end().await?;
         if let Some(known) = known {
@@ -44,20 +45,20 @@ impl FirstContact {
         admitted.map_err(|refused| refused.refusal())?;
         for _ in 0..ATTEMPTS {
             let mut tx = self.db.begin_tenant(tenant_id, Urgency::Request).await?;
-            let made = identities::insert_with_user(&mut tx, account, self.clock.now()).await?;
+            let made = identities::insert_with_user(&mut tx, identity, self.clock.now()).await?;
             let known = match made {
                 Some(made) => Some(made),
                 // Someone else was first, and has committed: the insert waited for that.
-                None => identities::find(&mut tx, &account.name).await?,
+                None => identities::find(&mut tx, &identity.name).await?,
             };
             tx.commit().await?;
             if let Some(known) = known {
                 return Ok(known);
             }
-            // It was there, and its person was erased before we looked.
+            // It was there, and its user was erased before it was read.
         }
         Err(Error::unavailable(
-            "the person",
+            "the user",
             anyhow::anyhow!("the user is erased repeatedly"),
         ))
     }

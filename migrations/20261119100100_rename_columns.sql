@@ -1,12 +1,16 @@
--- The columns of turns get the names the API and the code use. Nodes of the version before this one do not know
--- them: stop those nodes before this migration runs. The table is rewritten once, under a lock.
---   request_hash   was asked_hash: the hash of what was asked, by which a retry is recognised
---   session_info   was told: the session as the caller was given it when the turn was accepted
---   reply_via      `waiting` was http: a caller waits for the answer; `returned` was told: the caller has it
+-- Columns get the names that the API and the code use. Nodes of the version before this one do not know them: stop
+-- those nodes before this migration runs. The table turns is rewritten once, under a lock.
+--   turns.request_hash   was asked_hash: the hash of the request, by which a retry is recognised
+--   turns.session_info   was told: the session as the caller was given it when the turn was accepted
+--   turns.reply_via      `waiting` was http: a caller waits for the answer; `returned` was told: the caller has it
+--   sessions, slots: last_user_at was last_person_at
 set local lock_timeout = '5s';
 
 alter table turns rename column asked_hash to request_hash;
 alter table turns rename column told to session_info;
+
+alter table sessions rename column last_person_at to last_user_at;
+alter table slots rename column last_person_at to last_user_at;
 
 drop index turns_untold;
 alter table turns
