@@ -67,7 +67,7 @@ impl Dev {
     }
 
     pub fn stop(self) -> anyhow::Result<()> {
-        self.child.stop();
+        self.guarded.stop();
         Ok(fs::remove_file(self.log)?)
     }
 }
