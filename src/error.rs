@@ -218,7 +218,7 @@ error_codes! {
     TooManyMerges, "too_many_merges", 429, Retryable, "Too many merges";
     /// An unexpected error. The log has its cause under the `request_id`.
     Internal, "internal", 500, Retryable, "Internal server error";
-    /// The turn lost its node five times.
+    /// The turn lost its node five times, or could not be recovered.
     TurnAbandoned, "turn_abandoned", 500, Final, "The turn was abandoned after repeated failures";
     /// The model called tools in more rounds than the agent allows.
     TooManyToolRounds, "too_many_tool_rounds", 502, Final, "Too many tool rounds";

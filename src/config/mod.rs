@@ -19,7 +19,8 @@ pub const PREFIX: &str = "THROUGHLINE_";
 
 /// Of the default. Each costs memory, and Postgres is busy long before more of them are.
 const MAX_HTTP_WORKERS: usize = 8;
-/// A wrong or missing variable, told in one line.
+
+/// A wrong or missing variable, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{PREFIX}{name}: {problem}")]
 pub struct ConfigError {
