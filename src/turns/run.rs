@@ -338,7 +338,7 @@ impl Run {
     async fn fail(mut self, answer: &Answer, error: &Error) -> Result<Option<RunnableTurn>> {
         let turn_id = self.writer.lease.id;
         if error.code == Code::Internal {
-            tracing::error!(turn = %turn_id, cause = ?error.cause, "turn failed");
+            tracing::error!(cause = ?error.cause, "turn failed");
         }
         if let Some(failed) = &error.failed_call {
             telemetry::warn_of_failed_call(failed, CallPurpose::Turn(turn_id));

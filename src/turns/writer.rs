@@ -90,7 +90,7 @@ impl TurnWriter {
 
     fn lost(&self) -> WriteOutcome {
         telemetry::count_fence_rejection();
-        tracing::info!(turn = %self.lease.id, "turn lease lost");
+        tracing::info!("turn lease lost");
         WriteOutcome::LeaseLost
     }
 
@@ -114,8 +114,7 @@ impl TurnWriter {
             let outcome = self.try_apply(&write, attempt > 1).await;
             match outcome {
                 Err(error) if attempt < MAX_ATTEMPTS && error.is_transient() => {
-                    tracing::warn!(turn = %self.lease.id, error = %error, attempt,
-                                   "turn write failed, trying again");
+                    tracing::warn!(error = %error, attempt, "turn write failed, trying again");
                     tokio::time::sleep(backoff.next_pause()).await;
                     attempt += 1;
                 }
@@ -197,8 +196,7 @@ impl TurnWriter {
         match self.try_begin_next().await {
             Ok(next) => next,
             Err(error) => {
-                tracing::warn!(tenant = %self.tenant_id, turn = %self.lease.id, error = %error,
-                               cause = ?error.cause, "next turn not started");
+                tracing::warn!(error = %error, cause = ?error.cause, "next turn not started");
                 None
             }
         }
