@@ -77,8 +77,8 @@ pub async fn reject(
             after,
             error: &error,
         },
-        (Failure::Temporary, AfterFailure::Dead) | (Failure::Permanent, _) => {
-            DeliveryEnd::Dead { error: &error }
+        (Failure::Temporary, AfterFailure::DeadLetter) | (Failure::Permanent, _) => {
+            DeliveryEnd::DeadLetter { error: &error }
         }
     };
     let outcome = deliveries::end(&mut tx, &covered, delivery.id, delivery.lease, end).await?;
@@ -98,19 +98,23 @@ fn check(outcome: EndOutcome) -> Result<()> {
 }
 
 /// Dead deliveries, newest first.
-pub async fn list_dead(app: &App, key: &KeyCaller, page: &PageRequest) -> Result<Page<Delivery>> {
+pub async fn list_dead_letters(
+    app: &App,
+    key: &KeyCaller,
+    page: &PageRequest,
+) -> Result<Page<Delivery>> {
     let covered = coverage::readable(key);
     let mut tx = key.begin(&app.db).await?;
-    let page = deliveries::list_dead(&mut tx, &covered, page).await?;
+    let page = deliveries::list_dead_letters(&mut tx, &covered, page).await?;
     tx.end().await?;
     Ok(page)
 }
 
 /// Lets a dead delivery be tried again.
-pub async fn replay(app: &App, key: &KeyCaller, id: DeliveryId) -> Result<Delivery> {
+pub async fn replay_dead_letter(app: &App, key: &KeyCaller, id: DeliveryId) -> Result<Delivery> {
     let covered = coverage::served(key, None)?;
     let mut tx = key.begin(&app.db).await?;
-    let delivery = deliveries::replay(&mut tx, &covered, id).await?;
+    let delivery = deliveries::replay_dead_letter(&mut tx, &covered, id).await?;
     tx.commit().await?;
     delivery.ok_or_else(|| Error::not_found("dead delivery"))
 }

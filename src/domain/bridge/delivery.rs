@@ -105,7 +105,7 @@ pub struct Delivery {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterFailure {
     RetryAfter(TimeDelta),
-    Dead,
+    DeadLetter,
 }
 
 /// Retries with exponential backoff, as often as a delivery is tried at all.
@@ -113,7 +113,7 @@ pub fn after_failure(attempt: i32) -> AfterFailure {
     if attempt < MAX_ATTEMPTS {
         AfterFailure::RetryAfter(TimeDelta::seconds(1i64 << attempt.clamp(0, 9)))
     } else {
-        AfterFailure::Dead
+        AfterFailure::DeadLetter
     }
 }
 
@@ -151,6 +151,6 @@ mod tests {
         let retry = |seconds| AfterFailure::RetryAfter(TimeDelta::seconds(seconds));
         assert_eq!(after_failure(1), retry(2));
         assert_eq!(after_failure(9), retry(512));
-        assert_eq!(after_failure(10), AfterFailure::Dead);
+        assert_eq!(after_failure(10), AfterFailure::DeadLetter);
     }
 }

@@ -145,7 +145,7 @@ pub enum DeliveryEnd<'a> {
         after: TimeDelta,
         error: &'a str,
     },
-    Dead {
+    DeadLetter {
         error: &'a str,
     },
 }
@@ -229,7 +229,7 @@ pub async fn end(
             external_message_id,
         } => ("delivered", TimeDelta::zero(), None, external_message_id),
         DeliveryEnd::Later { after, error } => ("pending", after, Some(error), None),
-        DeliveryEnd::Dead { error } => ("dead", TimeDelta::zero(), Some(error), None),
+        DeliveryEnd::DeadLetter { error } => ("dead", TimeDelta::zero(), Some(error), None),
     };
     let ended: Option<bool> = sqlx::query_scalar(END)
         .bind(tx.tenant_id())
@@ -256,7 +256,7 @@ pub async fn end(
 }
 
 /// Dead deliveries, newest first.
-pub async fn list_dead(
+pub async fn list_dead_letters(
     tx: &mut TenantTx,
     covered: &CoveredPlatforms,
     page: &PageRequest,
@@ -290,7 +290,7 @@ pub async fn list_dead(
 }
 
 /// Lets a dead one be tried again, from its place in the order of its chat.
-pub async fn replay(
+pub async fn replay_dead_letter(
     tx: &mut TenantTx,
     covered: &CoveredPlatforms,
     id: DeliveryId,

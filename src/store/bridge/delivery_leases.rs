@@ -211,7 +211,7 @@ pub async fn lease(
                 let lease = row.try_get("lease")?;
                 tracing::error!(tenant = %tx.tenant_id(), delivery = %id, cause = ?error.cause, "unreadable delivery moved to dead letters");
                 let error = "unreadable";
-                deliveries::end(tx, covered, id, lease, DeliveryEnd::Dead { error }).await?;
+                deliveries::end(tx, covered, id, lease, DeliveryEnd::DeadLetter { error }).await?;
             }
         }
     }

@@ -221,7 +221,7 @@ pub async fn list_dead_deliveries(
 ) -> Result<HttpResponse> {
     let name = ListName::for_key(&key, "deliveries/dead");
     let page = name.open(&app.keyring, params.limit, params.cursor.as_deref())?;
-    let page = deliveries::list_dead(&app, &key, &page).await?;
+    let page = deliveries::list_dead_letters(&app, &key, &page).await?;
     let show = if key.reads_texts() {
         DeliveryResponse::new
     } else {
@@ -245,6 +245,6 @@ pub async fn replay_delivery(
     key: BridgeKey,
     PathId(id): PathId<DeliveryId>,
 ) -> Result<HttpResponse> {
-    let delivery = deliveries::replay(&app, &key, id).await?;
+    let delivery = deliveries::replay_dead_letter(&app, &key, id).await?;
     Ok(HttpResponse::Ok().json(DeliveryResponse::new(delivery)))
 }
