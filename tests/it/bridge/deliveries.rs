@@ -267,7 +267,7 @@ async fn a_dead_delivery_can_be_replayed_while_its_chat_is_leased() {
         count == 1
     };
     crate::support::eventually("two waits", Duration::from_secs(20), pending).await;
-    // Both reach the row of the second, and both wait for it.
+    // The replay waits for the chat; who fetches passes over it, and looks again.
     let mut superuser = b.world.superuser().await;
     let mut held = sqlx::Connection::begin(&mut superuser).await.unwrap();
     sqlx::query("select 1 from chats for update")
@@ -278,7 +278,7 @@ async fn a_dead_delivery_can_be_replayed_while_its_chat_is_leased() {
     let replay = b.world.post(&b.bridge_key, &path, json!({}));
     let lease = b.fetch(1, "wait=5");
     let release = async {
-        b.world.waiting(2).await;
+        b.world.waiting(1).await;
         held.commit().await.unwrap();
     };
     let (replayed, leased, ()) = tokio::join!(replay, lease, release);
