@@ -12,7 +12,7 @@ use crate::ids::{IdentityId, SessionId, UserId};
 use crate::store::TenantTx;
 use crate::store::conversation::conversations::{self, Part};
 use crate::store::db::idempotency;
-use crate::store::people::erased_people;
+use crate::store::people::{erased_people, erased_summaries};
 use crate::store::tenant::expiry::{self, Expiring};
 
 /// A batch takes a fraction of a second, also for rows that are not in memory.
@@ -50,7 +50,9 @@ pub enum Task<'a> {
     /// Deletes one kind of rows of deleted conversations.
     Erase(Part, &'a [SessionId]),
     /// Blanks an erased identity's messages in conversations of others.
-    BlankMessages(IdentityId),
+    BlankMessages(IdentityId, UserId),
+    /// Blanks the summaries with the identity among their sources.
+    BlankSummaries(IdentityId),
     /// Blanks its turns, with their events and answers. They still name the user until `ForgetTurns`.
     BlankTurns(IdentityId, UserId),
     /// Blanks late writes in blanked turns, and removes the user's id from them.
@@ -74,7 +76,10 @@ impl Task<'_> {
             Self::Erase(part, deleted) => {
                 conversations::delete_part(tx, part, deleted, limit).await
             }
-            Self::BlankMessages(id) => erased_people::blank_messages(tx, id, limit).await,
+            Self::BlankMessages(id, user_id) => {
+                erased_people::blank_messages(tx, id, user_id, limit).await
+            }
+            Self::BlankSummaries(id) => erased_summaries::blank_known(tx, id, limit).await,
             Self::BlankTurns(id, user_id) => {
                 match erased_people::delete_events(tx, id, limit).await? {
                     0 => erased_people::blank_turns(tx, id, user_id, turns_in(limit)).await,

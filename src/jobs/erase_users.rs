@@ -1,5 +1,5 @@
-//! Removes what is left of erased users: their messages in conversations of others and the answers to them, stored
-//! answers that mention them, their usage. It runs once immediately, and once when every request of that moment has
+//! Removes what is left of erased users: their messages in conversations of others, the answers to them and the
+//! summaries of them, stored answers that mention them, their usage. It runs once immediately, and once when every request of that moment has
 //! ended. Then the erasure itself is forgotten.
 
 use std::time::{Duration, Instant};
@@ -14,10 +14,12 @@ use crate::error::Result;
 use crate::idempotency;
 use crate::people::SETTLED_AFTER;
 use crate::store::db::idempotency::RequestName;
-use crate::store::people::erased_people;
+use crate::store::people::{erased_people, erased_summaries};
 
 /// Sealed answers per transaction. Each one has to be opened.
 const ANSWER_BATCH: i64 = 200;
+/// Sessions per statement. All their messages are read.
+const SESSION_BATCH: usize = 50;
 /// Well within the job's lease. The rest is left to the next run.
 const MAX_TIME: Duration = Duration::from_secs(20);
 /// An erasure schedules the job earlier.
@@ -63,13 +65,17 @@ async fn remove_rows(
 ) -> Result<bool> {
     for identity_id in &erasure.identity_ids {
         for task in [
-            Task::BlankMessages(*identity_id),
+            Task::BlankMessages(*identity_id, erasure.user_id),
             Task::BlankTurns(*identity_id, erasure.user_id),
+            Task::BlankSummaries(*identity_id),
         ] {
             if !finish(app, caller, task, until).await? {
                 return Ok(false);
             }
         }
+    }
+    if !search_summaries(app, caller, erasure, until).await? {
+        return Ok(false);
     }
     let identities = erasure.identity_id_texts();
     let acted_for = erasure.acted_for();
@@ -83,6 +89,32 @@ async fn remove_rows(
         }
     }
     Ok(true)
+}
+
+/// Blanks the summaries of unknown sources where the user wrote, from where the last run stopped. False if the time was
+/// too short.
+async fn search_summaries(
+    app: &App,
+    caller: &ServiceCaller,
+    erasure: &Erasure,
+    until: Instant,
+) -> Result<bool> {
+    loop {
+        if Instant::now() >= until || app.shutdown.is_stopping() {
+            return Ok(false);
+        }
+        let mut tx = caller.begin(&app.db).await?;
+        let next = erased_summaries::find_next(&mut tx, erasure.user_id).await?;
+        let Some(conversation_id) = next else {
+            return Ok(true);
+        };
+        let sessions = erased_summaries::list_sessions(&mut tx, conversation_id).await?;
+        for some in sessions.chunks(SESSION_BATCH) {
+            erased_summaries::blank_unknown(&mut tx, some).await?;
+        }
+        erased_summaries::update_progress(&mut tx, erasure.user_id, conversation_id).await?;
+        tx.commit().await?;
+    }
 }
 
 /// Deletes the sealed answers that mention the user, from where the last run stopped. False if the time was too

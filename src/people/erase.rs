@@ -11,11 +11,11 @@ use crate::domain::people::user::{IdentityRecord, User};
 use crate::domain::tenant::audit::{Action, Detail, Entry};
 use crate::domain::turn::StopReason;
 use crate::error::{Error, Result};
-use crate::ids::{IdentityId, UserId};
+use crate::ids::{IdentityId, SessionId, UserId};
 use crate::sessions;
 use crate::store::TenantTx;
 use crate::store::db::{idempotency, jobs};
-use crate::store::people::{erased_people, erasures, identities, users};
+use crate::store::people::{erased_people, erased_summaries, erasures, identities, users};
 use crate::store::turn::turn_stops;
 
 /// The job that removes what is left.
@@ -66,6 +66,8 @@ pub async fn erase(
     }
     delete(tx, &erasure, &identities, now).await?;
     erased_people::insert(tx, &erasure).await?;
+    let own: Vec<SessionId> = names.iter().map(|name| name.conversation_id).collect();
+    erased_summaries::insert_branches(tx, user.id, &own).await?;
     jobs::insert(tx, ERASE_JOB, now).await?;
     let detail = Detail::default()
         .count("identities", identities.len() as i64)

@@ -9,4 +9,5 @@ pub mod session;
 pub mod session_key;
 pub mod session_name;
 pub mod slot;
+pub mod summary_sources;
 pub mod tree;

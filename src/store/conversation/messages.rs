@@ -123,12 +123,12 @@ pub async fn copy(tx: &mut TenantTx, copy: &Copy<'_>) -> Result<()> {
          ), inserted as (
            insert into messages (tenant_id, session_id, seq, role, kind, content, tool_calls, tool_call_id,
                                  identity_id, platform, token_count, turn_id, copied_session, copied_seq,
-                                 created_at, undone_at, extra)
+                                 created_at, undone_at, extra, source_identities)
            select c.tenant_id, s.id, s.next_seq + c.position - 1, c.role, c.kind, c.content, c.tool_calls,
                   c.tool_call_id, c.identity_id, c.platform, c.token_count, c.turn_id,
                   case when $6 or f.depth > 0 then coalesce(c.copied_session, c.session_id) else f.id end,
                   case when $6 or f.depth > 0 then coalesce(c.copied_seq, c.seq) else c.seq end,
-                  c.created_at, c.undone_at, c.extra
+                  c.created_at, c.undone_at, c.extra, c.source_identities
              from selected c
              join sessions s
                on s.tenant_id = $1

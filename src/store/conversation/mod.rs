@@ -10,4 +10,5 @@ pub mod open_calls;
 pub mod sessions;
 pub mod slot_aliases;
 pub mod slots;
+pub mod summary_sources;
 pub mod tips;

@@ -9,8 +9,9 @@ use crate::ids::{IdentityId, SessionId, SlotId, UserId};
 use crate::store::TenantTx;
 use crate::store::bridge::outbox;
 
-/// The conversations of a user in which only this identity spoke. A queued turn of another identity, which is not
-/// in the transcript yet, excludes a conversation, too.
+/// The conversations of a user in which only this identity wrote. Others exclude a conversation by a message, by their
+/// words in a summary, and by a queued turn, which is not in the transcript yet. Anybody's words can be in a summary
+/// whose sources are unknown.
 pub async fn list_own_conversations(
     tx: &mut TenantTx,
     user_id: UserId,
@@ -34,9 +35,8 @@ pub async fn list_own_conversations(
                               join messages m
                                 on m.tenant_id = $1
                                and m.session_id = s.id
-                               and m.role = 'user'
-                               and m.kind = 'normal'
-                               and m.identity_id is distinct from $3
+                               and (m.role = 'user' and m.kind = 'normal' and m.identity_id is distinct from $3
+                                    or m.kind = 'summary' and (m.source_identities <@ array[$3]) is not true)
                              where s.tenant_id = $1
                                and s.conversation_id = c.id)
             and not exists (select 1

@@ -5,9 +5,10 @@ use chrono::{DateTime, Utc};
 
 use crate::domain::people::erasure::{ERASED, Erasure};
 use crate::error::Result;
-use crate::ids::{IdentityId, TurnId, UserId};
+use crate::ids::{IdentityId, SessionId, TurnId, UserId};
 use crate::store::TenantTx;
 use crate::store::db::idempotency::RequestName;
+use crate::store::people::erased_summaries;
 
 /// Stores an erasure for the search.
 pub async fn insert(tx: &mut TenantTx, erasure: &Erasure) -> Result<()> {
@@ -124,7 +125,7 @@ pub async fn find_oldest(tx: &mut TenantTx) -> Result<Option<DateTime<Utc>>> {
 pub async fn update_searched(tx: &mut TenantTx, user_id: UserId, now: DateTime<Utc>) -> Result<()> {
     sqlx::query(
         "update erased_people
-            set looked_at = $3, began_at = null, tried_at = null, opened_to = null
+            set looked_at = $3, began_at = null, tried_at = null, opened_to = null, searched_to = null
           where tenant_id = $1
             and user_id = $2",
     )
@@ -160,19 +161,29 @@ pub const BLANK_MESSAGES: &str = "update messages
                                        where tenant_id = $1
                                          and identity_id = $2
                                        order by session_id
-                                       limit $3)";
+                                       limit $3)
+      returning session_id";
 
-/// Blanks up to `limit` messages of an identity, copies included. Returns their number. The messages keep their
-/// place: others answered them.
-pub async fn blank_messages(tx: &mut TenantTx, identity_id: IdentityId, limit: i64) -> Result<u64> {
-    let done = sqlx::query(BLANK_MESSAGES)
+/// Blanks up to `limit` messages of a user's identity, copies included. Returns their number. The messages keep their
+/// place: others answered them. The erasure remembers their conversations, for the search for summaries.
+pub async fn blank_messages(
+    tx: &mut TenantTx,
+    identity_id: IdentityId,
+    user_id: UserId,
+    limit: i64,
+) -> Result<u64> {
+    let mut sessions: Vec<SessionId> = sqlx::query_scalar(BLANK_MESSAGES)
         .bind(tx.tenant_id())
         .bind(identity_id)
         .bind(limit)
         .bind(ERASED)
-        .execute(tx.connection())
+        .fetch_all(tx.connection())
         .await?;
-    Ok(done.rows_affected())
+    let blanked = sessions.len() as u64;
+    sessions.sort_unstable();
+    sessions.dedup();
+    erased_summaries::insert_conversations(tx, user_id, &sessions).await?;
+    Ok(blanked)
 }
 
 /// The most turns whose events one statement deletes: a turn can have thousands.

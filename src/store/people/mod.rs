@@ -1,6 +1,7 @@
 //! Users, identities, presence, home channels, erasure.
 
 pub mod erased_people;
+pub mod erased_summaries;
 pub mod erasures;
 pub mod home_channels;
 pub mod identities;

@@ -5,5 +5,6 @@ mod document_faults;
 mod document_races;
 mod link_codes;
 mod linking;
+mod summaries;
 mod unlink_races;
 mod unlinking;

@@ -7,7 +7,7 @@ use throughline::store::bridge::delivery_leases::{LEASE, LOCK_DUE};
 use throughline::store::conversation::conversations::Part;
 use throughline::store::db::idempotency;
 use throughline::store::identity_links::merges;
-use throughline::store::people::erased_people;
+use throughline::store::people::{erased_people, erased_summaries};
 use throughline::store::tenant::expiry::Expiring;
 
 use crate::support::data::bulk::{MANY, fill};
@@ -161,6 +161,12 @@ async fn background_statements_read_what_they_change() {
             erased_people::BLANK_MESSAGES,
             vec![identity.to_owned(), "1000".to_owned(), "'x'".to_owned()],
             100,
+        ),
+        (
+            "summaries of an erased identity",
+            erased_summaries::LIST_KNOWN,
+            vec![identity.to_owned(), "1000".to_owned()],
+            20,
         ),
         (
             "events of an erased identity",

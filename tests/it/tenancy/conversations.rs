@@ -6,9 +6,11 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
+use throughline::domain::conversation::summary_sources::SummarySources;
 
 use crate::support::conversations::user_message;
 use crate::support::data::catalog::{copy_rows, disable_row_level_security, dump_people};
+use crate::support::data::summaries::compress_with_sources;
 use crate::support::{Fields, Reply, Tenant, World, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,6 +24,35 @@ async fn conversations_with_equal_ids_never_meet_even_without_row_level_security
     let world = World::new().await;
     disable_row_level_security(&mut world.superuser().await).await;
     equal_conversations(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sources_of_a_summary_are_its_own_tenants_even_without_row_level_security() {
+    let world = World::new().await;
+    disable_row_level_security(&mut world.superuser().await).await;
+    let [a, b] = [world.tenant("a").await, world.tenant("b").await];
+    let session = world.write_dm(&a.key, "telegram:1", "one").await["session_id"].clone();
+    for text in ["two", "three"] {
+        world.write_in(&a.key, "telegram:1", &session, text).await;
+    }
+    let session = session.as_str().unwrap();
+    let (child, sources) = compress_with_sources(&world, &a, session, "of one").await;
+    copy_rows(&mut world.superuser().await, a.uuid(), b.uuid()).await;
+    let change = format!(
+        "update messages set identity_id = gen_random_uuid() where tenant_id = '{b}' and kind = 'normal';
+         update messages set source_identities = null where tenant_id = '{b}' and kind = 'summary'",
+        b = b.uuid()
+    );
+    sqlx::raw_sql(AssertSqlSafe(change))
+        .execute(&mut world.superuser().await)
+        .await
+        .unwrap();
+    let of_b = dump_people(&mut world.superuser().await, b.uuid()).await;
+    let (_, again) = compress_with_sources(&world, &a, &child, "of one again").await;
+    assert!(matches!(&again, SummarySources::Complete(one) if one.len() == 1));
+    assert_eq!(again, sources);
+    let now = dump_people(&mut world.superuser().await, b.uuid()).await;
+    assert_eq!(now, of_b);
 }
 
 /// Every row of one tenant's conversations, once more in the other, with another text.

@@ -51,7 +51,13 @@ pub async fn fill(world: &World, tenant: &Tenant, old: usize) {
          insert into usage_hourly (tenant_id, hour, agent, user_id, model, source, requests, turns, input_tokens,
                                    output_tokens)
          select '{tenant}', date_trunc('hour', now()) - h * interval '1 hour', 'main', user_id, 'm', 'turn', 1, 1, 1, 1
-           from ages, generate_series(1, 2) h",
+           from ages, generate_series(1, 2) h;
+         insert into messages (tenant_id, session_id, seq, role, kind, content, token_count, created_at,
+                               source_identities)
+         select '{tenant}', (select tip_session_id from conversations where id = {conversation}), n + 1000, 'user',
+                'summary', '\"x\"', 1, at, array[identity]
+           from ages
+          where n <= 5000",
     );
     let mut superuser = world.superuser().await;
     sqlx::raw_sql(AssertSqlSafe(sql))

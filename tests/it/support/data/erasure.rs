@@ -73,7 +73,7 @@ pub async fn settle(world: &World) {
 }
 
 /// Tables with a person's data: what erasing makes of it, and where it is in an export.
-pub const PERSON_TABLES: [(&str, &str, &str); 25] = [
+pub const PERSON_TABLES: [(&str, &str, &str); 26] = [
     ("users", "deleted at once", "user"),
     ("identities", "deleted at once", "identities"),
     ("user_redirects", "deleted with the user", "merged_user_ids"),
@@ -108,8 +108,13 @@ pub const PERSON_TABLES: [(&str, &str, &str); 25] = [
     ("sessions", "removed with the conversation", "conversations"),
     (
         "messages",
-        "removed with the conversation; elsewhere blanked by erase_people",
-        "conversations, messages_elsewhere",
+        "removed with the conversation; elsewhere blanked by erase_people, with every summary of them",
+        "conversations, messages_elsewhere; no summary elsewhere: it has words of others",
+    ),
+    (
+        "summary_sources",
+        "removed with the message; elsewhere when its summary is blanked by erase_people",
+        "not: what was said is in conversations and messages_elsewhere",
     ),
     (
         "turns",

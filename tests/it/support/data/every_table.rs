@@ -59,6 +59,8 @@ async fn fill_conversations(world: &World, tenant: &Tenant, token: &str) {
         "insert into spent_session_ids (tenant_id, digest) values ($1, decode(repeat('00', 32), 'hex'))",
         "insert into erased_people (tenant_id, user_id, merged_ids, identity_ids, names, erased_at)
          values ($1, $1, '{}', '{}', '{}', now())",
+        "insert into summary_sources (tenant_id, identity_id, session_id, seq)
+         select tenant_id, tenant_id, session_id, seq from messages where tenant_id = $1 order by session_id, seq limit 1",
     ] {
         sqlx::query(sql)
             .bind(tenant.uuid())

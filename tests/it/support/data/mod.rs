@@ -8,6 +8,7 @@ pub mod erasure;
 pub mod every_table;
 pub mod retention;
 pub mod samples;
+pub mod summaries;
 pub mod twins;
 pub mod two_platforms;
 pub mod whole_user;

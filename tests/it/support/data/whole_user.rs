@@ -8,6 +8,7 @@ use sqlx::types::Uuid;
 use throughline::ids::{IdentityId, SessionId, UserId};
 
 use crate::support::conversations::{assistant_message, grant, user_message};
+use crate::support::data::summaries::set_sources;
 use crate::support::people::{User, as_bridge, sign_in};
 use crate::support::{Fields, Reply, Tenant, World, eventually};
 
@@ -180,10 +181,9 @@ pub async fn whole_user(world: &World, tenant: &Tenant) -> WholeUser {
     speak(TELEGRAM, SECRET).await;
     speak("web:bob", "of Bob").await;
     speak(IRC, PARTED).await;
-    world
-        .compress(key, &thread, json!({"summary": "they met", "keep_last": 3}))
-        .await
-        .expect(201);
+    let met = json!({"summary": "they met", "keep_last": 3});
+    let met = world.compress(key, &thread, met).await.expect(201);
+    set_sources(world, tenant, &thread, met.text("session_id")).await;
     speak(TELEGRAM, SECRET).await;
 
     // Turns: in her own chat, and in the thread, where the answer repeats only what is text.
