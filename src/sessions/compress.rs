@@ -7,7 +7,9 @@ use chrono::{DateTime, Utc};
 
 use super::append::append_first;
 use super::find;
-use crate::domain::conversation::compression_plan::{MAX_KEEP_LAST, Plan, Totals, plan};
+use crate::domain::conversation::compression::plan::{
+    MAX_KEEP_LAST, Plan, PlanRequest, Saving, Tail, plan,
+};
 use crate::domain::conversation::message;
 use crate::domain::conversation::session::{CompressionRecord, Permission, Session, Tip};
 use crate::domain::conversation::session_name::{SessionRef, session_not_found};
@@ -17,14 +19,9 @@ use crate::error::{Code, Error, FieldError, Result};
 use crate::ids::SessionId;
 use crate::store::TenantTx;
 use crate::store::conversation::messages::{self, Copy, CopySelection};
-use crate::store::conversation::sessions::{NewChild, SessionSize};
+use crate::store::conversation::sessions::NewChild;
 use crate::store::conversation::{conversations, sessions};
 use crate::store::turn::turns;
-
-/// System messages that may stand at the beginning.
-const HEAD: i64 = 16;
-/// How many messages before the kept tail are searched for the call of a kept result.
-const BEFORE_TAIL: i64 = 256;
 
 pub struct Compress {
     pub summary: String,
@@ -77,26 +74,30 @@ pub async fn compress(
         return existing_child(tx, access, child.unwrap_or(tip.session_id), tip).await;
     }
     let summary = message::summary(&request.summary);
+    let plan_request = PlanRequest {
+        tail: Tail::Messages(keep_last as usize),
+        summary_tokens: i64::from(summary.tokens()),
+        saving: Saving::Any,
+        running_since: None,
+        shortened_through: 0,
+    };
     if request.preview {
-        let totals = SessionSize {
-            last_seq: tip.last_seq(),
-            token_count: tip.token_count,
-        };
-        let plan = plan_for(tx, &tip, totals, keep_last, summary.tokens()).await?;
+        let plan = plan_for(tx, tip.session_id, &plan_request).await?;
         return Ok(CompressionResult {
             child: None,
             parent: tip.session_id,
-            record: record(&plan, started),
+            record: plan.record(None, started.elapsed()),
             made: false,
             tip,
         });
     }
     check_idle(tx, &tip).await?;
-    let totals = sessions::end_as_parent(tx, tip.session_id, now)
-        .await?
-        .ok_or_else(|| Error::internal(anyhow::anyhow!("a locked tip is no tip")))?;
-    let plan = plan_for(tx, &tip, totals, keep_last, summary.tokens()).await?;
-    let record = record(&plan, started);
+    // Before the plan: nobody can append to it after that.
+    if !sessions::end_as_parent(tx, tip.session_id, now).await? {
+        return Err(Error::internal(anyhow::anyhow!("a locked tip is no tip")));
+    }
+    let plan = plan_for(tx, tip.session_id, &plan_request).await?;
+    let record = plan.record(None, started.elapsed());
     let child = NewChild {
         id: SessionId::generate(),
         parent_id: tip.session_id,
@@ -117,36 +118,9 @@ pub async fn compress(
     })
 }
 
-async fn plan_for(
-    tx: &mut TenantTx,
-    tip: &Tip,
-    totals: SessionSize,
-    keep_last: u32,
-    summary_tokens: i32,
-) -> Result<Plan> {
-    let tail = i64::from(keep_last) + BEFORE_TAIL;
-    let outline = messages::list_outline(tx, tip.session_id, HEAD, tail).await?;
-    let totals = Totals {
-        messages: totals.last_seq,
-        tokens: totals.token_count,
-    };
-    plan(
-        &outline,
-        totals,
-        keep_last as usize,
-        i64::from(summary_tokens),
-    )
-}
-
-fn record(plan: &Plan, started: Instant) -> CompressionRecord {
-    CompressionRecord {
-        summarised: plan.summarised,
-        kept: plan.kept(),
-        tokens_before: plan.tokens_before,
-        tokens_after: plan.tokens_after,
-        model: None,
-        duration_ms: i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX),
-    }
+async fn plan_for(tx: &mut TenantTx, session_id: SessionId, request: &PlanRequest) -> Result<Plan> {
+    let outline = messages::list_outline(tx, session_id).await?;
+    Ok(plan(&outline, request)?)
 }
 
 async fn copy(tx: &mut TenantTx, tip: &Tip, to: SessionId, seqs: &[i64]) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Sessions, session keys, messages and the rights to them.
 
-pub mod compression_plan;
+pub mod compression;
 pub mod grant;
 pub mod message;
 pub mod message_extra;

@@ -2,14 +2,15 @@
 //! messages: only that keeps `seq` without gaps and duplicates.
 
 use chrono::{DateTime, Utc};
+use futures_util::TryStreamExt;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 
-use crate::domain::conversation::compression_plan::Outline;
-use crate::domain::conversation::message::{Message, MessageKind, NewMessage, Role, ToolCall};
+use crate::domain::conversation::compression::outline::Outline;
+use crate::domain::conversation::message::{Message, MessageKind, NewMessage, Role};
 use crate::domain::conversation::message_extra::Extra;
 use crate::domain::people::user::Identity;
 use crate::domain::values::paging::{Page, PageRequest};
@@ -344,66 +345,58 @@ pub async fn list_conversation(
     Ok(Page::cut_early(messages, page, position, is_followed))
 }
 
-/// The part of a session that a compression plan needs: its start, its end, and the last message of a user.
-pub async fn list_outline(
-    tx: &mut TenantTx,
-    session_id: SessionId,
-    head: i64,
-    tail: i64,
-) -> Result<Vec<Outline>> {
-    let rows = sqlx::query(
-        "with outline as (
-           (select m.seq
-              from messages m
-             where m.tenant_id = $1
-               and m.session_id = $2
-             order by m.seq
-             limit $3)
-            union
-           (select m.seq
-              from messages m
-             where m.tenant_id = $1
-               and m.session_id = $2
-             order by m.seq desc
-             limit $4)
-            union
-           (select m.seq
-              from messages m
-             where m.tenant_id = $1
-               and m.session_id = $2
-               and m.role = 'user'
-               and m.kind = 'normal'
-             order by m.seq desc
-             limit 1)
+/// What a compression plan depends on, of all messages that no undo took back. They are read one by one, without
+/// their contents: images and the number of calls are looked for since the newest turn of a user only.
+pub async fn list_outline(tx: &mut TenantTx, session_id: SessionId) -> Result<Vec<Outline>> {
+    // As a join, `turn` could be read again for each message.
+    let mut rows = sqlx::query(
+        "with turn as materialized (
+           select coalesce(max(a.seq), 0) as after,
+                  coalesce(max(a.seq) filter (where a.role = 'assistant'), 0) as model
+             from messages a
+            where a.tenant_id = $1
+              and a.session_id = $2
+              and (a.role = 'tool' or (a.role = 'assistant' and a.kind = 'normal'))
+              and a.undone_at is null
+              and a.seq < (select max(u.seq)
+                             from messages u
+                            where u.tenant_id = $1
+                              and u.session_id = $2
+                              and u.role = 'user'
+                              and u.kind = 'normal'
+                              and u.undone_at is null)
          )
-         select m.seq, m.role, m.kind, m.token_count, m.tool_call_id,
-                m.tool_calls
-           from outline
-           join messages m
-             on m.tenant_id = $1
+         select m.seq, m.role, m.kind, m.token_count,
+                case
+                  when m.tool_calls is null then 0
+                  when m.seq < (select turn.model from turn) then 1
+                  when json_typeof(m.tool_calls) = 'array' then least(json_array_length(m.tool_calls), 255)
+                  else 0
+                end as calls,
+                m.seq > (select turn.after from turn)
+                  and m.content is not null
+                  and m.content::text like any (array['[%\"type\":\"image%', '[%\"type\":\"input_image%'])
+                  as has_image
+           from messages m
+          where m.tenant_id = $1
             and m.session_id = $2
-            and m.seq = outline.seq
+            and m.undone_at is null
           order by m.seq",
     )
     .bind(tx.tenant_id())
     .bind(session_id)
-    .bind(head)
-    .bind(tail)
-    .fetch_all(tx.connection())
-    .await?;
-    rows.iter()
-        .map(|row| {
-            // Not by `->>`, which fails on a text with U+0000: older rows may contain one.
-            let calls: Option<Json<Vec<ToolCall>>> = row.try_get("tool_calls")?;
-            let calls = calls.map_or_else(Vec::new, |Json(calls)| calls);
-            Ok(Outline {
-                seq: row.try_get("seq")?,
-                role: Role::from_column(row.try_get("role")?)?,
-                kind: MessageKind::from_column(row.try_get("kind")?)?,
-                tokens: i64::from(row.try_get::<i32, _>("token_count")?),
-                tool_call_ids: calls.into_iter().map(|call| call.id).collect(),
-                tool_call_id: row.try_get("tool_call_id")?,
-            })
-        })
-        .collect()
+    .fetch(tx.connection());
+    let mut outlines = Vec::new();
+    while let Some(row) = rows.try_next().await? {
+        let calls: i32 = row.try_get("calls")?;
+        outlines.push(Outline {
+            seq: row.try_get("seq")?,
+            tokens: row.try_get("token_count")?,
+            role: Role::from_column(row.try_get("role")?)?,
+            kind: MessageKind::from_column(row.try_get("kind")?)?,
+            calls: u8::try_from(calls).unwrap_or(u8::MAX),
+            has_image: row.try_get("has_image")?,
+        });
+    }
+    Ok(outlines)
 }

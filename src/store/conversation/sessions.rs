@@ -250,34 +250,23 @@ pub async fn update_born_seq(tx: &mut TenantTx, id: SessionId) -> Result<()> {
     Ok(())
 }
 
-/// The size of a session.
-#[derive(Debug, Clone, Copy, sqlx::FromRow)]
-pub struct SessionSize {
-    pub last_seq: i64,
-    pub token_count: i64,
-}
-
 /// Ends `id` as the parent of a compression. Until the end of the transaction no one can append to it, and
-/// afterwards no one ever will. Returns `None` if the session is no longer the end of its chain.
-pub async fn end_as_parent(
-    tx: &mut TenantTx,
-    id: SessionId,
-    now: DateTime<Utc>,
-) -> Result<Option<SessionSize>> {
-    Ok(sqlx::query_as(
+/// afterwards no one ever will. Returns `false` if the session is no longer the end of its chain.
+pub async fn end_as_parent(tx: &mut TenantTx, id: SessionId, now: DateTime<Utc>) -> Result<bool> {
+    let done = sqlx::query(
         "update sessions
             set state = 'ended', end_reason = 'compression', ended_at = $3
           where tenant_id = $1
             and id = $2
             and undone_at is null
-            and end_reason is distinct from 'compression'
-      returning next_seq - 1 as last_seq, token_count",
+            and end_reason is distinct from 'compression'",
     )
     .bind(tx.tenant_id())
     .bind(id)
     .bind(now)
-    .fetch_optional(tx.connection())
-    .await?)
+    .execute(tx.connection())
+    .await?;
+    Ok(done.rows_affected() > 0)
 }
 
 /// Undoes a compression, if no message was appended since. Returns the parent, which is open again.

@@ -2,6 +2,7 @@
 
 mod branches;
 mod compression;
+mod compression_plans;
 mod expiry;
 mod resets;
 mod retention;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sessions::{SessionResponse, session_response};
 use crate::app::App;
-use crate::domain::conversation::compression_plan::MAX_KEEP_LAST;
+use crate::domain::conversation::compression::plan::MAX_KEEP_LAST;
 use crate::domain::conversation::session::{CompressionRecord, Permission};
 use crate::domain::conversation::session_name::SessionRef;
 use crate::domain::people::display_name::DisplayName;
@@ -54,8 +54,8 @@ pub struct CompressRequest {
     /// The summary that replaces all messages that are not kept.
     #[schema(min_length = 1, max_length = 1_000_000)]
     pub summary: Option<String>,
-    /// How many of the last messages stay as they are. A tool call is never separated from its result, and the
-    /// last user message always stays.
+    /// How many of the last messages stay as they are. A tool call is never separated from its result. The last user
+    /// message always stays, and so do images since then and calls at the end that wait for their results.
     #[schema(minimum = 0, maximum = 1000)]
     pub keep_last: Option<u32>,
     /// An instruction for a summary that the service writes: not together with `summary`.
