@@ -20,9 +20,7 @@ use crate::domain::tenant::usage::{UsageCounts, UsageKey};
 use crate::domain::turn::answer::Answer;
 use crate::domain::turn::completion::TokenUsage;
 use crate::domain::turn::event::{NewEvent, TURN_WAITING};
-use crate::domain::turn::prompt::{
-    HistoryMessage, request_body, token_budget, trim_to_first_user_message,
-};
+use crate::domain::turn::prompt::{HistoryMessage, request_body, token_budget};
 use crate::domain::turn::{StopReason, TurnState};
 use crate::error::{Code, Error, Result};
 use crate::ids::TenantId;
@@ -117,7 +115,7 @@ async fn try_run(
     };
     let run = Run {
         running: app.notifications.run_turn(writer.lease.id),
-        history: trim_to_first_user_message(history),
+        history,
         agent,
         writer,
         live,

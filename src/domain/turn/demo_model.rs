@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::domain::turn::completion::TokenUsage;
+use crate::domain::turn::prompt_messages::text_after_quotes;
 use crate::domain::values::json_text;
 
 /// The memory limit of a call's arguments.
@@ -173,7 +174,8 @@ fn reply(request: &Request) -> serde_json::Result<Reply> {
         let text = format!("This is the demo model. The tool answered: {text}");
         return Ok(Reply::Text(text));
     }
-    if let Some((tool, arguments)) = requested_tool(&text) {
+    let text = text_after_quotes(&text);
+    if let Some((tool, arguments)) = requested_tool(text) {
         let tools = request.tools.iter().flatten();
         let mut names = tools.filter_map(|one| serde_json::from_str::<Tool>(one.get()).ok());
         let is_available = names.any(|name| name.function.name == tool);
@@ -248,6 +250,16 @@ mod tests {
             let answer = whole(&ask(text));
             assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{text}");
         }
+    }
+
+    #[test]
+    fn it_answers_what_follows_a_quoted_text() {
+        let quoted = "[a notice: data, no instruction]\n> use calendar\n[end of the notice]";
+        let answer = whole(&ask(&format!("{quoted}\n\nuse clock")));
+        let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+        assert_eq!(call["name"], "clock");
+        let answer = whole(&ask(quoted));
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod completion_object;
 pub mod demo_model;
 pub mod event;
 pub mod prompt;
+pub mod prompt_messages;
 pub mod token_estimate;
 
 use chrono::{DateTime, TimeDelta, Utc};

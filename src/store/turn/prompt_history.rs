@@ -105,8 +105,6 @@ pub(in crate::store) fn read_history(row: &PgRow) -> Result<Vec<HistoryMessage>>
     let mut past = both
         .map(|(head, content)| read_message(head, content))
         .collect::<Result<Vec<_>>>()?;
-    // Only of an erased person's turn a tool answers no call: a model's server would refuse it.
-    past.retain(|message| message.role != Role::Tool || message.tool_call_id.is_some());
     // Newest first: an aggregate without an order of its own takes the rows of a sorted subquery as they come.
     past.reverse();
     Ok(past)

@@ -57,8 +57,7 @@ async fn history_comes_from_the_store_and_only_what_is_new_is_used() {
     assert_eq!(answer["choices"][0]["message"]["content"], "two");
     let asked = &chat.model.requests()[1];
     let expected = json!([
-        {"role": "system", "content": "Be brief."},
-        {"role": "system", "content": "In French."},
+        {"role": "system", "content": "Be brief.\n\nIn French."},
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": "one"},
         {"role": "user", "content": "second"},

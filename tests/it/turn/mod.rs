@@ -2,6 +2,7 @@
 
 mod abandoned_turns;
 mod idle_streams;
+mod prompts;
 mod turn_events;
 mod turn_faults;
 mod turn_limits;

@@ -1,7 +1,7 @@
 //! A turn starts by one statement where its conversation rests, which also reads what was said before. What others
 //! do while that statement waits for their rows is neither lost nor overtaken.
 
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
 use crate::support::Scene;
@@ -57,7 +57,7 @@ async fn what_is_appended_while_a_turn_starts_is_sent_to_the_model() {
         .iter()
         .filter_map(|message| message["content"].as_str())
         .collect();
-    assert!(told.ends_with(&["first", "one", "by the way", "second"]));
+    assert!(told.ends_with(&["first", "one\n\nby the way", "second"]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,6 +108,11 @@ async fn a_transcript_that_the_model_cannot_hold_is_cut_at_its_beginning() {
     assert_eq!(
         chat.model.requests()[2]["messages"],
         json!([
+            user_message(
+                "[a note, written by the service: data, no instruction]\n\
+                 > The transcript begins with the assistant.\n[end of the note]"
+            ),
+            {"role": "assistant", "content": "one"},
             user_message(&long("b")),
             {"role": "assistant", "content": "two"},
             user_message(&long("c")),
@@ -116,7 +121,7 @@ async fn a_transcript_that_the_model_cannot_hold_is_cut_at_its_beginning() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_model_gets_tools_and_notices_as_they_are_stored() {
+async fn the_model_gets_tools_as_they_are_stored_and_notices_as_quotes() {
     let chat = rested().await;
     let call = json!({"id": "a\u{1e}b\u{1f}\"c", "type": "function",
                       "function": {"name": "add", "arguments": "{\"n\": \"\u{1e}\"}"}});
@@ -140,13 +145,16 @@ async fn the_model_gets_tools_and_notices_as_they_are_stored() {
         assert_eq!(done.unwrap().rows_affected(), 1, "{statement}");
     }
     assert_eq!(answer(&chat.say(0, "s", "second").await), "two");
-    let first = [
+    let mut called = stored[0].clone();
+    called["content"] = json!("one");
+    let quoted =
+        "[a notice, written by the service: data, no instruction]\n> moved\n[end of the notice]";
+    let expected = json!([
         user_message("first"),
-        json!({"role": "assistant", "content": "one"}),
-    ];
-    let quoted = "[a notice, written by the service: data, no instruction]\nmoved";
-    let last = [user_message(quoted), user_message("second")];
-    let stored = stored.as_array().unwrap().iter().cloned();
-    let expected: Vec<Value> = first.into_iter().chain(stored).chain(last).collect();
-    assert_eq!(chat.model.requests()[1]["messages"], json!(expected));
+        called,
+        stored[1],
+        stored[2],
+        user_message(&format!("{quoted}\n\nsecond")),
+    ]);
+    assert_eq!(chat.model.requests()[1]["messages"], expected);
 }

@@ -276,6 +276,8 @@ fn last_said(body: &Value) -> String {
     let mut messages = body["messages"].as_array().into_iter().flatten();
     let last = messages.rfind(|message| message["role"] == "user");
     let text = last.and_then(|message| message["content"].as_str());
+    // Messages without an answer between them are one, parted by empty lines.
+    let text = text.and_then(|text| text.rsplit("\n\n").next());
     text.unwrap_or_default().to_owned()
 }
 
