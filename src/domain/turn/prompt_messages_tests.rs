@@ -111,7 +111,8 @@ fn illegal(messages: &[Value]) -> Option<String> {
         let content = &message["content"];
         let has_content = content.is_string() || content.as_array().is_some_and(|l| !l.is_empty());
         let calls = message.get("tool_calls");
-        if !has_content && !(content.is_null() && calls.is_some()) {
+        let is_only_calls = content.is_null() && calls.is_some();
+        if !(has_content || is_only_calls) {
             return refuse("no content");
         }
         last = role;
@@ -560,9 +561,10 @@ fn is_request(rows: &[Value]) -> bool {
 
 /// All texts of a content, as merging joins them.
 fn joined(message: &Value) -> String {
-    match &message["content"] {
-        Value::String(text) => text.clone(),
-        content => display_text(content).replace('\n', "\n\n"),
+    let content = &message["content"];
+    match content.as_str() {
+        Some(text) => text.to_owned(),
+        None => display_text(content).replace('\n', "\n\n"),
     }
 }
 
