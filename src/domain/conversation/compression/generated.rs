@@ -15,7 +15,7 @@ pub fn budget_of(window: u32, fixed: i64) -> Budget {
 }
 
 /// `u`, `a`, `s`: user, assistant, system; `c` calls a tool, `c2` two, `r` is a result; `S` is a summary, `n` a
-/// notice; `U` and `R` have an image. `u=900` has its own size.
+/// notice, `N` one that calls; `U` and `R` have an image. `u=900` has its own size.
 pub fn outlines(text: &str, tokens: i32) -> Vec<Outline> {
     let words = text.split_whitespace().zip(1..);
     let outline = |(word, seq): (&str, i64)| {
@@ -28,11 +28,11 @@ pub fn outlines(text: &str, tokens: i32) -> Vec<Outline> {
             "S" => (Role::User, MessageKind::Summary),
             "s" => (Role::System, MessageKind::Normal),
             "r" | "R" => (Role::Tool, MessageKind::Normal),
-            "n" => (Role::Assistant, MessageKind::Notice),
+            "n" | "N" => (Role::Assistant, MessageKind::Notice),
             _ => (Role::Assistant, MessageKind::Normal),
         };
         let calls = match word {
-            "c" => 1,
+            "c" | "N" => 1,
             _ => word
                 .strip_prefix('c')
                 .map_or(0, |calls| calls.parse().unwrap()),

@@ -106,6 +106,8 @@ fn the_tail_is_what_fits() {
         (Threshold, "u a a u=10 c=20 r=120", Ok(vec![4, 5, 6])),
         (Threshold, "u a a u=10 c=20 r=121", Ok(vec![4])),
         (HardLimit, "u a a u=10 c=20 r=121", Ok(vec![4, 5, 6])),
+        (HardLimit, "u=300 a=300 u=200 a=150", Ok(vec![3, 4])),
+        (HardLimit, "u=300 a=300 u=200 a=151", Ok(vec![3])),
         // What has to stay has no target at the hard limit.
         (
             Threshold,

@@ -274,6 +274,7 @@ fn a_plan_reads_each_message_a_few_times() {
         "R",
         "U c R n R",
         "c n",
+        "N",
         "c u n",
         "c9 u u u u",
         "S",
