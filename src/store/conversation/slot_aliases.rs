@@ -76,7 +76,8 @@ pub async fn list_dm_slots(
 }
 
 /// Folds `slots` into `into`: their names point there, it gets their conversations, and its current conversation is
-/// the one with an active turn or else the latest activity. The folded slots are empty until they are unfolded.
+/// the one with an active turn, or else the latest activity among those with messages. The folded slots are empty until
+/// they are unfolded.
 pub async fn fold(
     tx: &mut TenantTx,
     slots: &[SlotId],
@@ -126,7 +127,7 @@ pub async fn fold(
                             where n.tenant_id = $1
                               and n.conversation_id = c.id
                               and n.state in ('queued', 'running', 'waiting_client')) desc,
-                   t.last_active_at desc, t.id desc
+                   (t.next_seq > 1 or t.depth > 0) desc, t.last_active_at desc, t.id desc
           limit 1",
     )
     .bind(tx.tenant_id())

@@ -93,6 +93,23 @@ async fn linked_by_code_both_old_keys_lead_to_the_shared_one() {
     assert_eq!(two.world.walk(&two.tenant.key, &filtered).await.len(), 2);
 }
 
+/// To ask where a message would go makes a session, in which nothing was written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_newer_session_without_messages_does_not_become_the_shared_one() {
+    let world = World::new().await;
+    let tenant = world.tenant("Acme").await;
+    let bridge = world.bridge_key(&tenant, &["telegram", "slack"]).await;
+    let written = world
+        .write_dm(&bridge, "telegram:1", "my boat is called Argo")
+        .await;
+    let empty = world.dm(&bridge, "slack:1").await;
+    assert_ne!(empty["session_id"], written["session_id"]);
+    let linked = world.link(&bridge, "telegram:1", "slack:1").await;
+    assert_eq!(linked["session_id"], written["session_id"]);
+    let next = world.dm(&bridge, "slack:1").await;
+    assert_eq!(next["session_id"], written["session_id"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_shows_who_would_be_merged_and_leaves_the_code() {
     let two = TwoPlatforms::new().await;
