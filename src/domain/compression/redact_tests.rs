@@ -194,6 +194,7 @@ fn odd_texts_take_linear_time() {
         "a=",
         "token:",
         "password: ",
+        "password=/",
         "password=\"",
         "password='",
         "://",
