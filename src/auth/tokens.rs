@@ -338,7 +338,7 @@ fn choose<'a>(issuers: &'a [Issuer], tenant_id: TenantId, claims: &Claims) -> Op
     issuers.iter().find(meant)
 }
 
-/// Only the signature: times are judged by our own clock, names above.
+/// Only the signature: times are checked by our own clock, names above.
 fn check_with(
     token: &PresentedToken<'_>,
     algorithm: TokenAlgorithm,

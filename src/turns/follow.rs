@@ -272,7 +272,7 @@ impl Follower {
         Ok(ended)
     }
 
-    /// Of a turn that rests: it may have gone on since the last look.
+    /// Of a turn that is idle: it may have gone on since the last read.
     async fn has_told_all(&self, tx: &mut TenantTx) -> Result<bool> {
         let turn_id = self.turn_id;
         let after = self.after;

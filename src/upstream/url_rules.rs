@@ -44,7 +44,7 @@ pub enum UrlRefused {
     NoClient,
 }
 
-/// Where a URL leads: an address to judge now, or a name to judge by what it resolves to.
+/// Where a URL leads: an address to check now, or a name to check by what it resolves to.
 pub(super) struct Destination {
     pub https: bool,
     pub port: u16,

@@ -420,7 +420,7 @@ struct CallId<'a> {
 }
 
 /// The ids of an assistant's tool calls. They mean something only inside their group: servers number the calls of each
-/// answer anew.
+/// answer from 0 on.
 fn call_ids(message: &HistoryMessage) -> Vec<CallId<'_>> {
     let calls = message.tool_calls.as_deref();
     let ids = calls.and_then(|calls| serde_json::from_slice(calls).ok());

@@ -182,7 +182,7 @@ pub async fn list_said(
     Ok(said.into_iter().map(|Json(content)| content).collect())
 }
 
-/// Takes back everything that these turns said, in every link of the chain: copies that a compression kept, and
+/// Undoes everything that these turns wrote, in every link of the chain: copies that a compression kept, and
 /// the originals, which it may be taken back to. It keeps its place and its numbers, and no model sees it.
 pub async fn undo(
     tx: &mut TenantTx,
