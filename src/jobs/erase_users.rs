@@ -1,6 +1,6 @@
 //! Removes what is left of erased users: their messages in conversations of others, the answers to them and the
-//! summaries of them, stored answers that mention them, their usage. It runs once immediately, and once when every request of that moment has
-//! ended. Then the erasure itself is forgotten.
+//! summaries of them, stored answers that mention them, their usage. It runs once immediately, and once when every
+//! request of that moment has ended. Then the erasure itself is forgotten.
 
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,7 @@ pub async fn run(app: &App, caller: &ServiceCaller) -> Result<DateTime<Utc>> {
         let due = erased_people::claim_due(&mut tx, now - SETTLED_AFTER, now).await?;
         let Some(due) = due else {
             let oldest = erased_people::find_oldest(&mut tx).await?;
+            tx.end().await?;
             return Ok(oldest.map_or(now + WHILE_IDLE, |oldest| oldest + SETTLED_AFTER));
         };
         tx.commit().await?;
@@ -106,6 +107,7 @@ async fn search_summaries(
         let mut tx = caller.begin(&app.db).await?;
         let next = erased_summaries::find_next(&mut tx, erasure.user_id).await?;
         let Some(conversation_id) = next else {
+            tx.end().await?;
             return Ok(true);
         };
         let sessions = erased_summaries::list_sessions(&mut tx, conversation_id).await?;
